@@ -1,0 +1,134 @@
+"""The captured forward graph: frozen data, no torch. Shapes are of the *global* batch.
+
+An op names its tensor operands apart from its other arguments:
+`operands` are the tensor-typed schema arguments in schema order (lists flattened; `None` = optional one not given);
+`attributes` are the other schema arguments by name, all of them, defaults filled in.
+A Python scalar in a tensor-typed slot is an attribute of that slot's name, and takes no operand slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+SCHEMA_VERSION = 1
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+Attribute = int | float | bool | str | None | tuple["Attribute", ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One value of the graph. `requires_grad`: autograd computes its gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = False
+
+    @property
+    def numel(self) -> int:
+        result = 1
+        for size in self.shape:
+            result *= size
+        return result
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What autograd keeps of an op until its backward: operand positions, result positions, and extra bytes
+    (global size, such as a dropout mask or a logsumexp). `aliases` gives (result, operand) pairs that share storage."""
+
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    extra_bytes: int = 0
+    aliases: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator a person wrote. `target` is `aten.linear` (overload dropped), `module` a dotted module path."""
+
+    name: str
+    target: str
+    operands: tuple[str | None, ...]
+    attributes: tuple[tuple[str, Attribute], ...]
+    results: tuple[str, ...]
+    module: str = ""
+    source: str = ""
+    saved: Saved = Saved()
+
+    def attribute(self, name: str) -> Attribute:
+        """The named attribute; KeyError names the op and what it has."""
+        for key, value in self.attributes:
+            if key == name:
+                return value
+        raise KeyError(f"{self.name} ({self.target}) has no attribute {name!r}, only {[k for k, _ in self.attributes]}")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter (or buffer) tensor. `path` is its state-dict name, `ties` the other names of the same tensor.
+
+    `init` is how the model initialises it, e.g. ("normal", 0.0, 0.02), ("uniform", -a, a), ("constant", 1.0),
+    or () where that is not known.
+    """
+
+    tensor: str
+    path: str
+    ties: tuple[str, ...] = ()
+    trainable: bool = True
+    persistent: bool = True
+    init: tuple[str | float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured model. `ops` are in execution order. `loss` is the scalar to differentiate, or None (inference).
+
+    `buffer_updates` are (buffer tensor, value tensor) pairs to write back after the forward.
+    `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Parameter, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    loss: str | None
+    buffer_updates: tuple[tuple[str, str], ...] = ()
+    modules: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    training: bool = True
+
+    @cached_property
+    def by_name(self) -> dict[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def tensor(self, name: str) -> Tensor:
+        return self.by_name[name]
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        """Result tensor name -> the op that makes it (inputs, parameters and buffers have none)."""
+        return {result: op for op in self.ops for result in op.results}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[tuple[Op, int], ...]]:
+        """Tensor name -> (op, operand position) pairs that read it, in execution order."""
+        result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in self.tensors}
+        for op in self.ops:
+            for position, operand in enumerate(op.operands):
+                if operand is not None:
+                    result[operand].append((op, position))
+        return {name: tuple(uses) for name, uses in result.items()}

@@ -1,0 +1,115 @@
+"""The strategy-selection problem as arrays. numpy only: no torch, no operator names.
+
+A node chooses one of its strategies. A value goes from one producer node to its consumer nodes; each choice of the
+producer leaves it in a source layout, each choice of a consumer needs it in a target layout. It is redistributed once
+for every *distinct* target layout that its consumers need (made once, paid once), which is what `Value` states.
+
+objective(choice) = sum over nodes of seconds[choice] + sum over values, over distinct needed targets t, of seconds[source, t]
+memory(choice, time) = the same sums over bytes, of what is alive at that time; at every time it must be <= capacity_bytes.
+A target that several consumers need is alive over the union span (earliest start to latest stop) of those consumers.
+An infinite entry forbids the choice or the pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """`seconds[s]` and `bytes[s]` of strategy s; the bytes are alive at times start <= t < stop."""
+
+    name: str
+    seconds: Floats
+    bytes: Floats
+    interval: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value with one producer and one or more consumers (node indices; a consumer may appear once only).
+
+    `source[s]`: the layout index that producer strategy s leaves it in. `targets[c][s]`: the layout index that strategy s
+    of consumer c needs. `seconds[source, target]`: redistribution, forward and backward. `bytes[target]`: size of the
+    value kept in that layout. `intervals[c]`: when consumer c keeps it alive, (0, 0) where it does not.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    source: Integers
+    targets: tuple[Integers, ...]
+    seconds: Floats
+    bytes: Floats
+    intervals: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    capacity_bytes: float = float("inf")
+    horizon: int = 1  # times are 0 <= t < horizon
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """`choice[n]` of every node. `lower_bound` <= the optimum's objective; gap = objective / lower_bound - 1.
+
+    `status`: "optimal" (objective equals the bound), "feasible" (a bound with a gap).
+    """
+
+    choice: tuple[int, ...]
+    objective: float
+    lower_bound: float
+    peak_bytes: float
+    seconds: float
+    solver: str
+    status: str
+
+
+def objective(problem: Problem, choice: Sequence[int]) -> float:
+    """Seconds of a step under `choice`; inf where a forbidden entry is used."""
+    total = sum(float(node.seconds[s]) for node, s in zip(problem.nodes, choice, strict=True))
+    for value in problem.values:
+        source = value.source[choice[value.producer]]
+        needed = {int(target[choice[c]]) for c, target in zip(value.consumers, value.targets, strict=True)}
+        total += sum(float(value.seconds[source, target]) for target in sorted(needed))
+    return total
+
+
+def memory(problem: Problem, choice: Sequence[int]) -> Floats:
+    """Bytes alive at each time, shape (horizon,)."""
+    delta = np.zeros(problem.horizon + 1)
+    for node, s in zip(problem.nodes, choice, strict=True):
+        _add(delta, node.interval, float(node.bytes[s]))
+    for value in problem.values:
+        for target, interval in kept(value, choice).items():
+            _add(delta, interval, float(value.bytes[target]))
+    result: Floats = np.cumsum(delta)[:-1]
+    return result
+
+
+def kept(value: Value, choice: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Target layout -> the span over which the value is kept in it, under `choice`."""
+    spans: dict[int, tuple[int, int]] = {}
+    for consumer, targets, (start, stop) in zip(value.consumers, value.targets, value.intervals, strict=True):
+        if start < stop:
+            target = int(targets[choice[consumer]])
+            low, high = spans.get(target, (start, stop))
+            spans[target] = (min(low, start), max(high, stop))
+    return spans
+
+
+def _add(delta: Floats, interval: tuple[int, int], size: float) -> None:
+    start, stop = interval
+    if start < stop:
+        delta[start] += size
+        delta[stop] -= size
