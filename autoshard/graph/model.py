@@ -119,6 +119,11 @@ class Graph:
         return self.by_name[name]
 
     @cached_property
+    def by_op(self) -> dict[str, Op]:
+        """Op name -> op."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
     def producers(self) -> dict[str, Op]:
         """Result tensor name -> the op that makes it (inputs, parameters and buffers have none)."""
         return {result: op for op in self.ops for result in op.results}

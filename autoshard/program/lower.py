@@ -1,0 +1,209 @@
+"""`lower(plan, graph) -> Program`: apply every decision of a plan once, and nothing else.
+
+Redistributions stand where their first consumer runs, and are shared by all consumers that need the same layout.
+Gradients of parameters that every use leaves partial over an axis are not reduced inside the backward: the parameter
+enters as `R+` and its gradient joins a bucket, reduced once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autoshard import redistribute, rules
+from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Parameter
+from autoshard.layout import (
+    REPLICATE,
+    REPLICATE_PARTIAL,
+    Layout,
+    Placement,
+    Shard,
+    local_sizes,
+    parse_placement,
+)
+from autoshard.mesh import Mesh
+from autoshard.plan import OpPlan, Plan, RedistributionPlan
+from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter, Value
+from autoshard.program.reasons import reason
+from autoshard.rules.strategy import Strategy
+
+BUCKET_BYTES = 25 * 2**20  # the size at which DistributedDataParallel closes a bucket, too
+
+
+def lower(plan: Plan, graph: Graph) -> Program:
+    """The SPMD program of `plan`. Raises UsageError where the plan names a strategy that an op doesn't offer."""
+    return _Lowering(plan, graph).run()
+
+
+@dataclass
+class _Lowering:
+    plan: Plan
+    graph: Graph
+    values: dict[str, Value] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+    made: dict[tuple[str, Layout], str] = field(default_factory=dict)  # (tensor, layout) -> value
+    origin: dict[str, str] = field(default_factory=dict)  # tensor -> the value it was first made as
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.plan.mesh
+
+    def run(self) -> Program:
+        graph, plan = self.graph, self.plan
+        self.steps = {(r.tensor, r.target): r for r in plan.redistributions}
+        layouts = {t.name: t.layout for t in (*plan.inputs, *plan.parameters, *plan.buffers)}
+        inputs = tuple(self._start(name, layouts[name]) for name in graph.inputs)
+        self.deferred = {p.tensor: self._deferred_axes(p.tensor, layouts[p.tensor]) for p in graph.parameters}
+        parameters = tuple(self._parameter(p, layouts[p.tensor]) for p in graph.parameters)
+        buffers = tuple(self._parameter(b, layouts[b.tensor]) for b in graph.buffers)
+        candidates = rules.candidates(graph, self.mesh)
+        for op_plan in plan.ops:
+            op = graph.by_op[op_plan.op]
+            self._op(op, op_plan, rules.find(graph, op, self.mesh, candidates, op_plan.strategy))
+        outputs = tuple(self._output(name) for name in graph.outputs)
+        updates = tuple(
+            (self.origin[b], self._value_in(v, layouts[b], "", f"{b} is stored so")) for b, v in graph.buffer_updates
+        )
+        loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
+        return Program(
+            graph.name, self.mesh, tuple(self.values.values()), inputs, parameters, buffers, tuple(self.instructions),
+            outputs, loss, updates, self._buckets(parameters), graph.modules, plan.precision, plan.optimizer, graph.training,
+        )  # fmt: skip
+
+    # --- values ---
+
+    def _add(self, name: str, tensor: str, layout: Layout) -> str:
+        info = self.graph.tensor(tensor)
+        sizes = local_sizes(info.shape, layout, self.mesh)
+        self.values[name] = Value(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad)
+        self.made[tensor, layout] = name
+        return name
+
+    def _start(self, tensor: str, layout: Layout) -> str:
+        self.origin[tensor] = self._add(tensor, tensor, layout)
+        return self.origin[tensor]
+
+    def _value_in(self, tensor: str, layout: Layout, module: str, consumer: str) -> str:
+        """The value that holds `tensor` in `layout`, made now if it isn't there yet."""
+        if (tensor, layout) in self.made:
+            return self.made[tensor, layout]
+        plan = self.steps.get((tensor, layout))
+        assert plan is not None, f"the plan has no redistribution of {tensor} to {layout}"
+        current = self.origin[tensor]
+        for axis, before, after in plan.steps:
+            current = self._step(current, axis, parse_placement(before), parse_placement(after), module, consumer)
+        assert self.values[current].layout == layout, (tensor, self.values[current].layout, layout)
+        return current
+
+    def _step(self, operand: str, axis: str, before: Placement, after: Placement, module: str, consumer: str) -> str:
+        value = self.values[operand]
+        index = self.mesh.index(axis)
+        if value.layout.placements[index] == after and before == REPLICATE and after == REPLICATE_PARTIAL:
+            return operand  # deferred to a gradient bucket
+        assert value.layout.placements[index] == before, (operand, value.layout, axis, before)
+        layout = value.layout.replace(index, after)
+        if (value.tensor, layout) in self.made:
+            return self.made[value.tensor, layout]
+        joined, cut = redistribute.dim_cuts(
+            redistribute.Step(index, before, after), value.layout, value.shape, self.mesh
+        )
+        result = self._fresh(value.tensor)
+        self._add(result, value.tensor, layout)
+        why = reason(before, after, axis, value.tensor, consumer)
+        self.instructions.append(Collective(axis, before, after, operand, result, module, why, joined, cut))
+        return result
+
+    def _fresh(self, tensor: str) -> str:
+        number = 1
+        while f"{tensor}_{number}" in self.values or f"{tensor}_{number}" in self.graph.by_name:
+            number += 1
+        return f"{tensor}_{number}"
+
+    # --- parameters ---
+
+    def _deferred_axes(self, tensor: str, storage: Layout) -> tuple[int, ...]:
+        """The axes over which every use of a parameter leaves the gradient partial, by one step R -> R+."""
+        uses = [r for r in self.plan.redistributions if r.tensor == tensor]
+        used_as_stored = any(layout == storage for op in self.plan.ops for layout in self._operand_layouts(op, tensor))
+        if not uses or used_as_stored:
+            return ()
+        return tuple(
+            a for a, p in enumerate(storage.placements) if p == REPLICATE and all(self._only_sums(r, a) for r in uses)
+        )
+
+    def _operand_layouts(self, op_plan: OpPlan, tensor: str) -> list[Layout]:
+        op = self.graph.by_op[op_plan.op]
+        if tensor not in op.operands:
+            return []
+        strategy = rules.find(self.graph, op, self.mesh, rules.candidates(self.graph, self.mesh), op_plan.strategy)
+        return [x for name, x in zip(op.operands, strategy.operands, strict=True) if name == tensor and x is not None]
+
+    def _only_sums(self, redistribution: RedistributionPlan, axis: int) -> bool:
+        name = self.mesh.names[axis]
+        return [step for step in redistribution.steps if step[0] == name] == [(name, "R", "R+")]
+
+    def _parameter(self, parameter: Parameter, storage: Layout) -> ProgramParameter:
+        layout = storage
+        for axis in self.deferred.get(parameter.tensor, ()):
+            layout = layout.replace(axis, REPLICATE_PARTIAL)
+        value = self._start(parameter.tensor, layout)
+        info = self.graph.tensor(parameter.tensor)
+        split_shape, split_layout = split(info.shape, storage)
+        return ProgramParameter(
+            value, parameter.path, parameter.ties, info.shape, info.dtype, storage, split_shape, split_layout,
+            parameter.trainable, parameter.init,
+        )  # fmt: skip
+
+    def _buckets(self, parameters: tuple[ProgramParameter, ...]) -> tuple[GradientBucket, ...]:
+        """Flat buckets per (axes, dtype), the last used parameter first, as their gradients become ready."""
+        groups: dict[tuple[tuple[str, ...], str], list[list[str]]] = {}
+        filled: dict[tuple[tuple[str, ...], str], int] = {}
+        for parameter in reversed(parameters):
+            axes = tuple(self.mesh.names[a] for a in self.deferred.get(parameter.value, ()))
+            if not (axes and parameter.trainable):
+                continue
+            key = (axes, parameter.dtype)
+            size = self.graph.tensor(parameter.value).numel * DTYPE_BYTES[parameter.dtype]
+            if key not in groups or filled[key] + size > BUCKET_BYTES:
+                groups.setdefault(key, []).append([])
+                filled[key] = 0
+            groups[key][-1].append(parameter.path)
+            filled[key] += size
+        return tuple(
+            GradientBucket(axes, dtype, tuple(paths)) for (axes, dtype), lists in groups.items() for paths in lists
+        )
+
+    # --- operators ---
+
+    def _op(self, op: Op, op_plan: OpPlan, strategy: Strategy) -> None:
+        operands = tuple(
+            None if name is None or layout is None else self._value_in(name, layout, op.module, op.name)
+            for name, layout in zip(op.operands, strategy.operands, strict=True)
+        )
+        local = rules.localise(self.graph, op, strategy, self.mesh)
+        for name, layout in zip(op.results, strategy.results, strict=True):
+            self._start(name, layout)
+        self.instructions.append(
+            Compute(op.name, local.target, operands, local.attributes, op.results, op.module, op.source,
+                    op_plan.strategy, local.variant, local.axes)
+        )  # fmt: skip
+
+    def _output(self, name: str) -> str:
+        """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
+        wanted = [r for r in self.plan.redistributions if r.tensor == name and "output" in r.consumers]
+        return self._value_in(name, wanted[0].target, "", "output") if wanted else self.origin[name]
+
+
+def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:
+    """The unflattened shape and its plain-shard layout: (2304, 768) `S0/3*64` -> (3, 12, 64, 768) `S1`."""
+    sizes: list[int] = []
+    position: dict[int, int] = {}  # original dim -> the dim of the split shape that is cut
+    for dim, size in enumerate(shape):
+        cuts = {(s.blocks, s.unit) for _, s in layout.shards(dim)}
+        assert len(cuts) <= 1, f"{layout}: one kind of shard a dim"
+        blocks, unit = cuts.pop() if cuts else (1, 1)
+        sizes += [blocks] if blocks > 1 else []
+        position[dim] = len(sizes)
+        sizes += [size // (blocks * unit)]
+        sizes += [unit] if unit > 1 else []
+    placements = tuple(Shard(position[p.dim]) if isinstance(p, Shard) else p for p in layout.placements)
+    return tuple(sizes), Layout(placements)

@@ -1,0 +1,313 @@
+"""What stands around one solve: pins and styles, the memory limit, the plan made of a solution, and its real price.
+
+`search` gives the best plan, `megatron_plan` the best one of a fixed style, `random_plan` a seeded random valid one,
+`reapply` the same decisions on a graph of other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autoshard import redistribute, rules, solvers
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.formulate import Allowed, Formulation, Site, formulate
+from autoshard.graph.model import Graph, Op
+from autoshard.graph.serialize import graph_hash
+from autoshard.hardware import Hardware, hardware_text
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
+from autoshard.problem import Solution, objective
+from autoshard.rules.strategy import Strategy
+from autoshard.units import format_bytes
+
+MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the user named, so that a plan can be rebuilt and verified: the model and its keyword arguments."""
+
+    model: str = ""
+    arguments: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+
+def search(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    solver: str = "dp",
+    memory_limit_bytes: float | None = None,
+    origin: Origin | None = None,
+    allowed: Allowed | None = None,
+    decided_by: str = "search",
+) -> Plan:
+    """The fastest plan that fits. Raises InfeasibleError only where a lower bound on memory is above the limit."""
+    limit = memory_limit_bytes or hardware.usable_memory_bytes
+    formulation = formulate(graph, mesh, hardware, limit, allowed)
+    target = limit
+    for _ in range(MEMORY_ROUNDS):
+        solution = _solve(formulation, solver, target, limit)
+        plan = priced(
+            plan_of(formulation, solution, origin or Origin(graph.source), limit, decided_by), graph, hardware
+        )
+        if plan.predicted_peak_bytes <= limit:
+            return plan
+        target = min(target, solution.peak_bytes) * limit / plan.predicted_peak_bytes * 0.999
+    return plan
+
+
+def _solve(formulation: Formulation, solver: str, target: float, limit: float) -> Solution:
+    try:
+        return solvers.solve(replace(formulation.problem, capacity_bytes=target), solver)
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"{error.message}; the limit is {format_bytes(limit)} a device; the largest tensors, unsplit: "
+            + ", ".join(_largest(formulation.graph)),
+            "more devices, --precision bf16-mixed, --optimizer sgd, or a smaller batch",
+        ) from error
+
+
+def _largest(graph: Graph, count: int = 5) -> list[str]:
+    names = {p.tensor: p.path for p in graph.parameters}
+    largest = sorted(graph.tensors, key=lambda tensor: (-tensor.bytes, tensor.name))[:count]
+    return [f"{names.get(t.name, t.name)} {list(t.shape)} {format_bytes(t.bytes)}" for t in largest]
+
+
+def megatron_plan(graph: Graph, mesh: Mesh, hardware: Hardware, *, origin: Origin | None = None) -> Plan:
+    """The best plan in Megatron's style: the last axis splits weights (heads, hidden, vocabulary), the others the batch.
+
+    Shoeybi et al. 2019, arXiv:1909.08053: column-parallel then row-parallel linears, heads split, vocabulary split.
+    """
+    return search(graph, mesh, hardware, origin=origin, allowed=_megatron, decided_by="megatron")
+
+
+# Factors of an op's weight, by target: what tensor parallelism may split.
+_WEIGHT_FACTORS = {
+    "aten.linear": ("n", "m"),
+    "autoshard.linear_in_out": ("n", "m"),
+    "aten.embedding": ("v", "h"),
+    "aten.scaled_dot_product_attention": ("h",),
+    "aten.cross_entropy_loss": ("c",),
+    "aten.conv2d": ("o", "i"),
+}
+
+
+def _megatron(op: Op, strategy: Strategy) -> bool:
+    *data, tensor = strategy.choices
+    weights = _WEIGHT_FACTORS.get(op.target)
+    if weights is None:
+        return True
+    whole = tensor.kind == "repeat"
+    batch_only = all(choice.kind != "factor" or choice.factor not in weights for choice in data)
+    return batch_only and (whole or (tensor.kind == "factor" and tensor.factor in weights))
+
+
+def random_plan(graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None) -> Plan:
+    """A seeded random valid plan: any strategy of any op, every redistribution possible. Memory is not limited."""
+    formulation = formulate(graph, mesh, hardware, float("inf"))
+    choice = solvers.random_choice(formulation.problem, seed)
+    return _chosen(formulation, choice, origin, f"random:{seed}")
+
+
+def covering_plans(
+    graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None
+) -> list[Plan]:
+    """A few valid plans that together use every strategy that every *different* op of the graph offers."""
+    formulation = formulate(graph, mesh, hardware, float("inf"))
+    wanted = _different_ops(formulation)
+    choices = solvers.cover(formulation.problem, seed, wanted)
+    return [_chosen(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]
+
+
+def _different_ops(formulation: Formulation) -> list[int]:
+    """One node for each different (target, strategies) among the ops."""
+    seen: dict[tuple[object, ...], int] = {}
+    for node, site in enumerate(formulation.sites):
+        if site.kind == "op":
+            op = formulation.graph.by_op[site.name]
+            seen.setdefault((op.target, tuple(map(str, site.strategies))), node)
+    return list(seen.values())
+
+
+def _chosen(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
+    seconds = objective(formulation.problem, choice)
+    solution = Solution(tuple(choice), seconds, 0.0, 0.0, 0.0, decided_by, "feasible")
+    graph = formulation.graph
+    plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
+    return priced(plan, graph, formulation.hardware)
+
+
+def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
+    """The plan with the step time and peak memory of the very program that is emitted."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    timeline = simulate(lower(plan, graph), graph, hardware)
+    return replace(plan, predicted_seconds=timeline.step_seconds, predicted_peak_bytes=timeline.peak_bytes)
+
+
+# --- from a solution to a plan --------------------------------------------------------------------------------------
+
+
+def plan_of(
+    formulation: Formulation, solution: Solution, origin: Origin, capacity_bytes: float, decided_by: str
+) -> Plan:
+    """Every decision of `solution`, in the words of the graph."""
+    graph, sites = formulation.graph, formulation.sites
+    chosen = list(zip(sites, solution.choice, strict=True))
+    stored = {
+        kind: tuple(_tensor_plan(graph, s, c, decided_by) for s, c in chosen if s.kind == kind)
+        for kind in ("input", "parameter", "buffer")
+    }
+    ops = tuple(_op_plan(formulation, site, choice, decided_by) for site, choice in chosen if site.kind == "op")
+    return Plan(
+        graph_hash(graph), origin.model, origin.arguments, formulation.mesh, formulation.hardware.name,
+        hardware_text(formulation.hardware), graph.precision, graph.optimizer,
+        stored["input"], stored["parameter"], stored["buffer"], ops, _redistributions(formulation, solution.choice),
+        solution.objective, solution.peak_bytes, capacity_bytes,
+        Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound), _versions(),
+    )  # fmt: skip
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    from importlib.metadata import version
+
+    return (("autoshard", version("autoshard")), ("numpy", version("numpy")))
+
+
+def _tensor_plan(graph: Graph, site: Site, choice: int, decided_by: str) -> TensorPlan:
+    paths = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
+    return TensorPlan(site.name, paths.get(site.name, site.name), site.layouts[choice], decided_by)
+
+
+def _op_plan(formulation: Formulation, site: Site, choice: int, decided_by: str) -> OpPlan:
+    from autoshard import costs
+
+    strategy = site.strategies[choice]
+    op = formulation.graph.by_op[site.name]
+    forward, backward = costs.op_seconds(formulation.hardware, formulation.mesh, formulation.graph, op, strategy)
+    return OpPlan(op.name, str(strategy), strategy.variant, forward, backward, decided_by)
+
+
+def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
+    found = []
+    for value, site in zip(formulation.problem.values, formulation.values, strict=True):
+        if site.tied:
+            continue
+        source = site.sources[value.source[choice[value.producer]]]
+        consumers: dict[Layout, list[str]] = {}
+        for consumer, targets in zip(value.consumers, value.targets, strict=True):
+            target = site.targets[targets[choice[consumer]]]
+            consumers.setdefault(target, []).append(_label(formulation.sites[consumer]))
+        for target, names in consumers.items():
+            if target != source:
+                found.append(
+                    redistribution(
+                        formulation.graph, formulation.mesh, formulation.hardware, site.tensor, source, target, names
+                    )
+                )
+    return tuple(found)
+
+
+def _label(site: Site) -> str:
+    return site.name if site.kind == "op" else "output" if site.name.startswith("output") else "buffer update"
+
+
+def redistribution(
+    graph: Graph, mesh: Mesh, hardware: Hardware, tensor: str, source: Layout, target: Layout, consumers: Sequence[str]
+) -> RedistributionPlan:
+    """The cheapest path from `source` to `target`, with its price."""
+    from autoshard import costs
+
+    info = graph.tensor(tensor)
+    differentiable = info.requires_grad and graph.loss is not None
+    path = redistribute.path(
+        source, target, info.shape, info.dtype, mesh, differentiable,
+        lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
+    )  # fmt: skip
+    if path is None:
+        raise UsageError(f"{tensor}: no way from {source.on(mesh)} to {target.on(mesh)}")
+    steps = tuple((mesh.names[step.axis], str(step.before), str(step.after)) for step in path.steps)
+    return RedistributionPlan(
+        tensor, source, target, tuple(consumers), steps, path.forward_seconds, path.backward_seconds
+    )
+
+
+# --- the same decisions on other sizes ------------------------------------------------------------------------------
+
+
+def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan:
+    """`plan` of `full`, carried over to `reduced`: the same model at other sizes (fewer layers, shorter sequence).
+
+    Ops answer to each other by module path and position in their module; a stored tensor by its path. The steps of a
+    redistribution are kept where its layouts are the same. Raises UsageError where a decision has no counterpart.
+    """
+    mesh = plan.mesh
+    candidates = rules.candidates(reduced, mesh)
+    decided = {op.op: op for op in plan.ops}
+    full_ops = {key: decided[op.name] for key, op in keyed_ops(full).items()}
+    strategies: dict[str, Strategy] = {}
+    ops = []
+    for key, op in keyed_ops(reduced).items():
+        if key not in full_ops:
+            raise UsageError(f"{op.name} in {op.module or 'the model'} has no counterpart at full size")
+        strategies[op.name] = rules.find(reduced, op, mesh, candidates, full_ops[key].strategy)
+        ops.append(replace(full_ops[key], op=op.name))
+    order = {op.name: position for position, op in enumerate(reduced.ops)}
+    ops.sort(key=lambda op: order[op.op])
+    stored = [_carried(tensors, reduced, full) for tensors in (plan.inputs, plan.parameters, plan.buffers)]
+    draft = replace(
+        plan,
+        graph_hash=graph_hash(reduced),
+        inputs=stored[0],
+        parameters=stored[1],
+        buffers=stored[2],
+        ops=tuple(ops),
+        redistributions=(),
+    )
+    return priced(
+        replace(draft, redistributions=_rederived(draft, plan, reduced, strategies, hardware)), reduced, hardware
+    )
+
+
+def keyed_ops(graph: Graph) -> dict[tuple[str, str, int], Op]:
+    """(module, target, ordinal among these) -> op: a name that holds across sizes of one model."""
+    counts: dict[tuple[str, str], int] = {}
+    keyed = {}
+    for op in graph.ops:
+        number = counts.get((op.module, op.target), 0)
+        counts[op.module, op.target] = number + 1
+        keyed[op.module, op.target, number] = op
+    return keyed
+
+
+def _carried(tensors: Sequence[TensorPlan], reduced: Graph, full: Graph) -> tuple[TensorPlan, ...]:
+    present = {p.path: p.tensor for p in (*reduced.parameters, *reduced.buffers)}
+    present |= dict(zip(full.inputs, reduced.inputs, strict=True))
+    return tuple(replace(t, name=present[t.path]) for t in tensors if t.path in present)
+
+
+def _rederived(
+    draft: Plan, plan: Plan, graph: Graph, strategies: dict[str, Strategy], hardware: Hardware
+) -> tuple[RedistributionPlan, ...]:
+    """The redistributions that the strategies of `draft` need, by the steps of `plan` wherever it has the same pair."""
+    known = {(str(r.source), str(r.target)): r.steps for r in plan.redistributions}
+    sources = {t.name: t.layout for t in (*draft.inputs, *draft.parameters, *draft.buffers)}
+    needed: dict[tuple[str, Layout], list[str]] = {}
+    for op in graph.ops:
+        strategy = strategies[op.name]
+        sources |= dict(zip(op.results, strategy.results, strict=True))
+        for name, layout in zip(op.operands, strategy.operands, strict=True):
+            if name is not None and layout is not None and layout != sources[name]:
+                needed.setdefault((name, layout), []).append(op.name)
+    for r in plan.redistributions:
+        if "output" in r.consumers and r.tensor in graph.outputs and r.target != sources[r.tensor]:
+            needed.setdefault((r.tensor, r.target), []).append("output")
+    found = []
+    for (tensor, target), consumers in needed.items():
+        made = redistribution(graph, draft.mesh, hardware, tensor, sources[tensor], target, consumers)
+        found.append(replace(made, steps=known.get((str(made.source), str(made.target)), made.steps)))
+    return tuple(found)
