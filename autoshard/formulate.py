@@ -1,8 +1,8 @@
 """Graph + strategies + costs -> Problem: which node and which value of the problem stands for what of the graph.
 
-Nodes, in this order: inputs, parameters, buffers, ops, sinks. A sink is a demand at the end of the step: the loss must be
-whole or partial (its seed gradient is 1 either way), an output must not be partial, a buffer's new value must lie
-as the buffer is stored.
+Nodes, in this order: inputs, parameters, buffers, ops, sinks. A sink is a demand at the end of the step: the loss must
+be whole or partial (its seed gradient is 1 either way), an output must not be partial, a buffer's new value must lie as
+the buffer is stored.
 
 Times: op i runs forward at i and backward at 2 * ops - 1 - i.
 """
@@ -147,9 +147,11 @@ def _input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tupl
 
 
 def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
-    """Where a parameter may be kept between steps (its optimizer layout): the product over axes of `R`, a plain shard of
-    any dim (ZeRO) and every shard that a use asks for; one (blocks, unit) a dim, so that it can be held unflattened, and
-    no device with nothing."""
+    """Where a parameter may be kept between steps (its optimizer layout).
+
+    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one (blocks, unit)
+    a dim, so that it can be held unflattened, and no device with nothing.
+    """
     alphabet: dict[Placement, None] = {REPLICATE: None}
     for layout in wanted:
         for placement in layout.placements:
@@ -335,7 +337,7 @@ class Pricer:
         return self._pairs[key]
 
     def _interval(self, demand: _Demand, consumer: Site) -> tuple[int, int]:
-        """From the producer's forward to the consumer's backward where autograd keeps the operand, else to its forward."""
+        """From the producer's forward to the consumer's backward if autograd keeps the operand, else to its forward."""
         if consumer.kind != "op":
             return (0, 0)
         op = self.graph.by_op[consumer.name]

@@ -1,7 +1,6 @@
 """What stands around one solve: pins and styles, the memory limit, the plan made of a solution, and its real price.
 
-`search` gives the best plan, `megatron_plan` the best one of a fixed style, `random_plan` a seeded random valid one,
-`reapply` the same decisions on a graph of other sizes.
+`search` gives the best plan, `megatron_plan` the best one of a fixed style, `random_plan` a seeded random valid one.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _largest(graph: Graph, count: int = 5) -> list[str]:
 
 
 def megatron_plan(graph: Graph, mesh: Mesh, hardware: Hardware, *, origin: Origin | None = None) -> Plan:
-    """The best plan in Megatron's style: the last axis splits weights (heads, hidden, vocabulary), the others the batch.
+    """The best plan in Megatron's style: the last axis splits heads, hidden and vocabulary, the others the batch.
 
     Shoeybi et al. 2019, arXiv:1909.08053: column-parallel then row-parallel linears, heads split, vocabulary split.
     """
@@ -164,12 +163,25 @@ def plan_of(
     }
     ops = tuple(_op_plan(formulation, site, choice, decided_by) for site, choice in chosen if site.kind == "op")
     return Plan(
-        graph_hash(graph), origin.model, origin.arguments, formulation.mesh, formulation.hardware.name,
-        hardware_text(formulation.hardware), graph.precision, graph.optimizer,
-        stored["input"], stored["parameter"], stored["buffer"], ops, _redistributions(formulation, solution.choice),
-        solution.objective, solution.peak_bytes, capacity_bytes,
-        Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound), _versions(),
-    )  # fmt: skip
+        graph_hash(graph),
+        origin.model,
+        origin.arguments,
+        formulation.mesh,
+        formulation.hardware.name,
+        hardware_text(formulation.hardware),
+        graph.precision,
+        graph.optimizer,
+        stored["input"],
+        stored["parameter"],
+        stored["buffer"],
+        ops,
+        _redistributions(formulation, solution.choice),
+        solution.objective,
+        solution.peak_bytes,
+        capacity_bytes,
+        Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
+        _versions(),
+    )
 
 
 def _versions() -> tuple[tuple[str, str], ...]:
@@ -225,89 +237,17 @@ def redistribution(
     info = graph.tensor(tensor)
     differentiable = info.requires_grad and graph.loss is not None
     path = redistribute.path(
-        source, target, info.shape, info.dtype, mesh, differentiable,
+        source,
+        target,
+        info.shape,
+        info.dtype,
+        mesh,
+        differentiable,
         lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
-    )  # fmt: skip
+    )
     if path is None:
         raise UsageError(f"{tensor}: no way from {source.on(mesh)} to {target.on(mesh)}")
     steps = tuple((mesh.names[step.axis], str(step.before), str(step.after)) for step in path.steps)
     return RedistributionPlan(
         tensor, source, target, tuple(consumers), steps, path.forward_seconds, path.backward_seconds
     )
-
-
-# --- the same decisions on other sizes ------------------------------------------------------------------------------
-
-
-def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan:
-    """`plan` of `full`, carried over to `reduced`: the same model at other sizes (fewer layers, shorter sequence).
-
-    Ops answer to each other by module path and position in their module; a stored tensor by its path. The steps of a
-    redistribution are kept where its layouts are the same. Raises UsageError where a decision has no counterpart.
-    """
-    mesh = plan.mesh
-    candidates = rules.candidates(reduced, mesh)
-    decided = {op.op: op for op in plan.ops}
-    full_ops = {key: decided[op.name] for key, op in keyed_ops(full).items()}
-    strategies: dict[str, Strategy] = {}
-    ops = []
-    for key, op in keyed_ops(reduced).items():
-        if key not in full_ops:
-            raise UsageError(f"{op.name} in {op.module or 'the model'} has no counterpart at full size")
-        strategies[op.name] = rules.find(reduced, op, mesh, candidates, full_ops[key].strategy)
-        ops.append(replace(full_ops[key], op=op.name))
-    order = {op.name: position for position, op in enumerate(reduced.ops)}
-    ops.sort(key=lambda op: order[op.op])
-    stored = [_carried(tensors, reduced, full) for tensors in (plan.inputs, plan.parameters, plan.buffers)]
-    draft = replace(
-        plan,
-        graph_hash=graph_hash(reduced),
-        inputs=stored[0],
-        parameters=stored[1],
-        buffers=stored[2],
-        ops=tuple(ops),
-        redistributions=(),
-    )
-    return priced(
-        replace(draft, redistributions=_rederived(draft, plan, reduced, strategies, hardware)), reduced, hardware
-    )
-
-
-def keyed_ops(graph: Graph) -> dict[tuple[str, str, int], Op]:
-    """(module, target, ordinal among these) -> op: a name that holds across sizes of one model."""
-    counts: dict[tuple[str, str], int] = {}
-    keyed = {}
-    for op in graph.ops:
-        number = counts.get((op.module, op.target), 0)
-        counts[op.module, op.target] = number + 1
-        keyed[op.module, op.target, number] = op
-    return keyed
-
-
-def _carried(tensors: Sequence[TensorPlan], reduced: Graph, full: Graph) -> tuple[TensorPlan, ...]:
-    present = {p.path: p.tensor for p in (*reduced.parameters, *reduced.buffers)}
-    present |= dict(zip(full.inputs, reduced.inputs, strict=True))
-    return tuple(replace(t, name=present[t.path]) for t in tensors if t.path in present)
-
-
-def _rederived(
-    draft: Plan, plan: Plan, graph: Graph, strategies: dict[str, Strategy], hardware: Hardware
-) -> tuple[RedistributionPlan, ...]:
-    """The redistributions that the strategies of `draft` need, by the steps of `plan` wherever it has the same pair."""
-    known = {(str(r.source), str(r.target)): r.steps for r in plan.redistributions}
-    sources = {t.name: t.layout for t in (*draft.inputs, *draft.parameters, *draft.buffers)}
-    needed: dict[tuple[str, Layout], list[str]] = {}
-    for op in graph.ops:
-        strategy = strategies[op.name]
-        sources |= dict(zip(op.results, strategy.results, strict=True))
-        for name, layout in zip(op.operands, strategy.operands, strict=True):
-            if name is not None and layout is not None and layout != sources[name]:
-                needed.setdefault((name, layout), []).append(op.name)
-    for r in plan.redistributions:
-        if "output" in r.consumers and r.tensor in graph.outputs and r.target != sources[r.tensor]:
-            needed.setdefault((r.tensor, r.target), []).append("output")
-    found = []
-    for (tensor, target), consumers in needed.items():
-        made = redistribution(graph, draft.mesh, hardware, tensor, sources[tensor], target, consumers)
-        found.append(replace(made, steps=known.get((str(made.source), str(made.target)), made.steps)))
-    return tuple(found)

@@ -52,22 +52,34 @@ class _Lowering:
         self.steps = {(r.tensor, r.target): r for r in plan.redistributions}
         layouts = {t.name: t.layout for t in (*plan.inputs, *plan.parameters, *plan.buffers)}
         inputs = tuple(self._start(name, layouts[name]) for name in graph.inputs)
-        self.deferred = {p.tensor: self._deferred_axes(p.tensor, layouts[p.tensor]) for p in graph.parameters}
+        self.strategies = chosen_strategies(plan, graph)
+        self.deferred = self._deferred_axes(layouts)
         parameters = tuple(self._parameter(p, layouts[p.tensor]) for p in graph.parameters)
         buffers = tuple(self._parameter(b, layouts[b.tensor]) for b in graph.buffers)
-        candidates = rules.candidates(graph, self.mesh)
         for op_plan in plan.ops:
-            op = graph.by_op[op_plan.op]
-            self._op(op, op_plan, rules.find(graph, op, self.mesh, candidates, op_plan.strategy))
+            self._op(graph.by_op[op_plan.op], op_plan, self.strategies[op_plan.op])
         outputs = tuple(self._output(name) for name in graph.outputs)
         updates = tuple(
             (self.origin[b], self._value_in(v, layouts[b], "", f"{b} is stored so")) for b, v in graph.buffer_updates
         )
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
         return Program(
-            graph.name, self.mesh, tuple(self.values.values()), inputs, parameters, buffers, tuple(self.instructions),
-            outputs, loss, updates, self._buckets(parameters), graph.modules, plan.precision, plan.optimizer, graph.training,
-        )  # fmt: skip
+            graph.name,
+            self.mesh,
+            tuple(self.values.values()),
+            inputs,
+            parameters,
+            buffers,
+            tuple(self.instructions),
+            outputs,
+            loss,
+            updates,
+            self._buckets(parameters),
+            graph.modules,
+            plan.precision,
+            plan.optimizer,
+            graph.training,
+        )
 
     # --- values ---
 
@@ -120,22 +132,26 @@ class _Lowering:
 
     # --- parameters ---
 
-    def _deferred_axes(self, tensor: str, storage: Layout) -> tuple[int, ...]:
-        """The axes over which every use of a parameter leaves the gradient partial, by one step R -> R+."""
-        uses = [r for r in self.plan.redistributions if r.tensor == tensor]
-        used_as_stored = any(layout == storage for op in self.plan.ops for layout in self._operand_layouts(op, tensor))
-        if not uses or used_as_stored:
-            return ()
-        return tuple(
-            a for a, p in enumerate(storage.placements) if p == REPLICATE and all(self._only_sums(r, a) for r in uses)
-        )
-
-    def _operand_layouts(self, op_plan: OpPlan, tensor: str) -> list[Layout]:
-        op = self.graph.by_op[op_plan.op]
-        if tensor not in op.operands:
-            return []
-        strategy = rules.find(self.graph, op, self.mesh, rules.candidates(self.graph, self.mesh), op_plan.strategy)
-        return [x for name, x in zip(op.operands, strategy.operands, strict=True) if name == tensor and x is not None]
+    def _deferred_axes(self, layouts: dict[str, Layout]) -> dict[str, tuple[int, ...]]:
+        """Parameter -> the axes over which every use leaves its gradient partial, by one step R -> R+."""
+        used_as_stored = {
+            name
+            for op in self.graph.ops
+            for name, layout in zip(op.operands, self.strategies[op.name].operands, strict=True)
+            if name in layouts and layout == layouts[name]
+        }
+        uses: dict[str, list[RedistributionPlan]] = {}
+        for redistribution in self.plan.redistributions:
+            uses.setdefault(redistribution.tensor, []).append(redistribution)
+        return {
+            parameter.tensor: tuple(
+                axis
+                for axis, placement in enumerate(layouts[parameter.tensor].placements)
+                if placement == REPLICATE and all(self._only_sums(use, axis) for use in uses[parameter.tensor])
+            )
+            for parameter in self.graph.parameters
+            if parameter.tensor in uses and parameter.tensor not in used_as_stored
+        }
 
     def _only_sums(self, redistribution: RedistributionPlan, axis: int) -> bool:
         name = self.mesh.names[axis]
@@ -149,9 +165,17 @@ class _Lowering:
         info = self.graph.tensor(parameter.tensor)
         split_shape, split_layout = split(info.shape, storage)
         return ProgramParameter(
-            value, parameter.path, parameter.ties, info.shape, info.dtype, storage, split_shape, split_layout,
-            parameter.trainable, parameter.init,
-        )  # fmt: skip
+            value,
+            parameter.path,
+            parameter.ties,
+            info.shape,
+            info.dtype,
+            storage,
+            split_shape,
+            split_layout,
+            parameter.trainable,
+            parameter.init,
+        )
 
     def _buckets(self, parameters: tuple[ProgramParameter, ...]) -> tuple[GradientBucket, ...]:
         """Flat buckets per (axes, dtype), the last used parameter first, as their gradients become ready."""
@@ -183,14 +207,30 @@ class _Lowering:
         for name, layout in zip(op.results, strategy.results, strict=True):
             self._start(name, layout)
         self.instructions.append(
-            Compute(op.name, local.target, operands, local.attributes, op.results, op.module, op.source,
-                    op_plan.strategy, local.variant, local.axes)
-        )  # fmt: skip
+            Compute(
+                op.name,
+                local.target,
+                operands,
+                local.attributes,
+                op.results,
+                op.module,
+                op.source,
+                op_plan.strategy,
+                local.variant,
+                local.axes,
+            )
+        )
 
     def _output(self, name: str) -> str:
         """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
         wanted = [r for r in self.plan.redistributions if r.tensor == name and "output" in r.consumers]
         return self._value_in(name, wanted[0].target, "", "output") if wanted else self.origin[name]
+
+
+def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
+    """Op name -> the strategy that the plan names. Raises UsageError where an op doesn't offer it."""
+    candidates = rules.candidates(graph, plan.mesh)
+    return {p.op: rules.find(graph, graph.by_op[p.op], plan.mesh, candidates, p.strategy) for p in plan.ops}
 
 
 def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:
