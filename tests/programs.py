@@ -1,0 +1,108 @@
+"""Programs built by hand, for tests of what reads a Program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autoshard.layout import Layout, local_sizes, parse_placement
+from autoshard.mesh import Mesh
+from autoshard.program.model import (
+    Collective,
+    Compute,
+    DimCut,
+    GradientBucket,
+    Instruction,
+    LocalAttribute,
+    Program,
+    ProgramParameter,
+    Value,
+)
+
+
+@dataclass
+class Maker:
+    """Collects values and instructions; layouts are text (`S0 R`). Every method returns the new value's name."""
+
+    mesh: Mesh
+    values: list[Value] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    parameters: list[ProgramParameter] = field(default_factory=list)
+    buffers: list[ProgramParameter] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    modules: list[tuple[str, str]] = field(default_factory=list)
+
+    def value(self, name: str, shape: tuple[int, ...], layout: str, dtype: str = "float32", grad: bool = True) -> str:
+        parsed = Layout.parse(layout)
+        sizes = local_sizes(shape, parsed, self.mesh)
+        self.values.append(Value(name, name, shape, dtype, parsed, sizes, grad))
+        return name
+
+    def input(self, name: str, shape: tuple[int, ...], layout: str, dtype: str = "float32") -> str:
+        self.inputs.append(self.value(name, shape, layout, dtype, False))
+        return name
+
+    def parameter(
+        self, path: str, shape: tuple[int, ...], stored: str, used: str = "", ties: tuple[str, ...] = (), buffer: bool = False
+    ) -> str:
+        """`stored` is its optimizer layout; `used` the layout of the value that enters (R+ where a bucket sums later)."""
+        name = "p_" + path.replace(".", "_")
+        self.value(name, shape, used or stored, grad=not buffer)
+        split_shape, split_layout = split(shape, Layout.parse(stored))
+        (self.buffers if buffer else self.parameters).append(
+            ProgramParameter(
+                name, path, ties, shape, "float32", Layout.parse(stored), split_shape, split_layout, not buffer,
+                ("normal", 0.0, 0.02) if len(shape) > 1 else ("constant", 0.0),
+            )
+        )  # fmt: skip
+        return name
+
+    def compute(
+        self,
+        target: str,
+        operands: tuple[str | None, ...],
+        results: list[tuple[str, tuple[int, ...], str]],
+        module: str = "",
+        variant: str = "",
+        axes: tuple[tuple[str, tuple[str, ...]], ...] = (),
+        dtype: str = "float32",
+        **attributes: LocalAttribute,
+    ) -> str:
+        """`results` are (name, shape, layout); the first name is returned."""
+        names = tuple(self.value(name, shape, layout, dtype) for name, shape, layout in results)
+        self.instructions.append(
+            Compute(names[0], target, operands, tuple(attributes.items()), names, module, "", "", variant, axes)
+        )
+        return names[0]
+
+    def collective(self, name: str, operand: str, axis: str, after: str, module: str = "", reason: str = "why") -> str:
+        """Changes the placement of `axis`; even and unblocked dims only."""
+        value = next(v for v in self.values if v.name == operand)
+        index = self.mesh.index(axis)
+        before, then = value.layout.placements[index], parse_placement(after)
+        layout = value.layout.replace(index, then)
+        self.value(name, value.shape, str(layout), value.dtype)
+        sizes = local_sizes(value.shape, value.layout.replace(index, parse_placement("R")), self.mesh)
+        joined = DimCut(before.dim, sizes[before.dim]) if hasattr(before, "dim") else None
+        cut = DimCut(then.dim, sizes[then.dim]) if hasattr(then, "dim") else None
+        self.instructions.append(Collective(axis, before, then, operand, name, module, reason, joined, cut))
+        return name
+
+    def program(
+        self,
+        outputs: tuple[str, ...],
+        loss: str | None = None,
+        updates: tuple[tuple[str, str], ...] = (),
+        buckets: tuple[GradientBucket, ...] = (),
+        name: str = "Model",
+        optimizer: str = "adamw",
+    ) -> Program:
+        return Program(
+            name, self.mesh, tuple(self.values), tuple(self.inputs), tuple(self.parameters), tuple(self.buffers),
+            tuple(self.instructions), outputs, loss, updates, buckets, tuple(self.modules), "fp32", optimizer, True,
+        )  # fmt: skip
+
+
+def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:
+    """The split shape of plain shards is the shape itself."""
+    assert all(getattr(p, "blocks", 1) == 1 and getattr(p, "unit", 1) == 1 for p in layout.placements)
+    return shape, layout

@@ -1,0 +1,184 @@
+"""The module tree calls exactly the flat program, and has the structure a person would write."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.mesh import Mesh
+from autoshard.program.flatten import canonical, flatten
+from autoshard.program.model import Program
+from autoshard.program.modules import Call, Loop, module_tree
+from tests.programs import Maker
+
+SHAPE = (4, 8)
+
+
+def _op(make: Maker, target: str, operands: tuple[str, ...], module: str, **attributes: object) -> str:
+    name = f"v{len(make.values)}"
+    return make.compute(target, operands, [(name, SHAPE, "R")], module, **attributes)
+
+
+class RandomProgram:
+    """A random nesting of module templates, instantiated in lists, shared and re-entered, with tied parameters."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.make = Maker(Mesh.parse("tp=2"))
+        self.alive = [self.make.input("x", SHAPE, "R"), self.make.input("y", SHAPE, "R")]
+        self.dice = 0
+        self.held: dict[str, str] = {}
+
+    def build(self) -> Program:
+        self.make.modules.append(("", "Model"))
+        for number in range(self.random.randint(1, 3)):
+            self.block(self.template(2), f"part{number}")
+        outputs = tuple(self.random.sample(self.alive, k=min(len(self.alive), 2)))
+        program = self.noise(self.make.program(outputs))
+        new = [v for i in program.instructions for v in getattr(i, "results", ())]
+        updates = tuple((b.value, self.random.choice(new)) for b in program.buffers if new)
+        return replace(program, buffer_updates=updates)
+
+    def template(self, depth: int) -> list[tuple[str, object]]:
+        """Steps: a plain op, one with a parameter, a random op, an inner module, a list of inner modules."""
+        kinds = ["op", "op", "weight", "buffer", "dropout", "recent", "collective", "tied"]
+        kinds += ["inner", "list", "twice"] if depth else []
+        steps: list[tuple[str, object]] = []
+        for _ in range(self.random.randint(1, 5)):
+            kind = self.random.choice(kinds)
+            steps.append((kind, self.template(depth - 1) if kind in ("inner", "list", "twice") else self.random.randint(0, 3)))
+        return steps
+
+    def block(self, steps: list[tuple[str, object]], path: str) -> None:
+        if (path, "Sequential") not in self.make.modules and (path, f"C{len(steps)}") not in self.make.modules:
+            self.make.modules.append((path, self.random.choice(["Sequential", f"C{len(steps)}", f"C{len(steps)}"])))
+        for position, (kind, detail) in enumerate(steps):
+            if isinstance(detail, int):
+                self.step(kind, detail, f"{path}.s{position}", path)
+            elif kind == "list":
+                for number in range(self.random.randint(1, 4)):
+                    self.block(detail, f"{path}.items{position}.{number}")
+            else:
+                for _ in range(2 if kind == "twice" else 1):
+                    self.block(detail, f"{path}.inner{position}")
+
+    def step(self, kind: str, detail: int, inner: str, path: str) -> None:
+        x = self.alive[-1]
+        make = self.make
+        if kind in ("weight", "buffer"):
+            if f"{inner}.weight" not in self.held:
+                self.held[f"{inner}.weight"] = make.parameter(f"{inner}.weight", SHAPE, "R", buffer=kind == "buffer")
+            self.alive.append(_op(make, "aten.mul", (x, self.held[f"{inner}.weight"]), inner))
+        elif kind == "tied" and self.held:
+            self.alive.append(_op(make, "aten.mul", (x, self.random.choice(list(self.held.values()))), path))
+        elif kind == "dropout":
+            self.dice += 1
+            attributes = {"p": 0.1, "index": self.dice, "shape": SHAPE, "layout": "R"}
+            self.alive.append(_op(make, "aten.dropout", (x,), path, variant="random_dropout", **attributes))
+        elif kind == "collective":
+            self.alive.append(make.collective(f"v{len(make.values)}", x, "tp", "R", path))
+        else:
+            other = self.alive[-1 - detail] if kind == "recent" and detail < len(self.alive) else x
+            self.alive.append(_op(make, "aten.add", (x, other), path, alpha=detail))
+
+    def noise(self, program: Program) -> Program:
+        """Sometimes, instructions bear the module of something else, as a moved collective does."""
+        instructions = list(program.instructions)
+        for _ in range(self.random.choice([0, 0, 1, 3])):
+            i, j = self.random.randrange(len(instructions)), self.random.randrange(len(instructions))
+            instructions[i] = replace(instructions[i], module=instructions[j].module)
+        return replace(program, instructions=tuple(instructions))
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=300, deadline=None)
+def test_calling_the_tree_runs_the_program(seed: int) -> None:
+    program = RandomProgram(seed).build()
+    tree = module_tree(program)
+    assert flatten(program, tree) == canonical(program)
+    assert module_tree(program) == tree
+    owned = sorted(_paths(tree.root.name, "", tree))
+    assert owned == sorted(p.path for p in (*program.parameters, *program.buffers))
+
+
+def _paths(name: str, path: str, tree) -> list[str]:  # type: ignore[no-untyped-def]
+    definition = tree.definition(name)
+    found = [f"{path}{p}" for p, _ in definition.parameters]
+    for child in definition.children:
+        found += _paths(child.definition, f"{path}{child.path}.", tree)
+    return found
+
+
+def residual_model(blocks: int = 3, *, shared: bool = False, odd: int = -1, mesh: str = "tp=2") -> Program:
+    """`blocks` residual blocks of two linears over a list; `odd` has a wider hidden layer; all add the same mask."""
+    make = Maker(Mesh.parse(mesh))
+    make.modules += [("", "Net"), ("h", "ModuleList"), ("norm", "LayerNorm")]
+    x, mask = make.input("x", (4, 8), "R"), make.input("mask", (4, 8), "R")
+    for number in range(blocks):
+        path = "h.0" if shared else f"h.{number}"
+        hidden = 32 if number == odd else 16
+        make.modules += [(path, "Block"), (f"{path}.up", "Linear"), (f"{path}.down", "Linear")]
+        known = {p.path: p.value for p in make.parameters}
+        up = known.get(f"{path}.up.weight") or make.parameter(f"{path}.up.weight", (hidden, 8), "R")
+        down = known.get(f"{path}.down.weight") or make.parameter(f"{path}.down.weight", (8, hidden), "R")
+        a = make.compute("aten.linear", (x, up, None), [(f"linear_{2 * number}", (4, hidden), "R")], f"{path}.up")
+        b = make.compute("aten.relu", (a,), [(f"relu_{number}", (4, hidden), "R")], path)
+        c = make.compute("aten.linear", (b, down, None), [(f"linear_{2 * number + 1}", (4, 8), "R")], f"{path}.down")
+        d = make.compute("aten.add", (x, c), [(f"add_{2 * number}", (4, 8), "R")], path, alpha=1)
+        x = make.compute("aten.add", (d, mask), [(f"add_{2 * number + 1}", (4, 8), "R")], path, alpha=1)
+    weight = make.parameter("norm.weight", (8,), "R")
+    attributes = {"normalized_shape": (8,), "eps": 1e-5, "cudnn_enable": True}
+    out = make.compute("aten.layer_norm", (x, weight, None), [("norm", (4, 8), "R")], "norm", **attributes)
+    return make.program((out,))
+
+
+def test_equal_blocks_share_one_class_and_become_a_loop() -> None:
+    tree = module_tree(residual_model(4))
+    assert [d.name for d in tree.definitions] == ["Block", "Net"]
+    loop, norm = tree.root.body
+    assert isinstance(loop, Loop)
+    assert loop.paths == ("h.0", "h.1", "h.2", "h.3")
+    assert loop.arguments == ("x", "mask") and loop.carried == ((0, 0),)
+    assert norm.target == "aten.layer_norm"  # type: ignore[union-attr]
+    assert tree.definition("Block").instances == 4
+
+
+def test_a_different_block_gets_its_own_class_and_splits_the_loop() -> None:
+    tree = module_tree(residual_model(5, odd=2))
+    assert [d.name for d in tree.definitions] == ["Block", "Block2", "Net"]
+    assert [item.paths if isinstance(item, Loop) else item.path for item in tree.root.body[:-1]] == [  # type: ignore[union-attr]
+        ("h.0", "h.1"),
+        "h.2",
+        ("h.3", "h.4"),
+    ]
+
+
+def test_a_module_called_twice_is_one_child() -> None:
+    tree = module_tree(residual_model(2, shared=True))
+    calls = [item for item in tree.root.body if isinstance(item, Call)]
+    assert [call.path for call in calls] in (["h.0", "h.0"], ["h.0"])  # in a row: one visit, or two
+    assert len(tree.root.children) == 1
+
+
+def test_an_intermediate_result_that_is_returned_prevents_the_loop() -> None:
+    program = residual_model(3)
+    tree = module_tree(replace(program, outputs=("norm", "add_1")))
+    calls = tree.root.body[:-1]
+    assert isinstance(calls[0], Call) and isinstance(calls[1], Loop)
+    assert flatten(replace(program, outputs=("norm", "add_1")), tree).outputs == ("%15", "%4")
+
+
+def test_a_stray_instruction_moves_to_the_parent_and_leaves_the_block_whole() -> None:
+    program = residual_model(3)
+    first = replace(program.instructions[0], module="h.2")
+    tree = module_tree(replace(program, instructions=(first, *program.instructions[1:])))
+    assert "h.2" in [child.path for child in tree.root.children]
+
+
+@pytest.mark.parametrize("reserved", [frozenset({"Block"}), frozenset({"Net", "Block"})])
+def test_reserved_names_are_avoided(reserved: frozenset[str]) -> None:
+    assert not {d.name for d in module_tree(residual_model(2), reserved).definitions} & reserved
