@@ -1,0 +1,305 @@
+"""The command line: argparse, one function a verb. Nothing heavy is imported before a verb needs it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoshard import __version__
+from autoshard.errors import CheckError, UsageError, UserError
+from autoshard.progress import step
+
+DEFAULT_OUT = "autoshard-out"
+EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be captured, 5 invalid file, 6 check failed."
+BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code: 0 done, 1 bug, 130 interrupted, else that of the UserError."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = _parser().parse_args(words)
+        result: int = options.run(options)
+        sys.stdout.flush()
+        return result
+    except UserError as error:
+        return _fail(error, error.exit_code, words)
+    except KeyboardInterrupt:
+        print("autoshard: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away: nobody is left to tell
+        return 141
+    except Exception as error:
+        return _fail(UserError(f"{type(error).__name__}: {error}", BUG_REPORT), 1, words)
+
+
+def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
+    if "--debug" in words:
+        raise
+    lines = [f"autoshard: {error.message}"]
+    if error.hint:
+        lines.append(f"  {error.hint}" if code == 1 else f"  try: {error.hint}")
+    print("\n".join(lines), file=sys.stderr)
+    if "--json" in words:
+        _print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": code}})
+    return code
+
+
+def _print_json(content: object) -> None:
+    print(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+# --- the verbs ------------------------------------------------------------------------------------------------------
+
+
+def trace(options: argparse.Namespace) -> int:
+    """Capture a model and save its graph."""
+    from autoshard import folder, pipeline
+    from autoshard.graph import serialize
+
+    with step(f"capturing {options.model}", options.json):
+        graph = pipeline.read_graph(_request(options))
+    folder.write_text(options.output, serialize.dumps(graph))
+    counts = {"ops": len(graph.ops), "parameters": sum(graph.tensor(p.tensor).numel for p in graph.parameters)}
+    if options.json:
+        _print_json({"graph": str(options.output), "graph_hash": serialize.graph_hash(graph), **counts})
+    else:
+        print(f"{options.output}: {counts['ops']} ops, {counts['parameters']:,} parameters")
+        print(f"next: autoshard plan {options.output} --mesh dp=2,tp=2 --hardware a100-80g-sxm")
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Find the best plan and write the package."""
+    from autoshard import folder, pipeline, plan_text
+    from autoshard.hardware import load_hardware
+    from autoshard.mesh import Mesh
+    from autoshard.units import parse_bytes
+
+    mesh = Mesh.parse(options.mesh)
+    if options.devices is not None and options.devices != mesh.size:
+        raise UsageError(f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}")
+    limit = parse_bytes(options.memory_limit) if options.memory_limit else None
+    hardware = load_hardware(options.hardware)
+    request, quiet = _request(options), options.json
+    folder.check_target(options.out)
+    with step(f"capturing {options.model}", quiet):
+        graph = pipeline.read_graph(request)
+    with step(f"searching {mesh}", quiet):
+        made = pipeline.make_plan(graph, mesh, hardware, request, options.strategy, options.solver, limit)
+    with step("writing the package", quiet):
+        files = pipeline.package_files(made, graph, hardware)
+        folder.write_package(options.out, files)
+    summary = plan_text.as_dict(made, graph) | {"out": str(options.out), "files": sorted(files)}
+    if not options.json:
+        print(plan_text.summary(made, graph))
+        print(f"written to {options.out}: {', '.join(sorted(files))}")
+    wants_check = options.verify or options.verify_with
+    code = _verify(options, summary) if wants_check else 0
+    if options.json:
+        _print_json(summary)
+    elif code == 0:
+        print(f"next: torchrun --nproc-per-node {mesh.size} {options.out}/train.py --backend gloo --steps 5")
+    return code
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Run a package's files against the original model."""
+    summary: dict[str, Any] = {"out": str(options.out)}
+    code = _verify(options, summary)
+    if options.json:
+        _print_json(summary)
+    return code
+
+
+def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
+    from autoshard import pipeline
+
+    with step(f"verifying {options.out}", options.json):
+        result = pipeline.verify_package(options.out, options.backend, options.full, dict(options.verify_with))
+    summary["verification"] = result.as_dict()
+    if not options.json:
+        print(result.summary())
+    if result.passed:
+        return 0
+    if not options.json:
+        raise CheckError(result.failure, "the report and the files are left for you to look at")
+    return CheckError.exit_code
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Simulate a package's step and write the timeline."""
+    from autoshard import pipeline, plan_text
+
+    made, graph, hardware = pipeline.read_package(options.plan)
+    with step("simulating", options.json):
+        timeline = pipeline.make_timeline(made, graph, hardware)
+    pipeline.write_output(options.plan, options.output, pipeline.TIMELINE, pipeline.trace_text(timeline))
+    if options.json:
+        _print_json(plan_text.timeline_dict(timeline))
+    else:
+        print(plan_text.timeline_summary(timeline, made))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write a package's HTML report."""
+    from autoshard import pipeline
+
+    made, graph, hardware = pipeline.read_package(options.plan)
+    with step("rendering the report", options.json):
+        timeline = pipeline.make_timeline(made, graph, hardware)
+        page = pipeline.make_report(made, graph, hardware, timeline, pipeline.read_verification(options.plan))
+    path = pipeline.write_output(options.plan, options.output, pipeline.REPORT, page)
+    if options.json:
+        _print_json({"report": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def profiles(options: argparse.Namespace) -> int:
+    """List the hardware profiles, or print one."""
+    from autoshard.hardware import hardware_text, list_profiles, load_hardware
+
+    names = [options.name] if options.name else list_profiles()
+    found = {name: load_hardware(name) for name in names}
+    if options.json:
+        _print_json({name: hardware_text(hardware) for name, hardware in found.items()})
+    elif options.name:
+        print(hardware_text(found[options.name]), end="")
+    else:
+        from autoshard.plan_text import profile_table
+
+        print(profile_table(found))
+    return 0
+
+
+def _request(options: argparse.Namespace) -> Any:
+    from autoshard.pipeline import ModelRequest
+
+    return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
+
+
+# --- the options ----------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our one-sentence errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"{self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="autoshard",
+        allow_abbrev=False,
+        description="Split a PyTorch model over a cluster: capture, search, write the program, prove it, simulate it.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"autoshard {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    _add_trace(verbs)
+    _add_plan(verbs)
+    _add_verify(verbs)
+    _add_simulate(verbs)
+    _add_report(verbs)
+    _add_profiles(verbs)
+    return parser
+
+
+def _verb(verbs: Any, run: Any) -> argparse.ArgumentParser:
+    text = run.__doc__.strip()
+    parser: argparse.ArgumentParser = verbs.add_parser(run.__name__, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    kinds = "file.py:callable, package.module:callable, a torch.export .pt2 file, or a graph saved by `autoshard trace`"
+    parser.add_argument("model", metavar="MODEL", help=kinds)
+    _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
+    parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], help="default fp32")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
+    parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")
+
+
+def _add_trace(verbs: Any) -> None:
+    parser = _verb(verbs, trace)
+    _add_model(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="such as model.graph.json")
+
+
+def _add_plan(verbs: Any) -> None:
+    parser = _verb(verbs, plan)
+    _add_model(parser)
+    parser.add_argument("--mesh", required=True, help="named axes, slowest links first: dp=2,tp=2")
+    parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
+    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=f"default {DEFAULT_OUT}/")
+    parser.add_argument("--devices", type=int, metavar="N", help="refuse a mesh that has not N devices")
+    parser.add_argument("--memory-limit", metavar="SIZE", help='per device, such as "60 GiB"; default: the profile\'s')
+    parser.add_argument("--solver", choices=["dp"], default="dp", help="default dp")
+    parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
+    parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
+    _add_verify_options(parser)
+
+
+def _add_verify(verbs: Any) -> None:
+    parser = _verb(verbs, verify)
+    parser.add_argument("out", type=Path, metavar="DIR", help="a package written by `autoshard plan`")
+    _add_verify_options(parser)
+
+
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    _add_pairs(parser, "--verify-with", "verify_with", "other arguments for the callable while verifying (n_layer=2)")
+    backends = "gloo: a process a device; lockstep: all devices in one process"
+    parser.add_argument("--backend", choices=["gloo", "lockstep"], default="gloo", help=backends)
+    parser.add_argument("--full", action="store_true", help="verify at full size, whatever it takes")
+
+
+def _add_simulate(verbs: Any) -> None:
+    parser = _verb(verbs, simulate)
+    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default DIR/timeline.json")
+
+
+def _add_report(verbs: Any) -> None:
+    parser = _verb(verbs, report)
+    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default DIR/report.html")
+
+
+def _add_profiles(verbs: Any) -> None:
+    parser = _verb(verbs, profiles)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+
+
+def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:
+    parser.add_argument(option, dest=dest, nargs="+", action="extend", type=_pair, default=[], metavar="K=V", help=text)
+
+
+def _pair(text: str) -> tuple[str, str | int | float | bool]:
+    """`n_layer=2` -> ("n_layer", 2): integers, floats, true and false are recognised, the rest is text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

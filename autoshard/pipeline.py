@@ -1,0 +1,159 @@
+"""The road from what a person named to the files of a package, one function a stretch; the verbs of the CLI call these.
+
+Heavy rooms are imported where they are used, so that `autoshard --help` is quick and a saved graph needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard import folder
+from autoshard.errors import InvalidFileError, UsageError
+from autoshard.mesh import Mesh
+
+if TYPE_CHECKING:
+    from autoshard.graph.model import Graph
+    from autoshard.hardware import Hardware
+    from autoshard.plan import Plan
+    from autoshard.simulate import Timeline
+
+Arguments = dict[str, str | int | float | bool]
+PLAN, GRAPH, TIMELINE, REPORT, VERIFICATION = (
+    "plan.json", "graph.json", "timeline.json", "report.html", "verification.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model as the user named it. `precision` and `optimizer` are None where the user said nothing."""
+
+    spec: str
+    arguments: Arguments
+    precision: str | None = None
+    optimizer: str | None = None
+    training: bool = True
+
+
+def read_graph(request: ModelRequest) -> Graph:
+    """Capture the model, or read a graph saved by `autoshard trace`."""
+    if request.spec.endswith(".json"):
+        return _saved_graph(request)
+    from autoshard.graph.capture import capture
+
+    return capture(
+        request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
+    )
+
+
+def _saved_graph(request: ModelRequest) -> Graph:
+    from autoshard.graph import serialize
+
+    graph = serialize.load(request.spec)
+    asked = {
+        "--precision": (request.precision or graph.precision, graph.precision),
+        "--optimizer": (request.optimizer or graph.optimizer, graph.optimizer),
+        "--eval": (request.training and graph.training, graph.training),
+        "--with": (sorted(request.arguments), []),
+    }
+    for option, (wanted, captured) in asked.items():
+        if wanted != captured:
+            raise UsageError(
+                f"{option} can't change the saved graph {request.spec}: it was fixed when the model was captured",
+                f"autoshard trace MODEL {option} … -o {request.spec}",
+            )
+    return graph
+
+
+def make_plan(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    request: ModelRequest,
+    strategy: str,
+    solver: str,
+    limit_bytes: float | None,
+) -> Plan:
+    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for."""
+    from autoshard import search
+
+    origin = search.Origin(request.spec, tuple(sorted(request.arguments.items())))
+    name, _, seed = strategy.partition(":")
+    if name == "random":
+        if not seed.isdecimal():
+            raise UsageError(f"--strategy {strategy}: expected a whole number after the colon", "--strategy random:1")
+        return search.random_plan(graph, mesh, hardware, int(seed), origin=origin)
+    if strategy == "megatron":
+        return search.megatron_plan(graph, mesh, hardware, origin=origin)
+    if strategy != "best":
+        raise UsageError(f"unknown strategy {strategy!r}", "--strategy best, megatron or random:SEED")
+    return search.search(graph, mesh, hardware, solver=solver, memory_limit_bytes=limit_bytes, origin=origin)
+
+
+def package_files(plan: Plan, graph: Graph, hardware: Hardware) -> dict[str, str]:
+    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
+    from autoshard import plan_io
+    from autoshard.emit import emit
+    from autoshard.graph import serialize
+    from autoshard.program.lower import lower
+
+    files = dict(emit(lower(plan, graph), plan, graph))
+    files |= {PLAN: plan_io.dumps(plan), GRAPH: serialize.dumps(graph)}
+    timeline = make_timeline(plan, graph, hardware)
+    return files | {TIMELINE: trace_text(timeline), REPORT: make_report(plan, graph, hardware, timeline, None)}
+
+
+def make_timeline(plan: Plan, graph: Graph, hardware: Hardware) -> Timeline:
+    """The simulated step of the plan's own program."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    return simulate(lower(plan, graph), graph, hardware)
+
+
+def trace_text(timeline: Timeline) -> str:
+    """The timeline as a Chrome trace, which Perfetto opens."""
+    from autoshard.simulate import chrome_trace
+
+    return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
+
+
+def make_report(
+    plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline, verification: Mapping[str, Any] | None
+) -> str:
+    """The self-contained HTML page."""
+    from autoshard.report import render
+
+    return render(plan, graph, hardware, timeline, verification)
+
+
+def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
+    """The plan, graph and hardware of a package folder (or of its plan.json), checked to belong together."""
+    from autoshard import plan_io
+    from autoshard.graph import serialize
+    from autoshard.hardware import parse_hardware
+
+    root = path.parent if path.name == PLAN else path
+    if not root.is_dir():
+        raise InvalidFileError(
+            f"there is no package at {root}", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
+        )
+    plan = plan_io.loads(folder.read_file(root, PLAN), str(root / PLAN))
+    graph = serialize.loads(folder.read_file(root, GRAPH))
+    if serialize.graph_hash(graph) != plan.graph_hash:
+        raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", "autoshard plan")
+    return plan, graph, parse_hardware(plan.hardware_text, plan.hardware)
+
+
+def read_verification(root: Path) -> dict[str, Any] | None:
+    """What `verify` found about this package, or None where it was not verified."""
+    if not (root / VERIFICATION).exists():
+        return None
+    try:
+        result: dict[str, Any] = json.loads(folder.read_file(root, VERIFICATION))
+    except ValueError as error:
+        raise InvalidFileError(f"{root / VERIFICATION} is damaged: {error}", "autoshard verify") from None
+    return result

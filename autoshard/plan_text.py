@@ -1,0 +1,131 @@
+"""What the CLI prints: a plan, a timeline, and the profiles, as text tables and as JSON-ready dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autoshard import plan_io, words
+from autoshard.graph.model import Graph
+from autoshard.plan import Plan, RedistributionPlan
+from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.hardware import Hardware
+
+SHOWN_SHARE = 0.02  # an op without parameters and redistributions is shown from this share of the compute time
+
+
+def summary(plan: Plan, graph: Graph) -> str:
+    """The printed plan: what was chosen, block by block, and what it is predicted to cost."""
+    where = f"{plan.mesh} ({plan.mesh.size} devices) of {plan.hardware}"
+    lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {plan.optimizer}", ""]
+    lines += _block_table(plan, graph)
+    lines += ["", *_figures(plan)]
+    return "\n".join(lines)
+
+
+def _block_table(plan: Plan, graph: Graph) -> list[str]:
+    rows: list[Sequence[str]] = [("module", "operator", "strategy", "redistributed before it")]
+    total = sum(op.forward_seconds + op.backward_seconds for op in plan.ops) or math.inf
+    parameters = {parameter.tensor for parameter in graph.parameters}
+    for block in words.blocks(plan, graph):
+        shown = [row for row in block.rows if _is_shown(row, parameters, total / len(block.names))]
+        if not shown:
+            continue
+        rows.append((block.title, "", "", ""))
+        for row in shown:
+            moves = [move_words(move, plan, graph) for move in row.moves] or [""]
+            rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words, moves[0]))
+            rows += [("", "", "", move) for move in moves[1:]]
+    return table(rows)
+
+
+def _is_shown(row: words.Row, parameters: set[str], block_total: float) -> bool:
+    uses_parameter = any(operand in parameters for operand in row.op.operands)
+    costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
+    return uses_parameter or costly or bool(row.moves)
+
+
+def move_words(move: RedistributionPlan, plan: Plan, graph: Graph) -> str:
+    """`x S1 -> R over tp, 24 MiB, 1.2 ms`: bytes are those of the whole tensor; seconds forward and backward."""
+    steps = ", ".join(f"{before} -> {after} over {axis}" for axis, before, after in move.steps)
+    seconds = move.forward_seconds + move.backward_seconds
+    return f"{move.tensor} {steps}: {format_bytes(graph.tensor(move.tensor).bytes)}, {format_seconds(seconds, 3)}"
+
+
+def _figures(plan: Plan) -> list[str]:
+    certificate = plan.certificate
+    compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
+    moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
+    memory = format_bytes(plan.predicted_peak_bytes)
+    if math.isfinite(plan.capacity_bytes):
+        memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
+    bound = f"{format_seconds(certificate.objective_seconds)}, lower bound {format_seconds(certificate.lower_bound_seconds)}"
+    rows = [
+        ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)"),
+        ("  operators", f"{format_seconds(compute)}, forward and backward"),
+        ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
+        ("memory per device", memory),
+        ("objective", f"{bound}, gap {gap_words(plan)} ({certificate.solver}, {certificate.status})"),
+        ("plan", plan_io.plan_hash(plan)),
+    ]
+    return table(rows)
+
+
+def gap(plan: Plan) -> float | None:
+    """(objective - lower bound) / objective; None where no bound was proved."""
+    certificate = plan.certificate
+    if certificate.lower_bound_seconds <= 0 or certificate.objective_seconds <= 0:
+        return None
+    return max(0.0, 1 - certificate.lower_bound_seconds / certificate.objective_seconds)
+
+
+def gap_words(plan: Plan) -> str:
+    share = gap(plan)
+    return "not known" if share is None else f"{share:.2%}"
+
+
+def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
+    """The plan's figures for `--json`; seconds and bytes."""
+    return {
+        "model": plan.model,
+        "mesh": dict(plan.mesh.axes),
+        "hardware": plan.hardware,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
+        "plan_hash": plan_io.plan_hash(plan),
+        "graph_hash": plan.graph_hash,
+        "ops": len(graph.ops),
+        "predicted_seconds": plan.predicted_seconds,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "capacity_bytes": plan.capacity_bytes if math.isfinite(plan.capacity_bytes) else None,
+        "redistributions": len(plan.redistributions),
+        "solver": plan.certificate.solver,
+        "status": plan.certificate.status,
+        "objective_seconds": plan.certificate.objective_seconds,
+        "lower_bound_seconds": plan.certificate.lower_bound_seconds,
+        "gap": gap(plan),
+    }
+
+
+def profile_table(profiles: Mapping[str, Hardware]) -> str:
+    """One line a profile."""
+    rows: list[Sequence[str]] = [("profile", "memory", "peak", "links, innermost first", "what it is")]
+    for name, hardware in profiles.items():
+        peak = ", ".join(f"{format_flop_rate(flops, 3)} {dtype}" for dtype, flops in hardware.peaks[:1])
+        links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
+        rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
+    return "\n".join(table(rows))
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns, two spaces apart; the last column is not padded, nor is a row of a lone first cell."""
+    tabular = [row for row in rows if any(row[1:])]
+    widths = [max((len(cell) for cell in column), default=0) for column in zip(*tabular, strict=True)][:-1]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*padded, row[-1]]).rstrip() if any(row[1:]) else row[0])
+    return lines

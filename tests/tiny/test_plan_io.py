@@ -1,0 +1,134 @@
+"""Plans as text: round trip, one text a plan, and a clear error for every kind of damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard import plan_io
+from autoshard.errors import InvalidFileError
+from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard
+from autoshard.mesh import Mesh
+from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
+
+PLACEMENTS = st.sampled_from([REPLICATE, REPLICATE_PARTIAL, PARTIAL, Shard(0), Shard(1, 3), Shard(2, 3, 64)])
+LAYOUTS = st.builds(Layout, st.tuples(PLACEMENTS, PLACEMENTS))
+NAMES = st.text(min_size=1, max_size=6)
+SECONDS = st.floats(min_value=0, allow_infinity=False, allow_nan=False)
+OPS = st.builds(OpPlan, NAMES, NAMES, NAMES, SECONDS, SECONDS, NAMES)
+TENSORS = st.builds(TensorPlan, NAMES, NAMES, LAYOUTS, NAMES)
+MOVES = st.builds(
+    RedistributionPlan,
+    NAMES,
+    LAYOUTS,
+    LAYOUTS,
+    st.tuples(NAMES),
+    st.tuples(st.tuples(NAMES, NAMES, NAMES)),
+    SECONDS,
+    SECONDS,
+)
+ARGUMENTS = st.lists(st.tuples(NAMES, st.one_of(NAMES, st.integers(), SECONDS, st.booleans())), max_size=3).map(tuple)
+
+
+def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+PLANS = st.builds(
+    Plan,
+    graph_hash=NAMES,
+    model=NAMES,
+    model_arguments=ARGUMENTS,
+    mesh=st.just(Mesh((("dp", 2), ("tp", 2)))),
+    hardware=NAMES,
+    hardware_text=st.text(max_size=20),
+    precision=NAMES,
+    optimizer=NAMES,
+    inputs=few(TENSORS),
+    parameters=few(TENSORS),
+    buffers=few(TENSORS),
+    ops=few(OPS),
+    redistributions=few(MOVES),
+    predicted_seconds=SECONDS,
+    predicted_peak_bytes=SECONDS,
+    capacity_bytes=st.one_of(SECONDS, st.just(float("inf"))),
+    certificate=st.builds(Certificate, NAMES, NAMES, SECONDS, SECONDS),
+    versions=few(st.tuples(NAMES, NAMES)),
+)
+
+
+@given(PLANS)
+def test_round_trip(plan: Plan) -> None:
+    text = plan_io.dumps(plan)
+    assert plan_io.loads(text) == plan
+    assert plan_io.dumps(plan_io.loads(text)) == text
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
+
+
+@given(PLANS, PLANS)
+def test_hash_tells_plans_apart(one: Plan, other: Plan) -> None:
+    assert (plan_io.plan_hash(one) == plan_io.plan_hash(other)) == (plan_io.dumps(one) == plan_io.dumps(other))
+
+
+def a_plan() -> Plan:
+    layout = Layout((Shard(0), REPLICATE))
+    op = OpPlan("linear", "b n", "", 1e-3, 2e-3)
+    move = RedistributionPlan("x", layout, layout, ("linear",), (("tp", "S0", "R"),), 1e-4, 1e-4)
+    tensor = TensorPlan("x", "x", layout)
+    return Plan(
+        "hash", "m.py:f", (("n", 2),), Mesh((("dp", 2), ("tp", 2))), "cpu", "", "fp32", "sgd", (tensor,), (), (), (op,), (move,),
+        3e-3, 10.0, 20.0, Certificate("dp", "optimal", 3e-3, 3e-3),
+    )  # fmt: skip
+
+
+def test_a_record_takes_one_line() -> None:
+    lines = plan_io.dumps(
+        dataclasses.replace(a_plan(), ops=(OpPlan("a", "=", "", 0, 0), OpPlan("b", "=", "", 0, 0)))
+    ).splitlines()
+    assert sum('"op": "a"' in line for line in lines) == sum('"op": "b"' in line for line in lines) == 1
+    assert not any('"op": "a"' in line and '"op": "b"' in line for line in lines)
+
+
+DAMAGE = [
+    (lambda d: d.pop("mesh"), "lacks 'mesh'"),
+    (lambda d: d.update(extra=1), "unknown key 'extra'"),
+    (lambda d: d.update(mesh="dp"), "expected name=size"),
+    (lambda d: d.update(mesh=4), "plan.mesh is int, expected str"),
+    (lambda d: d.update(predicted_seconds="soon"), "plan.predicted_seconds is 'soon', expected a number"),
+    (lambda d: d["ops"][0].update(forward_seconds=None), "plan.ops[0].forward_seconds is NoneType"),
+    (lambda d: d["inputs"][0].update(layout="Q"), "not a placement: 'Q'"),
+    (lambda d: d.update(model_arguments=[["a"]]), "plan.model_arguments[0] has 1 entries, expected 2"),
+    (lambda d: d.update(ops={}), "plan.ops is dict, expected a list"),
+    (lambda d: d.update(schema_version=99), "schema version 99"),
+    (lambda d: d.update(kind="other"), "is not an autoshard plan"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE, ids=[message for _, message in DAMAGE])
+def test_damage_is_named(damage: object, message: str) -> None:
+    data = json.loads(plan_io.dumps(a_plan()))
+    damage(data)  # type: ignore[operator]
+    with pytest.raises(InvalidFileError) as caught:
+        plan_io.loads(json.dumps(data), "folder/plan.json")
+    assert message in caught.value.message
+    assert "folder/plan.json" in caught.value.message
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan_io.save(a_plan(), path)
+    assert plan_io.load(path) == a_plan()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+    with pytest.raises(InvalidFileError, match="No such file"):
+        plan_io.load(tmp_path / "none.json")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidFileError, match="not a text file"):
+        plan_io.load(path)
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(InvalidFileError, match="is not JSON"):
+        plan_io.load(path)
