@@ -1,0 +1,16 @@
+"""Seconds and bytes: formulas only, the numbers are in `costmodels/` and `hardware_profiles/`."""
+
+from autoshard.costs.collective import collective_seconds
+from autoshard.costs.links import AxisLink, axis_link
+from autoshard.costs.memory import activation_bytes, optimizer_seconds, parameter_bytes
+from autoshard.costs.operator import op_seconds
+
+__all__ = [
+    "AxisLink",
+    "activation_bytes",
+    "axis_link",
+    "collective_seconds",
+    "op_seconds",
+    "optimizer_seconds",
+    "parameter_bytes",
+]

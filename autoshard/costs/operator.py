@@ -1,0 +1,89 @@
+"""Seconds of a graph operator under a strategy: its local operator, and the collectives inside its variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from autoshard.costs.collective import collective_seconds
+from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
+from autoshard.graph.model import Graph, Op
+from autoshard.hardware import Hardware
+from autoshard.layout import Layout, Shard, largest_shape
+from autoshard.mesh import Mesh
+from autoshard.rules.strategy import Strategy
+
+LOSS_BYTES = 4  # logsumexp and target logit are float32
+COUNT_BYTES = 8  # of labels that are not ignored
+
+
+def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
+    """Forward and backward seconds on the device that holds most; no backward in a graph without a loss."""
+    operands = tuple(
+        None if name is None or layout is None else _local(graph, name, layout, mesh)
+        for name, layout in zip(op.operands, strategy.operands, strict=True)
+    )
+    results = tuple(
+        _local(graph, name, layout, mesh) for name, layout in zip(op.results, strategy.results, strict=True)
+    )
+    forward, backward = compute_seconds(hardware, graph, op, operands, results)
+    calls = variant_collectives(mesh, strategy.variant, operands, strategy.operands)
+    return forward + sum(collective_seconds(hardware, mesh, *call) for call in calls), backward
+
+
+def compute_seconds(
+    hardware: Hardware, graph: Graph, op: Op, operands: tuple[LocalTensor | None, ...], results: tuple[LocalTensor, ...]
+) -> tuple[float, float]:
+    """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
+    forward, backward = local_op_seconds(hardware, local_op(op, operands, results, extra_share(graph, op, results)))
+    return forward, backward if graph.loss is not None else 0.0
+
+
+def extra_share(graph: Graph, op: Op, results: tuple[LocalTensor, ...]) -> float:
+    """The part of an op's extra saved bytes that one device keeps: that of its first result."""
+    whole = graph.tensor(op.results[0]).numel if op.results else 0
+    return results[0].numel / whole if whole else 0.0
+
+
+def _local(graph: Graph, name: str, layout: Layout, mesh: Mesh) -> LocalTensor:
+    tensor = graph.tensor(name)
+    return LocalTensor(_largest_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.requires_grad)
+
+
+@lru_cache(maxsize=65536)
+def _largest_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    return largest_shape(shape, layout, mesh)
+
+
+Call = tuple[int, str, float]  # (axis index, kind, full bytes)
+
+
+def variant_collectives(
+    mesh: Mesh, variant: str, operands: tuple[LocalTensor | None, ...], layouts: tuple[Layout | None, ...]
+) -> list[Call]:
+    """The collectives that a variant's forward makes inside, in order. Backward makes none."""
+    inside = _VARIANTS.get(variant)
+    return inside(mesh, operands, layouts) if inside else []
+
+
+def _cross_entropy(
+    mesh: Mesh, operands: tuple[LocalTensor | None, ...], layouts: tuple[Layout | None, ...]
+) -> list[Call]:
+    """Over the vocabulary: maximum, sum of exponentials and target logit of each row. Over rows: the count of labels."""
+    logits, layout = operands[0], layouts[0]
+    assert logits is not None and layout is not None
+    class_dim = 1 if len(logits.shape) > 1 else 0
+    rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
+    calls: list[Call] = []
+    for axis, placement in enumerate(layout.placements):
+        if isinstance(placement, Shard) and placement.dim == class_dim:
+            calls += [(axis, "all_reduce", float(rows * LOSS_BYTES))] * 3
+        elif isinstance(placement, Shard):
+            calls.append((axis, "all_reduce", float(COUNT_BYTES)))
+    return calls
+
+
+_VARIANTS: dict[str, Callable[[Mesh, tuple[LocalTensor | None, ...], tuple[Layout | None, ...]], list[Call]]] = {
+    "parallel_cross_entropy": _cross_entropy,
+}

@@ -1,0 +1,63 @@
+"""A Timeline as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from autoshard.simulate.timeline import Event, Timeline
+
+PROCESS = 0
+MICROSECONDS = 1e6
+
+
+def chrome_trace(timeline: Timeline, name: str = "predicted step, every device") -> dict[str, Any]:
+    """Names (ph M), events (ph X, `ts` and `dur` in microseconds), and the memory curve as a counter (ph C)."""
+    threads = {stream: number for number, stream in enumerate(timeline.streams)}
+    trace = [_metadata("process_name", name, 0)]
+    for stream, number in threads.items():
+        trace.append(_metadata("thread_name", stream, number))
+        trace.append(
+            {"ph": "M", "name": "thread_sort_index", "pid": PROCESS, "tid": number, "args": {"sort_index": number}}
+        )
+    trace += [_complete(event, threads[event.stream]) for event in timeline.events]
+    trace += [_counter(seconds, size) for seconds, size in timeline.memory]
+    summary = {"step_seconds": timeline.step_seconds, "peak_bytes": timeline.peak_bytes}
+    return {"displayTimeUnit": "ms", "traceEvents": trace, "otherData": summary}
+
+
+def _metadata(kind: str, name: str, thread: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": PROCESS, "tid": thread, "args": {"name": name}}
+
+
+def _complete(event: Event, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": event.name,
+        "cat": event.phase,
+        "pid": PROCESS,
+        "tid": thread,
+        "ts": event.start_seconds * MICROSECONDS,
+        "dur": event.duration_seconds * MICROSECONDS,
+        "args": {"bytes": event.bytes, "module": event.module, "reason": event.reason},
+    }
+
+
+def _counter(seconds: float, size: float) -> dict[str, Any]:
+    return {
+        "ph": "C",
+        "name": "memory",
+        "pid": PROCESS,
+        "tid": 0,
+        "ts": seconds * MICROSECONDS,
+        "args": {"bytes": size},
+    }
+
+
+def write(timeline: Timeline, path: Path, name: str = "predicted step, every device") -> None:
+    """Writes the trace; a temporary file is renamed, so that nothing half-written is left."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(chrome_trace(timeline, name), ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

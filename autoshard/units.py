@@ -1,0 +1,107 @@
+"""Quantities with units to floats in SI (bytes, bytes/s, seconds, FLOP, FLOP/s) and back.
+
+`parse_bandwidth("392 GB/s")` is 3.92e11 bytes/s and `format_bandwidth(3.92e11)` is "392 GB/s". Capacities print with
+binary prefixes (GiB), rates with decimal ones (GB/s); both kinds of prefix are read for bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from autoshard.errors import UsageError
+
+_QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)\s*$")
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+
+
+def _prefixed(unit: str, prefixes: dict[str, float]) -> dict[str, float]:
+    return {prefix + unit: factor for prefix, factor in prefixes.items()}
+
+
+_UNITS: dict[str, dict[str, float]] = {
+    "bytes": _prefixed("B", _DECIMAL | _BINARY),
+    "bandwidth": _prefixed("B/s", _DECIMAL | _BINARY),
+    "seconds": _SECONDS,
+    "flops": _prefixed("FLOP", _DECIMAL),
+    "flop_rate": _prefixed("FLOP/s", _DECIMAL),
+}
+_EXAMPLE = {
+    "bytes": "64 GiB",
+    "bandwidth": "392 GB/s",
+    "seconds": "3 us",
+    "flops": "2 TFLOP",
+    "flop_rate": "312 TFLOP/s",
+}
+
+
+def parse_quantity(text: str, dimension: str) -> float:
+    """`dimension` is bytes, bandwidth, seconds, flops or flop_rate. Raises UsageError that names the value."""
+    match = _QUANTITY.match(text)
+    units = _UNITS[dimension]
+    if match is None or match[2] not in units:
+        raise UsageError(
+            f"{text!r} is not a quantity of {dimension}: expected a number and a unit", f'"{_EXAMPLE[dimension]}"'
+        )
+    value = float(match[1]) * units[match[2]]
+    if value < 0 or not math.isfinite(value):
+        raise UsageError(
+            f"{text!r}: expected a finite quantity of {dimension}, not negative", f'"{_EXAMPLE[dimension]}"'
+        )
+    return value
+
+
+def _format(value: float, units: dict[str, float], digits: int) -> str:
+    """The largest unit that leaves a number of at least 1, `digits` significant digits."""
+    order = sorted(units.items(), key=lambda item: item[1])
+    rounded = float(f"{value:.{digits}g}")
+    fitting = [item for item in order if item[1] <= rounded] or [order[0]]
+    unit, factor = fitting[-1]
+    scaled = f"{value / factor:.{digits}g}"
+    return f"{float(scaled):.12g} {unit}"
+
+
+def parse_bytes(text: str) -> float:
+    return parse_quantity(text, "bytes")
+
+
+def parse_bandwidth(text: str) -> float:
+    return parse_quantity(text, "bandwidth")
+
+
+def parse_seconds(text: str) -> float:
+    return parse_quantity(text, "seconds")
+
+
+def parse_flops(text: str) -> float:
+    return parse_quantity(text, "flops")
+
+
+def parse_flop_rate(text: str) -> float:
+    return parse_quantity(text, "flop_rate")
+
+
+def format_bytes(value: float, digits: int = 4) -> str:
+    """`68719476736.0` -> "64 GiB"."""
+    return _format(value, {"B": 1.0} | _prefixed("B", _BINARY), digits)
+
+
+def format_bandwidth(value: float, digits: int = 4) -> str:
+    """Bytes/s: `3.92e11` -> "392 GB/s"."""
+    return _format(value, {"B/s": 1.0} | _prefixed("B/s", {p: f for p, f in _DECIMAL.items() if p != "K"}), digits)
+
+
+def format_seconds(value: float, digits: int = 4) -> str:
+    """`3e-6` -> "3 us"."""
+    return _format(value, {unit: _SECONDS[unit] for unit in ("s", "ms", "us", "ns")}, digits) if value else "0 s"
+
+
+def format_flops(value: float, digits: int = 4) -> str:
+    return _format(value, {u: f for u, f in _UNITS["flops"].items() if not u.startswith("K")}, digits)
+
+
+def format_flop_rate(value: float, digits: int = 4) -> str:
+    """FLOP/s: `3.12e14` -> "312 TFLOP/s"."""
+    return _format(value, {u: f for u, f in _UNITS["flop_rate"].items() if not u.startswith("K")}, digits)
