@@ -1,0 +1,86 @@
+"""What the generated model needs at run time: a mesh of named axes, collectives with gradients, sharded parameters.
+
+Launched by torchrun on gloo, NCCL or HCCL. On each mesh axis a tensor lies as one of
+  S<d>  sharded: each device holds a slice of dim d, and the same slice of the gradient
+  R     replicated: everything on each device, and the whole gradient, equal on all
+  R+    replicated: everything on each device; the true gradient is the sum over the axis
+  P     partial: the true value is the sum over the axis; the gradient is whole on each
+A layout is written with one placement per axis, in mesh order: "S0 R".
+"""
+
+from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
+from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
+from .gradients import clip_gradients, reduce_gradients
+from .mesh import ParallelMesh
+from .operators import (
+    parallel_cross_entropy,
+    parallel_mean,
+    parallel_mse_loss,
+    vocabulary_parallel_embedding,
+    vocabulary_range,
+)
+from .parameters import (
+    Sharding,
+    assign,
+    full_tensor,
+    init_parameter,
+    local,
+    shard_buffer,
+    shard_parameter,
+    sharding,
+)
+from .randomness import Random, dropout_mask, random_attention, random_dropout
+from .redistribution import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    copy,
+    mask,
+    reduce_scatter,
+    regather,
+    regathering,
+    slice_shard,
+    zero_pad,
+)
+
+__all__ = [
+    "Axis",
+    "ParallelMesh",
+    "Random",
+    "Sharding",
+    "Transport",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "assign",
+    "clip_gradients",
+    "copy",
+    "dropout_mask",
+    "full_state_dict",
+    "full_tensor",
+    "held_indices",
+    "init_parameter",
+    "load_checkpoint",
+    "load_full_state_dict",
+    "local",
+    "mask",
+    "parallel_cross_entropy",
+    "parallel_mean",
+    "parallel_mse_loss",
+    "random_attention",
+    "random_dropout",
+    "reduce_gradients",
+    "reduce_scatter",
+    "regather",
+    "regathering",
+    "save_checkpoint",
+    "shard_bounds",
+    "shard_buffer",
+    "shard_parameter",
+    "shard_size",
+    "sharding",
+    "slice_shard",
+    "vocabulary_parallel_embedding",
+    "vocabulary_range",
+    "zero_pad",
+]

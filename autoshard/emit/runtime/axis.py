@@ -1,0 +1,113 @@
+"""One mesh axis: its raw collectives, and what a device holds of a dim that it cuts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .mesh import ParallelMesh
+
+
+class Transport(Protocol):
+    """The raw collectives of one group of devices; all work along dim 0 of contiguous tensors, without gradients."""
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
+        """Reduces `x` in place by "sum" or "max"; x is ready once the returned function was called."""
+
+    def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
+    def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
+    def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor: ...
+    def barrier(self) -> None: ...
+
+
+class GroupTransport:
+    """The transport of a torch.distributed process group. Uneven gathers and scatters are padded to the longest."""
+
+    # torch 2.13 renamed these two
+    _all_gather = staticmethod(getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)
+    _reduce_scatter = staticmethod(getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
+        reduce_op = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[op]
+        work = dist.all_reduce(x, reduce_op, group=self.group, async_op=True)
+        return cast(Callable[[], object], work.wait)
+
+    def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        longest = max(lengths)
+        gathered = x.new_empty((longest * len(lengths), *x.shape[1:]))
+        self._all_gather(gathered, _pad_to(x, longest), group=self.group)
+        if min(lengths) == longest:
+            return gathered
+        return torch.cat([gathered[i * longest : i * longest + n] for i, n in enumerate(lengths)])
+
+    def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        longest = max(lengths)
+        if min(lengths) < longest:
+            x = torch.cat([_pad_to(piece, longest) for piece in x.split(list(lengths))])
+        scattered = x.new_empty((longest, *x.shape[1:]))
+        self._reduce_scatter(scattered, x, group=self.group)
+        return scattered[: lengths[dist.get_rank(self.group)]]
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        received = x.new_empty((sum(receive), *x.shape[1:]))
+        dist.all_to_all_single(received, x, list(receive), list(send), group=self.group)
+        return received
+
+    def barrier(self) -> None:
+        dist.barrier(self.group)
+
+
+def _pad_to(x: Tensor, length: int) -> Tensor:
+    return x if len(x) == length else torch.cat([x, x.new_zeros((length - len(x), *x.shape[1:]))])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One mesh axis (or several joined) as this device sees it."""
+
+    name: str
+    size: int
+    index: int  # the coordinate of this device
+    transport: Transport
+
+
+def shard_bounds(size: int, axis: Axis, unit: int = 1, index: int | None = None) -> tuple[int, int]:
+    """[start, stop) that one device holds of a dim (or block) of length `size`: torch.chunk in multiples of `unit`."""
+    index = axis.index if index is None else index
+    unit = unit if size % unit == 0 else 1
+    length = -(-(size // unit) // axis.size) * unit
+    return min(index * length, size), min((index + 1) * length, size)
+
+
+def shard_size(size: int, axis: Axis, blocks: int = 1, unit: int = 1, index: int | None = None) -> int:
+    """The local length of a dim of length `size` that `axis` cuts."""
+    start, stop = shard_bounds(size // blocks, axis, unit, index)
+    return blocks * (stop - start)
+
+
+_PLACEMENT = re.compile(r"S(\d+)(?:/(\d+))?(?:\*(\d+))?")
+
+
+def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, int]]:
+    """The (axis, dim, blocks, unit) of every shard in a layout's text."""
+    matches = zip(mesh.axes, map(_PLACEMENT.fullmatch, layout.split()), strict=True)
+    return [(mesh[name], int(m[1]), int(m[2] or 1), int(m[3] or 1)) for name, m in matches if m]
+
+
+def held_indices(size: int, dim: int, layout: str, mesh: ParallelMesh) -> Tensor:
+    """The global positions along `dim` that this device holds, in local order."""
+    held = torch.arange(size)
+    for axis, _, blocks, unit in (cut for cut in shard_cuts(layout, mesh) if cut[1] == dim):
+        runs = held.split(torch.unique_consecutive(held // (size // blocks), return_counts=True)[1].tolist())
+        held = torch.cat([run[slice(*shard_bounds(len(run), axis, unit))] for run in runs] or [held])
+    return held

@@ -1,0 +1,104 @@
+"""State dicts with the original names and shapes, and checkpoints that load on another number of devices."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from .parameters import Sharding, assign, full_tensor, local, sharding
+
+
+def _named(model: nn.Module) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """(original names, parameter or buffer) of all that a state dict holds; a tied tensor once."""
+    seen: set[int] = set()
+    for path, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            held: Sharding | None = getattr(tensor, "sharding", None)
+            if held is None:
+                raise TypeError(f"{path} is not sharded: build the model in its dtype and device instead of casting it")
+            yield (held.name, *held.ties), tensor
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of the original model, on the CPU of rank 0, empty on the others; every rank must call it."""
+    result: dict[str, Tensor] = {}
+    for names, tensor in _named(model):
+        full = full_tensor(tensor)
+        if sharding(tensor).mesh.rank == 0:
+            result.update(dict.fromkeys(names, full.detach().cpu().clone()))
+    return result
+
+
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Each device takes its part of the original model's state dict. Raises KeyError that lists what is missing."""
+    found = {names: next((name for name in names if name in state), None) for names, _ in _named(model)}
+    missing = [names[0] for names, name in found.items() if name is None]
+    if missing:
+        raise KeyError(f"the state dict lacks {', '.join(missing)}")
+    for names, tensor in _named(model):
+        full = state[str(found[names])]
+        if tuple(full.shape) != sharding(tensor).shape:
+            raise ValueError(f"{names[0]}: expected shape {sharding(tensor).shape}, got {tuple(full.shape)}")
+        assign(tensor, full)
+
+
+def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Writes model, optimizer and step; the folder appears only when it is complete."""
+    named = {names[0]: tensor for names, tensor in _named(model)}
+    state: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in named.items()}
+    for name, tensor in named.items():
+        for slot, value in optimizer.state.get(tensor, {}).items():
+            state[f"optimizer.{name}.{slot}"] = value
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    partial = Path(f"{folder}.partial")
+    dcp.save(state, checkpoint_id=partial)
+    if dist.get_rank() == 0:
+        (partial / "training.json").write_text(json.dumps({"step": step, "groups": groups}, indent=1))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    dist.barrier()
+
+
+def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Loads what save_checkpoint wrote, on any mesh; returns the step."""
+    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    wanted: dict[str, tuple[Any, Sharding]] = {}
+    for names, tensor in _named(model):
+        wanted[f"model.{names[0]}"] = tensor.detach(), sharding(tensor)
+        prefix = f"optimizer.{names[0]}."
+        for key in sorted(key for key in saved if key.startswith(prefix)):
+            slot = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key])
+            wanted[key] = slot, sharding(tensor)
+    missing = [key for key in wanted if key not in saved]
+    if missing:
+        raise KeyError(f"the checkpoint {folder} lacks {', '.join(missing)}")
+    shapes = {key: tuple(cast(TensorStorageMetadata, saved[key]).size) for key in wanted}
+    dcp.load({key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}, checkpoint_id=folder)
+    for key, (x, own) in wanted.items():
+        if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
+            whole = torch.empty(shapes[key], dtype=x.dtype)
+            dcp.load({key: whole}, checkpoint_id=folder)
+            local(x).copy_(own.part(whole))
+    training = json.loads((Path(folder) / "training.json").read_text())
+    for group, values in zip(optimizer.param_groups, training["groups"], strict=True):
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return int(training["step"])
+
+
+def _slot(parameter: Tensor, saved: Any) -> Tensor:
+    """An empty optimizer state: as the parameter is, or (a step count) one small tensor."""
+    if math.prod(saved.size) == parameter.numel() and len(saved.size) > 0:
+        return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
+    return torch.zeros(saved.size, dtype=saved.properties.dtype)

@@ -1,0 +1,91 @@
+"""The mesh: named axes, outermost (slowest links) first; ranks are row-major over it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from .axis import Axis, GroupTransport, Transport
+from .randomness import Random
+
+
+class ParallelMesh:
+    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None where ranks are simulated."""
+
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        rank: int,
+        connect: Callable[[ParallelMesh, tuple[str, ...]], Transport],
+        device: torch.device,
+        device_mesh: DeviceMesh | None = None,
+    ) -> None:
+        self.axes, self.rank, self.device, self.device_mesh = dict(axes), rank, device, device_mesh
+        self.coordinates: dict[str, int] = {}
+        for name, size in reversed(self.axes.items()):
+            rank, self.coordinates[name] = divmod(rank, size)
+        self._connect = connect
+        self._joined: dict[tuple[str, ...], Axis] = {}
+        self.random = Random(self)
+        for name in self.axes:
+            self.joint((name,))
+
+    @classmethod
+    def from_environment(cls, axes: Mapping[str, int], backend: str) -> ParallelMesh:
+        """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend)."""
+        size, started = math.prod(axes.values()), int(os.environ.get("WORLD_SIZE", "1"))
+        if size != started:
+            mesh = ",".join(f"{name}={n}" for name, n in axes.items())
+            raise SystemExit(f"the mesh {mesh} has {size} devices but {started} processes were started: use torchrun")
+        device = _device(backend)
+        if not dist.is_initialized():
+            alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            dist.init_process_group(backend, **alone)
+        device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        return cls(axes, dist.get_rank(), _connect_group, device, device_mesh)
+
+    def __getitem__(self, name: str) -> Axis:
+        return self._joined[(name,)]
+
+    def joint(self, names: Sequence[str]) -> Axis:
+        """Several axes as one (row-major). The first use of a set must be made by all ranks together."""
+        key = tuple(name for name in self.axes if name in names)
+        if key not in self._joined:
+            index = 0
+            for name in key:
+                index = index * self.axes[name] + self.coordinates[name]
+            size = math.prod(self.axes[name] for name in key)
+            self._joined[key] = Axis("+".join(key), size, index, self._connect(self, key))
+        return self._joined[key]
+
+    def groups(self, names: Sequence[str]) -> list[list[int]]:
+        """The ranks of every group along the axes `names`."""
+        kept = [i for i, name in enumerate(self.axes) if name in names]
+        ranks = torch.arange(math.prod(self.axes.values())).reshape(tuple(self.axes.values()))
+        moved = ranks.movedim(kept, list(range(ranks.dim() - len(kept), ranks.dim())))
+        return cast(list[list[int]], moved.reshape(-1, math.prod(ranks.shape[i] for i in kept)).tolist())
+
+
+def _device(backend: str) -> torch.device:
+    if backend == "gloo":
+        return torch.device("cpu")
+    if backend == "hccl":
+        import torch_npu  # type: ignore[import-not-found]  # noqa: F401  # registers the device type "npu"
+    device = torch.device({"nccl": "cuda", "hccl": "npu"}[backend], int(os.environ.get("LOCAL_RANK", "0")))
+    torch.get_device_module(device).set_device(device)
+    return device
+
+
+def _connect_group(mesh: ParallelMesh, names: tuple[str, ...]) -> Transport:
+    assert mesh.device_mesh is not None
+    if len(names) == 1:
+        return GroupTransport(mesh.device_mesh.get_group(names[0]))
+    if len(names) == len(mesh.axes):
+        return GroupTransport(dist.group.WORLD)
+    return GroupTransport(dist.new_subgroups_by_enumeration(mesh.groups(names))[0])

@@ -1,0 +1,90 @@
+"""Randomness: replicas agree, shards differ. `index` numbers a random operator; `random.step` is set by the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .axis import held_indices, shard_cuts
+
+if TYPE_CHECKING:
+    from .mesh import ParallelMesh
+
+
+class Random:
+    """The seed of all dropout. With `exact`, masks depend on global positions only, whatever the mesh (to compare runs)."""
+
+    def __init__(self, mesh: ParallelMesh, seed: int = 0, step: int = 0, exact: bool = False) -> None:
+        self.mesh, self.seed, self.step, self.exact = mesh, seed, step, exact
+
+    @contextlib.contextmanager
+    def fork(self, index: int, layout: str) -> Iterator[None]:
+        """Seeds the default generator by (seed, step, index, coordinates of the sharding axes); restores it after."""
+        device = self.mesh.device
+        shards = [(axis.name, axis.index) for axis, *_ in shard_cuts(layout, self.mesh)]
+        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+            torch.manual_seed(hash_of(self.seed, self.step, index, shards))
+            yield
+
+    def keep(self, index: int, shape: Sequence[int], layout: str, p: float) -> Tensor:
+        """The local part of the dropout mask of a global `shape`."""
+        held = [held_indices(size, dim, layout, self.mesh) for dim, size in enumerate(shape)]
+        return dropout_mask(self.seed, self.step, index, shape, p, held).to(self.mesh.device)
+
+
+def hash_of(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def dropout_mask(
+    seed: int, step: int, index: int, shape: Sequence[int], p: float, held: Sequence[Tensor] | None = None
+) -> Tensor:
+    """True where an element is kept; a pure function of (seed, step, index, global position). `held[d]`: the global
+    positions along dim d that are wanted (None: all)."""
+    position = torch.zeros((), dtype=torch.int64)
+    for dim, size in enumerate(shape):
+        along = torch.arange(size) if held is None else held[dim]
+        position = position.unsqueeze(-1) * size + along
+    z = position * -0x61C8864680B583EB + hash_of(seed, step, index)  # splitmix64; int64 arithmetic wraps
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * factor
+    z = z ^ (z >> 31 & (1 << 33) - 1)
+    return (z >> 11 & (1 << 53) - 1) >= int(p * 2**53)
+
+
+def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Sequence[int], layout: str) -> Tensor:
+    """Dropout of a tensor of global `shape` and `layout`."""
+    if random.exact:
+        return x * random.keep(index, shape, layout, p) / max(1 - p, 1e-30)
+    with random.fork(index, layout):
+        return F.dropout(x, p)
+
+
+def random_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Random, *, dropout_p: float, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False, index: int, shape: Sequence[int], layout: str,
+) -> Tensor:  # fmt: skip
+    """Attention with dropout on the probabilities. `shape` and `layout` are those of q; k and v hold all positions."""
+    if not random.exact:
+        with random.fork(index, layout):
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scores = q @ k.transpose(-2, -1) * (scale if scale is not None else q.shape[-1] ** -0.5)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    hidden = (scores == -math.inf).all(-1, keepdim=True)  # rows that see nothing give zeros
+    weights = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
+    keep = random.keep(index, (*shape[:-1], k.shape[-2]), layout, dropout_p)
+    return weights * keep / max(1 - dropout_p, 1e-30) @ v

@@ -1,0 +1,222 @@
+"""Moving a tensor from one placement to another, with gradients.
+
+`blocks`: the dim is that many equal blocks, each cut over the axis, in multiples of `unit`.
+`size`: the length of the dim without this axis; needed only where the axis does not divide it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .axis import Axis, shard_bounds, shard_size
+
+
+class _Cut(NamedTuple):
+    dim: int
+    size: int
+    blocks: int
+    unit: int
+
+    def lengths(self, axis: Axis) -> list[int]:
+        """What each device holds of one block."""
+        return [shard_size(self.size // self.blocks, axis, 1, self.unit, i) for i in range(axis.size)]
+
+
+def _cut(x: Tensor, axis: Axis, dim: int, size: int | None, blocks: int, unit: int, whole: bool) -> _Cut:
+    if size is None:
+        size = x.shape[dim] if whole else x.shape[dim] * axis.size
+    cut = _Cut(dim % x.dim(), size, blocks, unit)
+    expected = size if whole else shard_size(size, axis, blocks, unit)
+    if x.shape[dim] != expected or size % blocks:
+        raise ValueError(f"dim {dim} of {tuple(x.shape)}: expected length {expected} ({cut} over {axis.name})")
+    return cut
+
+
+def _blocks_first(x: Tensor, cut: _Cut) -> Tensor:
+    """Splits the dim into (blocks, length) and moves the length to the front."""
+    return x.unflatten(cut.dim, (cut.blocks, x.shape[cut.dim] // cut.blocks)).movedim(cut.dim + 1, 0).contiguous()
+
+
+def _blocks_back(x: Tensor, cut: _Cut) -> Tensor:
+    return x.movedim(0, cut.dim + 1).flatten(cut.dim, cut.dim + 1)
+
+
+def _gather(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+    return _blocks_back(axis.transport.all_gather(_blocks_first(x, cut), cut.lengths(axis)), cut)
+
+
+def _scatter(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+    return _blocks_back(axis.transport.reduce_scatter(_blocks_first(x, cut), cut.lengths(axis)), cut)
+
+
+def _part(x: Tensor, axis: Axis, cut: _Cut, index: int | None = None) -> Tensor:
+    start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit, index)
+    blocks = x.unflatten(cut.dim, (cut.blocks, cut.size // cut.blocks))
+    return blocks.narrow(cut.dim + 1, start, stop - start).flatten(cut.dim, cut.dim + 1)
+
+
+def _slice(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+    return _part(x, axis, cut).clone(memory_format=torch.contiguous_format)  # a view would keep the whole alive
+
+
+def _pad(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+    start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit)
+    whole = x.new_zeros((*x.shape[: cut.dim], cut.blocks, cut.size // cut.blocks, *x.shape[cut.dim + 1 :]))
+    whole.narrow(cut.dim + 1, start, stop - start).copy_(x.unflatten(cut.dim, (cut.blocks, stop - start)))
+    return whole.flatten(cut.dim, cut.dim + 1)
+
+
+def _exchange(x: Tensor, axis: Axis, joined: _Cut, cut: _Cut) -> Tensor:
+    sent = [_part(x, axis, cut, i) for i in range(axis.size)]
+    shape = list(sent[axis.index].shape)
+    lengths = joined.lengths(axis)
+    shapes = [[*shape[: joined.dim], joined.blocks, n, *shape[joined.dim + 1 :]] for n in lengths]
+    counts = [math.prod(s) for s in shapes]
+    flat = axis.transport.all_to_all(torch.cat([s.reshape(-1) for s in sent]), [s.numel() for s in sent], counts)
+    received = [piece.view(s) for piece, s in zip(flat.split(counts), shapes, strict=True)]
+    return torch.cat(received, joined.dim + 1).flatten(joined.dim, joined.dim + 1)
+
+
+def reduced(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
+    result = x.clone(memory_format=torch.contiguous_format)
+    axis.transport.all_reduce(result, op)()
+    return result
+
+
+def _masked(x: Tensor, axis: Axis) -> Tensor:
+    return x.clone() if axis.index == 0 else torch.zeros_like(x)
+
+
+def _identity(x: Tensor, axis: Axis) -> Tensor:
+    return x.view_as(x)
+
+
+_Map = Callable[[Tensor], Tensor]
+
+
+class _Redistribution(torch.autograd.Function):
+    """Any pair of linear maps: forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: _Map, backward: _Map) -> Tensor:
+        ctx.gradient = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient(grads[0]), None, None
+
+
+def _redistribute(x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Tensor:
+    return cast(Tensor, _Redistribution.apply(x, partial(forward, **options), partial(backward, **options)))
+
+
+def all_gather(
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1, grad: str = "slice"
+) -> Tensor:
+    """S -> R (`grad="slice"`) or S -> R+ (`grad="reduce_scatter"`)."""
+    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    return _redistribute(x, _gather, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
+
+
+def slice_shard(x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: int = 1, grad: str = "all_gather") -> Tensor:
+    """R -> S (`grad="all_gather"`) or R+ -> S (`grad="zero_pad"`)."""
+    cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
+    return _redistribute(x, _slice, {"all_gather": _gather, "zero_pad": _pad}[grad], axis=axis, cut=cut)
+
+
+def reduce_scatter(
+    x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: int = 1, grad: str = "all_gather"
+) -> Tensor:
+    """P -> S."""
+    cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
+    return _redistribute(x, _scatter, {"all_gather": _gather}[grad], axis=axis, cut=cut)
+
+
+def zero_pad(
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1, grad: str = "slice"
+) -> Tensor:
+    """S -> P."""
+    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    return _redistribute(x, _pad, {"slice": _slice}[grad], axis=axis, cut=cut)
+
+
+def all_to_all(
+    x: Tensor, axis: Axis, joined_dim: int, cut_dim: int, *,
+    joined_size: int | None = None, joined_blocks: int = 1, joined_unit: int = 1,
+    cut_blocks: int = 1, cut_unit: int = 1,
+) -> Tensor:  # fmt: skip
+    """S -> S of another dim: `joined_dim` becomes whole over the axis, `cut_dim` is cut by it."""
+    joined = _cut(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
+    cut = _cut(x, axis, cut_dim, None, cut_blocks, cut_unit, whole=True)
+    forward, backward = partial(_exchange, joined=joined, cut=cut), partial(_exchange, joined=cut, cut=joined)
+    return _redistribute(x, forward, backward, axis=axis)
+
+
+def all_reduce(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
+    """P -> R (`grad="identity"`) or P -> R+ (`grad="all_reduce"`)."""
+    return _redistribute(x, reduced, {"identity": _identity, "all_reduce": reduced}[grad], axis=axis)
+
+
+def copy(x: Tensor, axis: Axis, *, grad: str = "all_reduce") -> Tensor:
+    """R -> R+ (`grad="all_reduce"`) or R+ -> R (`grad="mask"`: the gradient counts once)."""
+    return _redistribute(x, _identity, {"all_reduce": reduced, "mask": _masked}[grad], axis=axis)
+
+
+def mask(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
+    """R -> P (`grad="identity"`) or R+ -> P (`grad="mask"`): the value on coordinate 0, zero elsewhere."""
+    return _redistribute(x, _masked, {"identity": _identity, "mask": _masked}[grad], axis=axis)
+
+
+# Weights stored sharded and gathered for one use: autograd keeps the shard, and gathers again in backward.
+
+# Address of a gathered storage -> the tensor, while it lives, and how to make it again.
+_GATHERED: dict[int, tuple[weakref.ref[Tensor], Callable[[], Tensor]]] = {}
+
+
+def regather(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1) -> Tensor:
+    """`all_gather(..., grad="reduce_scatter")` whose result is not kept for backward inside `regathering()`."""
+    result = all_gather(x, axis, dim, size=size, blocks=blocks, unit=unit, grad="reduce_scatter")
+    remake_x = _remake(x) or partial(torch.Tensor.detach, x)
+    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    address = result.untyped_storage().data_ptr()
+    if address:
+        remake = partial(_regathered, remake_x, axis, cut)
+        _GATHERED[address] = weakref.ref(result, lambda _: _GATHERED.pop(address, None)), remake
+    return result
+
+
+def _regathered(remake_x: Callable[[], Tensor], axis: Axis, cut: _Cut) -> Tensor:
+    return _gather(remake_x(), axis, cut)
+
+
+def _remake(x: Tensor) -> Callable[[], Tensor] | None:
+    """How to make the storage of `x` again, where it is that of a gathered weight."""
+    reference, remake = _GATHERED.get(x.untyped_storage().data_ptr(), (None, None))
+    return remake if reference is not None and reference() is not None else None
+
+
+@contextlib.contextmanager
+def regathering() -> Iterator[None]:
+    """Within it, what autograd saves of a regathered weight (or a view of it) is its shard."""
+
+    def pack(x: Tensor) -> Any:
+        remake = _remake(x)
+        return x if remake is None else (remake, x.shape, x.stride(), x.storage_offset())
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        remake, shape, stride, offset = packed
+        return cast(Tensor, remake().as_strided(shape, stride, offset))
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
