@@ -1,0 +1,93 @@
+"""Run any torch code wholly in float64, whatever casts and dtypes it names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_WIDE = {
+    torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128, torch.complex32: torch.complex128,
+}  # fmt: skip
+_REINTERPRETS = {torch.ops.aten.view.dtype}  # a dtype here names the bits, not a precision
+_FROM_PYTHON_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+
+
+def widen(value: Any) -> Any:
+    """`value` with every narrow floating dtype in it (in lists and mappings too) replaced by float64."""
+    if isinstance(value, torch.dtype):
+        return _WIDE.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: widen(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(widen(item) for item in value)
+    return value
+
+
+class _WidenOperators(TorchDispatchMode):
+    """Below autograd: sees the casts that C++ makes too, in forward and backward."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _REINTERPRETS:
+            return func(*args, **(kwargs or {}))
+        result = func(*widen(args), **widen(kwargs or {}))
+        if func is torch.ops.aten.lift_fresh.default:
+            return result.to(_WIDE.get(result.dtype, result.dtype))
+        return result
+
+
+class _WidenData(TorchFunctionMode):
+    """`torch.tensor(0.1, dtype=float32)` rounds before any operator runs: only seen here."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return func(*args, **(widen(kwargs) if func in _FROM_PYTHON_DATA else kwargs))
+
+
+class _DefaultDtype:
+    """torch's default dtype is one per process: float64 while any thread is inside."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.before = threading.Lock(), 0, torch.float32
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.users == 0:
+                self.before = torch.get_default_dtype()
+                torch.set_default_dtype(torch.float64)
+            self.users += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                torch.set_default_dtype(self.before)
+
+
+_DEFAULT = _DefaultDtype()
+
+
+@contextmanager
+def exact_precision() -> Iterator[None]:
+    """Everything run inside, by this thread, is float64: floating casts, creations and `dtype` arguments are rewritten.
+
+    Tensors made before must be widened by the caller (`widened`, `module.double()`). Modes belong to a thread: enter it
+    in each one. Backward on CPU runs in the calling thread, so it is covered.
+    """
+    _DEFAULT.enter()
+    try:
+        with _WidenData(), _WidenOperators():
+            yield
+    finally:
+        _DEFAULT.leave()
+
+
+def widened(tensors: Sequence[Any]) -> list[Any]:
+    """The same values with floating tensors in float64 (copies, so that two runs never share storage)."""
+    return [t.detach().to(_WIDE.get(t.dtype, t.dtype)).clone() if isinstance(t, torch.Tensor) else t for t in tensors]

@@ -1,0 +1,83 @@
+"""The error measure: max|a-b| / max(max|b|, 1e-6 of the largest of its kind), and what fails it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+THRESHOLD = 1e-9
+FLOOR = 1e-6  # of the largest of its kind: some gradients are exactly zero
+KINDS = ("output", "gradient", "parameter", "buffer")
+
+
+@dataclass(frozen=True)
+class Error:
+    """One compared tensor. `error` is relative and inf where `problem` says why it could not be compared."""
+
+    kind: str
+    name: str
+    rank: int
+    error: float
+    problem: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return not self.error <= THRESHOLD
+
+    def __str__(self) -> str:
+        what = self.problem or f"relative error {self.error:.2e}"
+        return f"{self.kind} {self.name} on rank {self.rank}: {what}"
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The largest error of one kind, and how many tensors were compared."""
+
+    kind: str
+    count: int
+    worst: Error | None
+
+    @property
+    def failed(self) -> bool:
+        return self.worst is not None and self.worst.failed
+
+
+def largest(tensors: Iterable[torch.Tensor]) -> float:
+    """The largest magnitude over all elements (0.0 without any)."""
+    return max((float(t.detach().abs().max()) for t in tensors if t.numel()), default=0.0)
+
+
+def compare(kind: str, name: str, rank: int, found: Any, expected: torch.Tensor, scale: float) -> Error:
+    """Compare `found` with `expected`, same local shape. `scale` is the largest magnitude of this kind, globally."""
+
+    def bad(problem: str) -> Error:
+        return Error(kind, name, rank, math.inf, problem)
+
+    if not isinstance(found, torch.Tensor):
+        return bad("missing")
+    if tuple(found.shape) != tuple(expected.shape):
+        return bad(f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
+    if found.is_floating_point() and found.dtype != torch.float64:
+        return bad(f"held in {str(found.dtype).removeprefix('torch.')}, expected float64")
+    if not expected.numel():
+        return Error(kind, name, rank, 0.0)
+    if found.is_floating_point() and not bool(torch.isfinite(found).all()):
+        return bad("NaN or inf")
+    a, b = found.detach().double(), expected.detach().double()
+    difference = float((a - b).abs().max())
+    return Error(kind, name, rank, difference / max(float(b.abs().max()), FLOOR * scale, 1e-300))
+
+
+def summarise(errors: Iterable[Error]) -> tuple[Worst, ...]:
+    """Per kind, the largest error with its name and rank; kinds without tensors count 0."""
+    groups: dict[str, list[Error]] = {kind: [] for kind in KINDS}
+    for error in errors:
+        groups[error.kind].append(error)
+    return tuple(
+        Worst(kind, len(group), max(group, key=lambda e: (e.failed, e.error), default=None))
+        for kind, group in groups.items()
+    )

@@ -1,0 +1,103 @@
+"""Everything inside `exact_precision` is float64, whatever the model names."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autoshard.verify.float64 import exact_precision, widen, widened
+
+
+class Casts(nn.Module):
+    """Casts in every way that models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.norm = nn.LayerNorm(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.linear(x).float()).to(torch.bfloat16)
+        x = x * torch.tensor(0.1, dtype=torch.float32) + torch.full((5,), 1 / 3, dtype=torch.float16)
+        x = x + torch.arange(5, dtype=torch.float32) / 7 + torch.ones(5).half() / 3
+        x = x + torch.zeros_like(x, dtype=torch.float32)
+        x = torch.softmax(x, -1, dtype=torch.float32).type(torch.float16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = x @ torch.eye(5, dtype=torch.float32)
+        return functional.log_softmax(x, -1, dtype=torch.bfloat16).sum(dtype=torch.float32)
+
+
+def plain(model: Casts, x: torch.Tensor) -> torch.Tensor:
+    """`Casts.forward` without a cast, in float64."""
+    d = torch.float64
+    x = model.norm(model.linear(x))
+    x = x * 0.1 + 1 / 3 + torch.arange(5, dtype=d) / 7 + torch.ones(5, dtype=d) / 3
+    return torch.log_softmax(torch.softmax(x, -1), -1).sum()
+
+
+def model_and_input() -> tuple[Casts, torch.Tensor]:
+    torch.manual_seed(0)
+    return Casts().double(), torch.randn(4, 6, dtype=torch.float64)
+
+
+def check() -> None:
+    model, x = model_and_input()
+    with exact_precision():
+        loss = model(x)
+        loss.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    assert loss.dtype == torch.float64
+    model.zero_grad()
+    expected = plain(model, x)
+    expected.backward()
+    assert abs(float((loss - expected).detach())) < 1e-13
+    for found, parameter in zip(gradients, model.parameters(), strict=True):
+        assert found.dtype == torch.float64
+        assert (found - parameter.grad).abs().max() < 1e-14
+
+
+def test_forward_and_backward() -> None:
+    check()
+
+
+def test_it_matters() -> None:
+    model, x = model_and_input()
+    assert abs(float((model.float()(x.float()) - plain(model.double(), x)).detach())) > 1e-6
+
+
+def test_in_threads() -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            check()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_the_default_comes_back_after_an_error() -> None:
+    with pytest.raises(ValueError), exact_precision():
+        raise ValueError
+    assert torch.ones(1).dtype == torch.float32
+
+
+def test_bits_are_not_a_precision() -> None:
+    with exact_precision():
+        assert torch.ones(2, dtype=torch.int64).view(torch.int32).dtype == torch.int32
+
+
+def test_widen() -> None:
+    assert widen([torch.float32, {"dtype": torch.bfloat16}, 3]) == [torch.float64, {"dtype": torch.float64}, 3]
+    assert widen((torch.int64, torch.bool)) == (torch.int64, torch.bool)
+    ids, x = widened([torch.tensor([1]), torch.tensor([0.5])])
+    assert ids.dtype == torch.int64 and x.dtype == torch.float64
