@@ -29,7 +29,7 @@ class ThreadTransport:
         self.group, self.index = group, index
 
     def _swap(self, value: Any, read: Callable[[list[Any]], _Result]) -> _Result:
-        """`read` of what every rank gave, in rank order. The second barrier keeps the slots until all have read them."""
+        """`read` of what every rank gave, in rank order. The second barrier keeps the slots until all have read."""
         self.group.slots[self.index] = value
         self.group.barrier.wait()
         result = read(self.group.slots)
