@@ -129,6 +129,15 @@ class Graph:
         return {result: op for op in self.ops for result in op.results}
 
     @cached_property
+    def constants(self) -> frozenset[str]:
+        """Tensors that depend on no input, parameter or buffer: the same on every device whatever the plan."""
+        result: set[str] = set()
+        for op in self.ops:
+            if all(operand is None or operand in result for operand in op.operands):
+                result.update(op.results)
+        return frozenset(result)
+
+    @cached_property
     def consumers(self) -> dict[str, tuple[tuple[Op, int], ...]]:
         """Tensor name -> (op, operand position) pairs that read it, in execution order."""
         result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in self.tensors}

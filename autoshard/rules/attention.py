@@ -1,0 +1,67 @@
+"""Scaled dot-product attention: b batch, h heads (g groups of r, when grouped), s queries, t keys, d their size, e the values'."""
+
+from __future__ import annotations
+
+from autoshard.layout import Layout
+from autoshard.rules.derive import term_layout
+from autoshard.rules.kinds import Axes, Call, Local, LocalAttribute, Localise, LocaliseVariant, NoRule, RuleFor
+from autoshard.rules.random import random_index
+
+
+def attention(call: Call) -> str:
+    """Queries can be cut where no causal mask counts positions; keys and their size are whole (softmax, then a product)."""
+    query, key, _ = (shape for shape in call.shapes[:3] if shape is not None)
+    if any(len(shape or query) > len(query) for shape in call.shapes) or len(query) < 2:
+        raise NoRule
+    batch, heads, groups = _leading(call, query, key)
+    lead, own = f"{batch} {heads}".strip(), f"{batch} {groups}".strip()
+    mask = _mask(call, [*batch.split(), *([heads] if heads else [])], query, key)
+    whole = "s t d" if call.get("is_causal") else "t d"
+    variant = " | variant: random_attention" if call.get("dropout_p") else ""
+    return f"{lead} s d, {own} t d, {own} t e, {mask} -> {lead} s e | whole: {whole}{variant}"
+
+
+def _leading(call: Call, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[str, str, str]:
+    """The dims before the last two: (batch, query heads, key heads)."""
+    lead = len(query) - 2
+    if len(key) != len(query) or query[: max(lead - 1, 0)] != key[: max(lead - 1, 0)]:
+        raise NoRule
+    batch = " ".join("b" if index == 0 else f"b{index}" for index in range(lead - 1))
+    if lead == 0 or query[lead - 1] == key[lead - 1]:
+        return batch, "h" if lead else "", "h" if lead else ""
+    if not call.get("enable_gqa"):
+        raise NoRule
+    return batch, "(g r)", "g"
+
+
+def _mask(call: Call, lead: list[str], query: tuple[int, ...], key: tuple[int, ...]) -> str:
+    shape = call.shapes[3] if len(call.shapes) > 3 else None
+    if shape is None:
+        return "-"
+    names = [*lead, "s", "t"][-len(shape) :] if shape else []
+    return " ".join("1" if size == 1 else name for size, name in zip(shape, names, strict=True)) or "()"
+
+
+def scores(local: Local) -> tuple[tuple[int, ...], Layout]:
+    """Shape and layout of the scores (batch, heads, queries, keys), which the dropout mask follows."""
+    query, key = local.instance.operands[0], local.instance.operands[1]
+    assert query is not None and key is not None
+    first, second = local.instance.rule.operands[:2]
+    assert first is not None and second is not None
+    dims = (*first.dims[:-1], second.dims[-2])
+    shape = (*query.shape[:-1], key.shape[-2])
+    return shape, term_layout(dims, local.instance, shape, local.strategy.choices, local.mesh)
+
+
+def localise_attention(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    shape, layout = scores(local)
+    given = dict(local.op.attributes)
+    kept = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
+    index = random_index(local.graph, local.op)
+    return {**kept, "index": index, "shape": shape, "layout": str(layout)}, ()
+
+
+_DEFAULTS: dict[str, float | bool | None] = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+RULES: dict[str, str | RuleFor] = {"aten.scaled_dot_product_attention": attention}
+LOCALISE: dict[str, Localise] = {}
+VARIANTS: dict[str, LocaliseVariant] = {"random_attention": localise_attention}

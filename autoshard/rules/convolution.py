@@ -1,0 +1,46 @@
+"""Convolutions and pooling: images keep their height and width whole."""
+
+from __future__ import annotations
+
+from autoshard.rules.kinds import Call, Local, LocalAttribute, Localise, LocaliseVariant, NoRule, RuleFor, term
+
+
+def convolution(call: Call) -> str:
+    """(g c) input channels, (g o) output channels in g groups; the kernel's dims k, the image's x and y are whole."""
+    weight = call.shapes[1]
+    assert weight is not None
+    spatial = len(weight) - 2
+    if call.rank != len(weight):
+        raise NoRule
+    groups = call.integer("groups", 1)
+    channels, out = ("c", "o") if groups == 1 else ("(g c)", "(g o)")
+    x, k, y = ([f"{name}{i}" for i in range(spatial)] for name in "xky")
+    bias = f"+{out}" if len(call.shapes) > 2 and call.shapes[2] is not None else f"+{out}?"
+    operands = f"b {channels} {term(x)}, {out} c {term(k)}, {bias}"
+    return f"{operands} -> b {out} {term(y)} | sum: c | whole: {term(x + k + y)}"
+
+
+def pooling(spatial: int) -> RuleFor:
+    """Batch and channels stand alone; the image is whole."""
+
+    def rule(call: Call) -> str:
+        x, y = ([f"{name}{i}" for i in range(spatial)] for name in "xy")
+        results = ", ".join(f"... {term(y)}" for _ in call.results)
+        return f"... {term(x)} -> {results} | whole: {term(x + y)}"
+
+    return rule
+
+
+def localise_groups(local: Local) -> dict[str, LocalAttribute]:
+    """With the groups cut, each device convolves its own; the weight holds (g o) of them."""
+    return {"groups": local.factor("g")} if local.axes("g") else {}
+
+
+POOLS = ["avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool"]
+RULES: dict[str, str | RuleFor] = {
+    **{f"aten.{name}{n}d": pooling(n) for name in POOLS for n in (1, 2, 3)},
+    **{f"aten.max_pool{n}d_with_indices": pooling(n) for n in (2, 3)},
+    **{f"aten.conv{n}d": convolution for n in (1, 2, 3)},
+}
+LOCALISE: dict[str, Localise] = {f"aten.conv{n}d": localise_groups for n in (1, 2, 3)}
+VARIANTS: dict[str, LocaliseVariant] = {}

@@ -1,0 +1,133 @@
+"""All strategies of an operator on a mesh, and the reasons of those that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+from autoshard.errors import UsageError
+from autoshard.graph.model import Graph, Op
+from autoshard.layout import Layout, normalise
+from autoshard.mesh import Mesh
+from autoshard.rules.candidates import Candidates, Refinements
+from autoshard.rules.derive import Placements, choices, differentiable, placements, resolve, sizes_problem
+from autoshard.rules.instance import Instance
+from autoshard.rules.strategy import Choice, Strategy
+from autoshard.rules.table import instance
+
+REPEAT = Choice("repeat")
+
+
+def strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> tuple[Strategy, ...]:
+    """Every combination of choices over the axes that the rule, the sizes and the layouts allow, plainest choices first.
+
+    Of those with the same layouts and variant only the first is kept.
+    """
+    return derive(instance(graph, op), candidates.refinements(op), mesh)
+
+
+def find(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) -> Strategy:
+    """The strategy that prints as `text`; raises UsageError that lists those there are."""
+    offered = {str(strategy): strategy for strategy in strategies(graph, op, mesh, candidates)}
+    if text not in offered:
+        reasons = dict(explain(graph, op, mesh, candidates))
+        why = f" ({reasons[text]})" if text in reasons else ""
+        raise UsageError(
+            f"{op.name} ({op.target}) has no strategy {text!r} on {mesh}{why}", "one of: " + "; ".join(offered)
+        )
+    return offered[text]
+
+
+def explain(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tuple[str, str]]:
+    """(choice text, reason) of what is left out: single choices as `n@tp`, combinations of possible ones as `n n/3`."""
+    bound = instance(graph, op)
+    refined = candidates.refinements(op)
+    reasons = [(factor, "the operator needs all of it") for factor in bound.rule.whole]
+    if not bound.known:
+        reasons.append((op.target, "there is no rule for this operator: every axis repeats it"))
+    for name, parts in mesh.axes:
+        for choice in choices(bound, refined):
+            reason = _reason(bound, choice, parts)
+            if reason:
+                reasons.append((f"{choice}@{name}", reason))
+    for chosen in product(*_options(bound, refined, mesh)):
+        reason = sizes_problem(bound, chosen, mesh.sizes)
+        if reason:
+            reasons.append((" ".join(map(str, chosen)), reason))
+    return reasons
+
+
+@cache
+def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy, ...]:
+    """The strategies of a bound rule: equal operators in repeated layers share one answer."""
+    kept: dict[tuple[object, ...], Strategy] = {}
+    for chosen in product(*_options(bound, refined, mesh)):
+        if not sizes_problem(bound, chosen, mesh.sizes):
+            strategy = _strategy(bound, chosen, mesh)
+            kept.setdefault((strategy.operands, strategy.results, strategy.variant), strategy)
+    return tuple(kept.values())
+
+
+def _options(bound: Instance, refined: Refinements, mesh: Mesh) -> list[list[Choice]]:
+    """What each axis may do on its own; an axis of size 1 only repeats."""
+    return [
+        [c for c in choices(bound, refined) if not _reason(bound, c, parts)] if parts > 1 else [REPEAT]
+        for parts in mesh.sizes
+    ]
+
+
+def _reason(bound: Instance, choice: Choice, parts: int) -> str:
+    """Why an axis of `parts` devices can't make this choice on its own."""
+    if parts == 1:
+        return "" if choice == REPEAT else "the axis has one device"
+    result = _placed(bound, choice)
+    return result if isinstance(result, str) else sizes_problem(bound, (choice,), (parts,))
+
+
+@cache
+def _placed(bound: Instance, choice: Choice) -> Placements | str:
+    """The placements of a choice, shards with their blocks and units."""
+    plain = placements(bound, choice)
+    if isinstance(plain, str):
+        return plain
+    operands = tuple(
+        None if term is None or placement is None else resolve(bound, term, choice, placement)
+        for term, placement in zip(bound.rule.operands, plain.operands, strict=True)
+    )
+    pairs = zip(bound.rule.results, plain.results, strict=True)
+    return Placements(operands, tuple(resolve(bound, term, choice, placement) for term, placement in pairs))
+
+
+def _strategy(bound: Instance, chosen: tuple[Choice, ...], mesh: Mesh) -> Strategy:
+    """The layouts that follow from valid choices, normalised."""
+    axes = [placed for placed in (_placed(bound, choice) for choice in chosen) if isinstance(placed, Placements)]
+    assert len(axes) == len(chosen)
+    operands: list[Layout | None] = []
+    for position, facts in enumerate(bound.operands):
+        own = [placement for axis in axes if (placement := axis.operands[position]) is not None]
+        operands.append(
+            None if facts is None else _normal(Layout(tuple(own)), facts.shape, mesh, differentiable(bound, facts))
+        )
+    results = tuple(
+        _normal(Layout(tuple(axis.results[position] for axis in axes)), facts.shape, mesh, facts.requires_grad)
+        for position, facts in enumerate(bound.results)
+    )
+    return Strategy(chosen, tuple(operands), results, _variant(bound, chosen))
+
+
+@cache
+def _normal(layout: Layout, shape: tuple[int, ...], mesh: Mesh, gradient: bool) -> Layout:
+    return normalise(layout, shape, mesh, gradient)
+
+
+def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
+    """The variant stands in where an axis is on one of its factors, or always where it names none."""
+    own = bound.rule.variant_factors
+    return bound.rule.variant if not own or any(choice.factor in own for choice in chosen) else ""
+
+
+def offered(graph: Graph, mesh: Mesh, candidates: Candidates) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
+    """Every op with its strategies, in execution order."""
+    for op in graph.ops:
+        yield op, strategies(graph, op, mesh, candidates)

@@ -1,0 +1,87 @@
+"""Look-ups: embeddings, gather, advanced indexing."""
+
+from __future__ import annotations
+
+from autoshard.rules.kinds import (
+    Axes,
+    Call,
+    Local,
+    LocalAttribute,
+    Localise,
+    LocaliseVariant,
+    NoRule,
+    RuleFor,
+    letters,
+    replaced,
+    term,
+)
+
+
+def embedding(call: Call) -> str:
+    """A cut vocabulary is a variant: rows that a device lacks are zero, and the result is partial."""
+    rows = "..."
+    if call.get("scale_grad_by_freq"):
+        return f"vocabulary d, {rows} -> {rows} d | whole: vocabulary ..."
+    if call.integer("padding_idx", -1) >= 0 or call.get("sparse"):
+        return f"vocabulary d, {rows} -> {rows} d | whole: vocabulary"
+    variant = "variant: vocabulary_parallel_embedding vocabulary"
+    return f"vocabulary d, {rows} -> {rows} d | sum: vocabulary | empty: vocabulary | {variant}"
+
+
+def gather(call: Call) -> str:
+    """Dims other than the gathered one follow the index where both are as long."""
+    index = call.shapes[1]
+    assert index is not None
+    names = letters(call.rank)
+    dim = call.dim()
+    left = [str(size) if i == dim or size != index[i] else names[i] for i, size in enumerate(call.shape)]
+    right = [names[i] if i == dim or size == index[i] else str(index[i]) for i, size in enumerate(call.shape)]
+    return f"{term(left)}, {term(right)} -> {term(right)} | linear: 0"
+
+
+def index_select(call: Call) -> str:
+    names = letters(call.rank)
+    dim = call.dim()
+    return f"{replaced(names, {dim: str(call.shape[dim])})}, {names[dim]} -> {term(names)} | linear: 0"
+
+
+def index(call: Call) -> str:
+    """x[i, j]: indexed dims are whole; the indices' dims (broadcast) stand where they do, or in front when apart."""
+    indices = call.shapes[1:]
+    if any(dtype == "bool" for dtype in call.dtypes[1:]):
+        raise NoRule
+    names = [f"x{i}" for i in range(call.rank)]
+    at = [i for i, shape in enumerate(indices) if shape is not None]
+    rank = max(len(indices[i] or ()) for i in at)
+    broadcast = [f"i{i}" for i in range(rank)]
+    sides = ["-" if s is None else _right(s, broadcast) for s in indices]
+    together = at == list(range(at[0], at[-1] + 1))
+    before = [n for i, n in enumerate(names) if i not in at and together and i < at[0]]
+    after = [n for i, n in enumerate(names) if i not in at and n not in before]
+    left = replaced(names, {i: str(call.shape[i]) for i in at})
+    result = _sized([*before, *broadcast, *after], call.results[0])
+    return f"{left}, {', '.join(sides)} -> {result} | linear: 0"
+
+
+def _right(shape: tuple[int, ...], names: list[str]) -> str:
+    return term(
+        ["1" if size == 1 else name for size, name in zip(shape, names[len(names) - len(shape) :], strict=True)]
+    )
+
+
+def _sized(names: list[str], shape: tuple[int, ...]) -> str:
+    return term(["1" if size == 1 else name for size, name in zip(shape, names, strict=True)])
+
+
+def localise_embedding(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    return {"size": local.instance.size["vocabulary"]}, (("vocabulary", local.axes("vocabulary")),)
+
+
+RULES: dict[str, str | RuleFor] = {
+    "aten.embedding": embedding,
+    "aten.gather": gather,
+    "aten.index": index,
+    "aten.index_select": index_select,
+}
+LOCALISE: dict[str, Localise] = {}
+VARIANTS: dict[str, LocaliseVariant] = {"vocabulary_parallel_embedding": localise_embedding}

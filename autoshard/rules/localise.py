@@ -1,0 +1,32 @@
+"""What an operator is called with on a shard: attributes as local sizes, or a variant of the runtime in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.graph.model import Graph, Op
+from autoshard.mesh import Mesh
+from autoshard.rules.kinds import Local, LocalAttribute
+from autoshard.rules.strategy import Strategy
+from autoshard.rules.table import LOCALISE, VARIANTS, instance
+
+
+@dataclass(frozen=True)
+class LocalOp:
+    """`variant` is "" or the runtime function to call as `variant(*operands, **attributes, **axes)`."""
+
+    target: str
+    attributes: tuple[tuple[str, LocalAttribute], ...]
+    variant: str = ""
+    axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+def localise(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> LocalOp:
+    """The local call of `op` under `strategy`: sizes that an axis cuts are LocalSize, all others plain."""
+    local = Local(graph, op, instance(graph, op), strategy, mesh)
+    if strategy.variant:
+        attributes, axes = VARIANTS[strategy.variant](local)
+        return LocalOp(op.target, tuple(attributes.items()), strategy.variant, axes)
+    function = LOCALISE.get(op.target)
+    changed = function(local) if function else {}
+    return LocalOp(op.target, tuple((name, changed.get(name, value)) for name, value in op.attributes))

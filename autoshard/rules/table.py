@@ -1,0 +1,73 @@
+"""The table of operators, all kinds together, and the one way from an operator to its bound rule."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from autoshard.graph.model import Graph, Op, Tensor
+from autoshard.rules import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    linear_algebra,
+    losses,
+    normalisation,
+    random,
+    reductions,
+    views,
+)
+from autoshard.rules.instance import Facts, Instance, bind, unbound
+from autoshard.rules.kinds import Call, Localise, LocaliseVariant, NoRule, RuleFor, integers
+from autoshard.rules.notation import Rule, RuleError
+
+KINDS = (
+    linear_algebra, attention, normalisation, elementwise, reductions, views, indexing, convolution, losses, random, creation,
+)  # fmt: skip
+RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}
+LOCALISE: dict[str, Localise] = {target: function for kind in KINDS for target, function in kind.LOCALISE.items()}
+VARIANTS: dict[str, LocaliseVariant] = {name: function for kind in KINDS for name, function in kind.VARIANTS.items()}
+
+
+def has_rule(graph: Graph, op: Op) -> bool:
+    """False where the table does not know the operator (with these arguments), so that it can only be repeated."""
+    return instance(graph, op).known
+
+
+def rule_text(graph: Graph, op: Op) -> str:
+    """The line of the table, with a rule function's answer in its place. Raises NoRule where there is none."""
+    rule = RULES.get(op.target)
+    if rule is None:
+        raise NoRule(op.target)
+    return rule if isinstance(rule, str) else rule(call(graph, op))
+
+
+def call(graph: Graph, op: Op) -> Call:
+    """The operator as rule functions see it."""
+    tensors = [None if name is None else graph.tensor(name) for name in op.operands]
+    shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
+    dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+    return Call(op, shapes, dtypes, tuple(graph.tensor(name).shape for name in op.results))
+
+
+def instance(graph: Graph, op: Op) -> Instance:
+    """The rule of an op bound to its shapes. What depends on no input, and what has no rule, can only be repeated."""
+    operands = tuple(None if name is None else _facts(graph.tensor(name)) for name in op.operands)
+    results = tuple(_facts(graph.tensor(name)) for name in op.results)
+    if op.target in creation.REPEATED or all(name in graph.constants for name in op.results):
+        return unbound(operands, results, True)
+    normalised = integers(dict(op.attributes).get("normalized_shape"))
+    try:
+        return _bound(rule_text(graph, op), operands, results, len(normalised) or None)
+    except (NoRule, RuleError):
+        return unbound(operands, results, False)
+
+
+@cache
+def _bound(text: str, operands: tuple[Facts | None, ...], results: tuple[Facts, ...], star: int | None) -> Instance:
+    return bind(Rule.parse(text), operands, results, star)
+
+
+def _facts(tensor: Tensor) -> Facts:
+    return Facts(tensor.shape, tensor.dtype, tensor.requires_grad)
