@@ -77,7 +77,7 @@ def trace(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard import folder, pipeline, plan_text
-    from autoshard.hardware import load_hardware
+    from autoshard.hardware import check_mesh, load_hardware
     from autoshard.mesh import Mesh
     from autoshard.units import parse_bytes
 
@@ -86,6 +86,7 @@ def plan(options: argparse.Namespace) -> int:
         raise UsageError(f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}")
     limit = parse_bytes(options.memory_limit) if options.memory_limit else None
     hardware = load_hardware(options.hardware)
+    check_mesh(hardware, mesh)
     request, quiet = _request(options), options.json
     folder.check_target(options.out)
     with step(f"capturing {options.model}", quiet):
@@ -93,7 +94,7 @@ def plan(options: argparse.Namespace) -> int:
     with step(f"searching {mesh}", quiet):
         made = pipeline.make_plan(graph, mesh, hardware, request, options.strategy, options.solver, limit)
     with step("writing the package", quiet):
-        files = pipeline.package_files(made, graph, hardware)
+        files = pipeline.package_files(pipeline.build(made, graph, hardware))
         folder.write_package(options.out, files)
     summary = plan_text.as_dict(made, graph) | {"out": str(options.out), "files": sorted(files)}
     if not options.json:
@@ -136,14 +137,14 @@ def simulate(options: argparse.Namespace) -> int:
     """Simulate a package's step and write the timeline."""
     from autoshard import pipeline, plan_text
 
-    made, graph, hardware = pipeline.read_package(options.plan)
     with step("simulating", options.json):
-        timeline = pipeline.make_timeline(made, graph, hardware)
+        built = pipeline.build(*pipeline.read_package(options.plan))
+    timeline = built.timeline
     pipeline.write_output(options.plan, options.output, pipeline.TIMELINE, pipeline.trace_text(timeline))
     if options.json:
         _print_json(plan_text.timeline_dict(timeline))
     else:
-        print(plan_text.timeline_summary(timeline, made))
+        print(plan_text.timeline_summary(timeline, built.plan))
     return 0
 
 
@@ -151,10 +152,9 @@ def report(options: argparse.Namespace) -> int:
     """Write a package's HTML report."""
     from autoshard import pipeline
 
-    made, graph, hardware = pipeline.read_package(options.plan)
     with step("rendering the report", options.json):
-        timeline = pipeline.make_timeline(made, graph, hardware)
-        page = pipeline.make_report(made, graph, hardware, timeline, pipeline.read_verification(options.plan))
+        built = pipeline.build(*pipeline.read_package(options.plan))
+        page = pipeline.report_text(built, pipeline.read_verification(options.plan))
     path = pipeline.write_output(options.plan, options.output, pipeline.REPORT, page)
     if options.json:
         _print_json({"report": str(path)})

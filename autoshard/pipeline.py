@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autoshard.graph.model import Graph
     from autoshard.hardware import Hardware
     from autoshard.plan import Plan
+    from autoshard.program.model import Program
     from autoshard.simulate import Timeline
 
 Arguments = dict[str, str | int | float | bool]
@@ -75,9 +76,9 @@ def make_plan(
     request: ModelRequest,
     strategy: str,
     solver: str,
-    limit_bytes: float | None,
+    limit: float | None,
 ) -> Plan:
-    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for."""
+    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for. `limit`: bytes a device."""
     from autoshard import search
 
     origin = search.Origin(request.spec, tuple(sorted(request.arguments.items())))
@@ -90,28 +91,38 @@ def make_plan(
         return search.megatron_plan(graph, mesh, hardware, origin=origin)
     if strategy != "best":
         raise UsageError(f"unknown strategy {strategy!r}", "--strategy best, megatron or random:SEED")
-    return search.search(graph, mesh, hardware, solver=solver, memory_limit_bytes=limit_bytes, origin=origin)
+    return search.search(graph, mesh, hardware, solver=solver, memory_limit_bytes=limit, origin=origin)
 
 
-def package_files(plan: Plan, graph: Graph, hardware: Hardware) -> dict[str, str]:
+@dataclass(frozen=True)
+class Built:
+    """A plan carried to its program and simulated step."""
+
+    plan: Plan
+    graph: Graph
+    hardware: Hardware
+    program: Program
+    timeline: Timeline
+
+
+def build(plan: Plan, graph: Graph, hardware: Hardware) -> Built:
+    """Lower the plan and simulate its program."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    program = lower(plan, graph)
+    return Built(plan, graph, hardware, program, simulate(program, graph, hardware))
+
+
+def package_files(built: Built) -> dict[str, str]:
     """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
     from autoshard import plan_io
     from autoshard.emit import emit
     from autoshard.graph import serialize
-    from autoshard.program.lower import lower
 
-    files = dict(emit(lower(plan, graph), plan, graph))
-    files |= {PLAN: plan_io.dumps(plan), GRAPH: serialize.dumps(graph)}
-    timeline = make_timeline(plan, graph, hardware)
-    return files | {TIMELINE: trace_text(timeline), REPORT: make_report(plan, graph, hardware, timeline, None)}
-
-
-def make_timeline(plan: Plan, graph: Graph, hardware: Hardware) -> Timeline:
-    """The simulated step of the plan's own program."""
-    from autoshard.program.lower import lower
-    from autoshard.simulate import simulate
-
-    return simulate(lower(plan, graph), graph, hardware)
+    files = dict(emit(built.program, built.plan, built.graph))
+    files |= {PLAN: plan_io.dumps(built.plan), GRAPH: serialize.dumps(built.graph)}
+    return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, None)}
 
 
 def trace_text(timeline: Timeline) -> str:
@@ -121,13 +132,25 @@ def trace_text(timeline: Timeline) -> str:
     return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
 
 
-def make_report(
-    plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline, verification: Mapping[str, Any] | None
-) -> str:
+def report_text(built: Built, verification: Mapping[str, Any] | None) -> str:
     """The self-contained HTML page."""
     from autoshard.report import render
 
-    return render(plan, graph, hardware, timeline, verification)
+    return render(built.plan, built.graph, built.program, built.hardware, built.timeline, verification)
+
+
+def write_output(package: Path, output: Path | None, name: str, text: str) -> Path:
+    """Write to `output`, or as file `name` of the package; gives the path written."""
+    if output is not None:
+        folder.write_text(output, text)
+        return output
+    folder.update_package(root_of(package), {name: text})
+    return root_of(package) / name
+
+
+def root_of(package: Path) -> Path:
+    """The folder of a package named by itself or by its plan.json."""
+    return package.parent if package.name == PLAN else package
 
 
 def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
@@ -136,7 +159,7 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
     from autoshard.graph import serialize
     from autoshard.hardware import parse_hardware
 
-    root = path.parent if path.name == PLAN else path
+    root = root_of(path)
     if not root.is_dir():
         raise InvalidFileError(
             f"there is no package at {root}", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
@@ -148,8 +171,9 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
     return plan, graph, parse_hardware(plan.hardware_text, plan.hardware)
 
 
-def read_verification(root: Path) -> dict[str, Any] | None:
+def read_verification(package: Path) -> dict[str, Any] | None:
     """What `verify` found about this package, or None where it was not verified."""
+    root = root_of(package)
     if not (root / VERIFICATION).exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Plans as versioned JSON: the same plan is the same text, byte for byte, one decision a line, so that a diff is readable."""
+"""Plans as versioned JSON: the same plan is the same text, byte for byte, one decision a line for readable diffs."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, fo
 
 if TYPE_CHECKING:
     from autoshard.hardware import Hardware
+    from autoshard.simulate import Timeline
 
 SHOWN_SHARE = 0.02  # an op without parameters and redistributions is shown from this share of the compute time
 
@@ -62,13 +63,16 @@ def _figures(plan: Plan) -> list[str]:
     memory = format_bytes(plan.predicted_peak_bytes)
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
-    bound = f"{format_seconds(certificate.objective_seconds)}, lower bound {format_seconds(certificate.lower_bound_seconds)}"
+    objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
     rows = [
         ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)"),
         ("  operators", f"{format_seconds(compute)}, forward and backward"),
         ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
         ("memory per device", memory),
-        ("objective", f"{bound}, gap {gap_words(plan)} ({certificate.solver}, {certificate.status})"),
+        (
+            "objective",
+            f"{objective}, lower bound {bound}, gap {gap_words(plan)} ({certificate.solver}, {certificate.status})",
+        ),
         ("plan", plan_io.plan_hash(plan)),
     ]
     return table(rows)
@@ -85,6 +89,42 @@ def gap(plan: Plan) -> float | None:
 def gap_words(plan: Plan) -> str:
     share = gap(plan)
     return "not known" if share is None else f"{share:.2%}"
+
+
+def command(plan: Plan) -> str:
+    """The command that makes this plan again."""
+    parts = ["autoshard plan", plan.model or "MODEL"]
+    if plan.model_arguments:
+        parts += ["--with", *(f"{name}={value}" for name, value in plan.model_arguments)]
+    parts += [f"--mesh {plan.mesh}", f"--hardware {plan.hardware}"]
+    if not plan.model.endswith(".json"):
+        parts += [f"--precision {plan.precision}", f"--optimizer {plan.optimizer}"]
+    deciders = {op.decided_by for op in plan.ops} - {"search"}
+    return " ".join([*parts, *(f"--strategy {name}" for name in sorted(deciders))])
+
+
+def timeline_summary(timeline: Timeline, plan: Plan) -> str:
+    """A simulated step in a few lines: its length, each stream, the memory peak."""
+    rows: list[Sequence[str]] = [("step", format_seconds(timeline.step_seconds), "")]
+    for stream, seconds in timeline.busy_seconds:
+        share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
+        rows.append((f"  {stream}", format_seconds(seconds), share))
+    rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
+    rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
+    return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows)])
+
+
+def timeline_dict(timeline: Timeline) -> dict[str, Any]:
+    """A simulated step for `--json`; seconds and bytes."""
+    return {
+        "step_seconds": timeline.step_seconds,
+        "busy_seconds": dict(timeline.busy_seconds),
+        "peak_bytes": timeline.peak_bytes,
+        "peak_at_seconds": timeline.peak_at_seconds,
+        "peak_tensors": [[held.name, held.kind, held.bytes] for held in timeline.peak_tensors],
+        "static_bytes": timeline.static_bytes,
+        "events": len(timeline.events),
+    }
 
 
 def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:

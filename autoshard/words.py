@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 @dataclass(frozen=True)
 class Row:
-    """One op of a block: `module` is relative to the block, `moves` the redistributions made for it, seconds predicted."""
+    """One op of a block: `module` is relative to the block, `moves` the redistributions made for it."""
 
     module: str
     op: Op

@@ -80,8 +80,9 @@ def a_plan() -> Plan:
     op = OpPlan("linear", "b n", "", 1e-3, 2e-3)
     move = RedistributionPlan("x", layout, layout, ("linear",), (("tp", "S0", "R"),), 1e-4, 1e-4)
     tensor = TensorPlan("x", "x", layout)
+    mesh = Mesh((("dp", 2), ("tp", 2)))
     return Plan(
-        "hash", "m.py:f", (("n", 2),), Mesh((("dp", 2), ("tp", 2))), "cpu", "", "fp32", "sgd", (tensor,), (), (), (op,), (move,),
+        "hash", "m.py:f", (("n", 2),), mesh, "cpu", "", "fp32", "sgd", (tensor,), (), (), (op,), (move,),
         3e-3, 10.0, 20.0, Certificate("dp", "optimal", 3e-3, 3e-3),
     )  # fmt: skip
 

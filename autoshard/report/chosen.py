@@ -1,0 +1,109 @@
+"""The decisions of a plan as table rows, repeated blocks folded."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from autoshard import words
+from autoshard.graph.model import DTYPE_BYTES, Graph
+from autoshard.layout import parse_placement
+from autoshard.plan import Plan, RedistributionPlan, TensorPlan
+from autoshard.plan_text import move_words
+from autoshard.program.model import Program
+from autoshard.program.reasons import reason
+from autoshard.units import format_bytes, format_seconds
+
+OPEN_BLOCKS = 3
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
+    """One entry for each distinct block: name, note, rows."""
+    found = []
+    for index, block in enumerate(words.blocks(plan, graph)):
+        seconds = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows)
+        times = f", {len(block.names)} times" if len(block.names) > 1 else ""
+        note = f"{len(block.rows)} operators, {format_seconds(seconds, 3)} forward and backward{times}"
+        rows = [_row(row, plan, graph) for row in block.rows]
+        found.append({"name": block.title, "note": note, "rows": rows, "open": index < OPEN_BLOCKS})
+    return found
+
+
+def _row(row: words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
+    variant = f"\n{row.plan.variant}" if row.plan.variant else ""
+    return (
+        row.module,
+        row.op.target,
+        row.words + variant,
+        row.result,
+        "\n".join(move_words(move, plan, graph) for move in row.moves),
+        format_seconds(row.plan.forward_seconds, 3),
+        format_seconds(row.plan.backward_seconds, 3),
+        row.plan.decided_by,
+    )
+
+
+def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:
+    """Every redistribution, those of equal blocks folded into one row that says how often."""
+    rows = []
+    for block in words.blocks(plan, graph):
+        for row in block.rows:
+            where = f"{row.module or block.names[0]} {row.op.target.partition('.')[2]}".strip()
+            rows += [_move(move, graph, where, len(block.names)) for move in row.moves]
+    outside = [move for move in plan.redistributions if move.consumers[0] not in graph.by_op]
+    return rows + [_move(move, graph, f"the {move.consumers[0]}", 1) for move in outside]
+
+
+def _move(move: RedistributionPlan, graph: Graph, consumer: str, times: int) -> tuple[str, ...]:
+    why = [
+        reason(parse_placement(before), parse_placement(after), axis, move.tensor, consumer)
+        for axis, before, after in move.steps
+    ]
+    return (
+        move.tensor,
+        str(move.source),
+        str(move.target),
+        "\n".join(f"{before} → {after} over {axis}" for axis, before, after in move.steps),
+        "\n".join(why),
+        f"{times}x",
+        format_bytes(graph.tensor(move.tensor).bytes),
+        format_seconds(move.forward_seconds, 3),
+        format_seconds(move.backward_seconds, 3),
+    )
+
+
+def stored(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:
+    """Inputs, parameters and buffers: kind, name (numbers folded), shape, layout, bytes on one device."""
+    rows: dict[tuple[str, ...], int] = {}
+    for kind, tensors in (("input", plan.inputs), ("parameter", plan.parameters), ("buffer", plan.buffers)):
+        for tensor in tensors:
+            key = (kind, _NUMBER.sub("#", tensor.path), *_place(tensor, plan, graph))
+            rows[key] = rows.get(key, 0) + 1
+    return [(key[0], key[1] + (f" ({count}x)" if count > 1 else ""), *key[2:]) for key, count in rows.items()]
+
+
+def _place(tensor: TensorPlan, plan: Plan, graph: Graph) -> tuple[str, str, str]:
+    from autoshard.layout import largest_shape
+
+    info = graph.tensor(tensor.name)
+    size = DTYPE_BYTES[info.dtype]
+    for length in largest_shape(info.shape, tensor.layout, plan.mesh):
+        size *= length
+    layout = f"{tensor.layout}: {words.placement_words(tensor.layout, plan.mesh)}"
+    return " × ".join(map(str, info.shape)) or "scalar", layout, format_bytes(size)
+
+
+def buckets(program: Program) -> list[tuple[str, str, str]]:
+    """Gradients that are reduced once a step: axes, number of parameters, bytes on one device."""
+    parameters = {p.path: p for p in program.parameters}
+    rows = []
+    for bucket in program.gradient_buckets:
+        size = 0
+        for path in bucket.parameters:
+            numel = DTYPE_BYTES[bucket.dtype]
+            for length in program.value(parameters[path].value).local_shape:
+                numel *= length.largest(program.mesh)
+            size += numel
+        rows.append((" and ".join(bucket.axes), str(len(bucket.parameters)), format_bytes(size)))
+    return rows

@@ -1,0 +1,30 @@
+"""The memory peak by kind of tensor."""
+
+from __future__ import annotations
+
+from autoshard.graph.model import Graph
+from autoshard.program.model import Program
+from autoshard.simulate.memory import plan_memory
+from autoshard.units import format_bytes
+
+KINDS = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "optimizer": "optimizer state",
+    "buffer": "buffers",
+    "input": "inputs",
+    "activation": "activations",
+    "extra": "saved by operators for their backward (masks, statistics)",
+}
+
+
+def by_kind(program: Program, graph: Graph) -> list[tuple[str, str, str]]:
+    """(kind, size, share of the peak) of what is alive at the peak, in a fixed order."""
+    memory = plan_memory(program, graph)
+    step = memory.peak_step
+    sizes = dict.fromkeys(KINDS, 0.0)
+    for span in memory.spans:
+        if span.start <= step <= span.last:
+            sizes[span.held.kind] += span.held.bytes
+    total = sum(sizes.values()) or 1.0
+    return [(KINDS[kind], format_bytes(size), f"{size / total:.1%}") for kind, size in sizes.items() if size]

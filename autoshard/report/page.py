@@ -1,0 +1,168 @@
+"""What the report says, as the plain values that the template shows: one function a section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard import plan_io
+from autoshard.graph.model import Graph
+from autoshard.hardware import Hardware
+from autoshard.plan import Plan
+from autoshard.plan_text import command, gap, gap_words
+from autoshard.program.model import Program
+from autoshard.report.chosen import blocks, buckets, redistributions, stored
+from autoshard.report.flops import ideal_seconds
+from autoshard.report.memory import by_kind
+from autoshard.report.series import LEGEND, longest, series, streams
+from autoshard.simulate import COMPUTE, Timeline
+from autoshard.units import format_bytes, format_seconds
+
+NOT_MODELLED = "Not in the simulated step: the host's dispatch time, the memory allocator, two mesh axes on one link."
+
+
+def page(
+    plan: Plan,
+    graph: Graph,
+    program: Program,
+    hardware: Hardware,
+    timeline: Timeline,
+    verification: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Everything the template names."""
+    model = plan.model or graph.name
+    return {
+        "title": f"{model} on {plan.mesh}: autoshard report",
+        "model": model,
+        "mesh": str(plan.mesh),
+        "devices": plan.mesh.size,
+        "hardware": plan.hardware,
+        "hardware_text": plan.hardware_text,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer if graph.loss else "inference",
+        "verification": verdict(verification),
+        "figures": figures(plan, graph, hardware, timeline),
+        "warnings": warnings(plan, hardware),
+        "command": command(plan),
+        "provenance": provenance(plan),
+        **_timeline(timeline),
+        **_memory(plan, graph, program, timeline),
+        **_chosen(plan, graph, program),
+        **_certificate(plan),
+    }
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    busy = ", ".join(f"{stream} {format_seconds(seconds, 3)}" for stream, seconds in timeline.busy_seconds)
+    return {
+        "legend": LEGEND,
+        "data": series(timeline),
+        "streams": streams(timeline),
+        "streams_caption": f"{len(timeline.events)} events in {format_seconds(timeline.step_seconds)}",
+        "longest": longest(timeline),
+        "timeline_label": f"Timeline of one step of {format_seconds(timeline.step_seconds)}. Busy: {busy}.",
+    }
+
+
+def _memory(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> dict[str, Any]:
+    peak, when = format_bytes(timeline.peak_bytes), format_seconds(timeline.peak_at_seconds)
+    text = f"The peak of {peak} is reached {when} into the step."
+    if math.isfinite(plan.capacity_bytes):
+        text += f" A plan may use {format_bytes(plan.capacity_bytes)} of a device."
+    return {
+        "memory_label": f"Memory over one step, at most {peak}, {when} into the step.",
+        "memory_text": text,
+        "memory_kinds": by_kind(program, graph),
+        "memory_tensors": [(held.name, held.kind, format_bytes(held.bytes)) for held in timeline.peak_tensors],
+    }
+
+
+def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
+    moves = plan.redistributions
+    seconds = sum(move.forward_seconds + move.backward_seconds for move in moves)
+    places = f"{len(moves)} redistribution{'s' if len(moves) != 1 else ''}"
+    return {
+        "blocks": blocks(plan, graph),
+        "stored": stored(plan, graph),
+        "redistributions": redistributions(plan, graph),
+        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are those of the whole tensor.",
+        "buckets": buckets(program),
+    }
+
+
+def _certificate(plan: Plan) -> dict[str, Any]:
+    certificate = plan.certificate
+    share = gap(plan)
+    if share is None:
+        text = "No lower bound was proved for this plan: it was not searched for, or the search was cut short."
+    elif share < 5e-5:
+        text = "No plan of this search space is faster by the additive cost model: the plan reaches the lower bound."
+    else:
+        text = f"No plan of this search space is faster by more than {share:.2%}, by the additive cost model."
+    difference = plan.predicted_seconds - certificate.objective_seconds
+    text += f" The simulated step is {format_seconds(abs(difference))} {'longer' if difference >= 0 else 'shorter'}"
+    text += " than the objective: it has the optimizer and the overlap that the emitted code really has."
+    row = (
+        certificate.solver,
+        certificate.status,
+        format_seconds(certificate.objective_seconds),
+        format_seconds(certificate.lower_bound_seconds),
+        gap_words(plan),
+        format_seconds(plan.predicted_seconds),
+    )
+    return {"certificate": row, "certificate_text": text}
+
+
+def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
+    """The strip under the title: verified, failed, or not verified."""
+    if verification is None:
+        return {"state": "unknown", "title": "Not verified yet.", "text": "Run `autoshard verify` on this folder."}
+    passed = bool(verification.get("passed"))
+    title = "Verified." if passed else "Verification failed."
+    return {"state": "passed" if passed else "failed", "title": title, "text": str(verification.get("text", ""))}
+
+
+def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
+    """The headline figures: label, value, note, and a share in percent where there is a bar."""
+    step = timeline.step_seconds or math.inf
+    exposed = max(0.0, 1 - timeline.busy(COMPUTE) / step)
+    found = [_figure("Predicted step", format_seconds(timeline.step_seconds), "simulated, one optimizer step")]
+    ideal = ideal_seconds(graph, hardware, plan.mesh.size)
+    if ideal:
+        note = "of the devices' peak FLOP/s does the model's own arithmetic"
+        found.append(_figure("Model FLOPs utilisation", f"{ideal / step:.1%}", note, ideal / step))
+    finite = math.isfinite(plan.capacity_bytes)
+    share = timeline.peak_bytes / plan.capacity_bytes if finite else None
+    note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
+    found.append(_figure("Peak memory of a device", format_bytes(timeline.peak_bytes), note, share))
+    communication = format_seconds(timeline.communication_seconds)
+    found.append(_figure("Communication", communication, f"{exposed:.1%} of the step waits for it", exposed))
+    found.append(_figure("Optimality gap", gap_words(plan), f"solver {plan.certificate.solver}"))
+    return found
+
+
+def _figure(label: str, value: str, note: str, share: float | None = None) -> dict[str, Any]:
+    percent = None if share is None else round(100 * min(1.0, share), 2)
+    return {"label": label, "value": value, "note": note, "share": percent}
+
+
+def warnings(plan: Plan, hardware: Hardware) -> list[str]:
+    """What a reader should know before trusting the page."""
+    found = [NOT_MODELLED, f"Error of the cost constants: {hardware.error}"]
+    guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
+    if guesses:
+        found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
+    if plan.predicted_peak_bytes > plan.capacity_bytes:
+        excess = format_bytes(plan.predicted_peak_bytes - plan.capacity_bytes)
+        found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
+    deciders = sorted({op.decided_by for op in plan.ops} - {"search"})
+    if deciders:
+        found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
+    return found
+
+
+def provenance(plan: Plan) -> list[tuple[str, str]]:
+    """Hashes and versions: with these, the same command gives this page again."""
+    rows = [("plan", plan_io.plan_hash(plan)), ("graph", plan.graph_hash)]
+    return rows + [(name, version) for name, version in plan.versions]
