@@ -1,10 +1,10 @@
 """The cheapest sequence of one-axis steps from one layout to another, its price, and the collectives that it means.
 
-A step changes the placement of one mesh axis; its forward acts on the value, its backward on the gradient. The search is a
-shortest path over layouts. Per axis it may pass through `R`, `R+` and a plain shard of any dim that the axis divides;
-other placements (blocked or uneven shards, `P`) only leave the source and only enter the target, so that the price of a
-pair does not depend on which other pairs are priced with it. An axis can be cut or joined on a dim only while no inner
-axis shards that dim, and only in blocks that every device holds whole and in equal number.
+A step changes the placement of one mesh axis; its forward acts on the value, its backward on the gradient. The search
+is a shortest path over layouts. Per axis it may pass through `R`, `R+` and a plain shard of any dim that the axis
+divides; other placements (blocked or uneven shards, `P`) only leave the source and only enter the target, so that the
+price of a pair does not depend on which other pairs are priced with it. An axis can be cut or joined on a dim only while
+no inner axis shards that dim, and only in blocks that every device holds whole and in equal number.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def path(
 ) -> Path | None:
     """The cheapest way from `source` to `target`, None where there is none.
 
-    `collective_seconds(axis, kind, full_bytes)`: kind is of COLLECTIVES, full_bytes the whole message of a group (output
-    of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all).
+    `collective_seconds(axis, kind, full_bytes)`: kind is of COLLECTIVES, full_bytes the whole message of a group
+    (output of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all).
     """
     space = _space((source,), (target,), tuple(shape), mesh, differentiable)
     prices = _Prices(space, DTYPE_BYTES[dtype], differentiable, collective_seconds, copy_seconds)
@@ -160,7 +160,7 @@ def _cuts(shards: Sequence[tuple[int, Shard]], mesh: Mesh) -> tuple[AxisShard, .
 
 @lru_cache(maxsize=65536)
 def local_blocks(outer: LocalSize, shard: Shard, mesh: Mesh) -> int | None:
-    """How many of the shard's blocks each device holds before the cut; None unless they are equal and as many on all."""
+    """How many of the shard's blocks each device holds before the cut; None unless equal and as many on all."""
     if outer.size % shard.blocks:
         return None
     if shard.blocks == 1 or not outer.shards:
@@ -191,7 +191,7 @@ def _largest(size: int, cuts: tuple[AxisShard, ...], mesh: Mesh) -> int:
 
 @dataclass(frozen=True)
 class _Letter:
-    """A placement that an axis may take: in any layout, or only in a source (never entered) or a target (never left)."""
+    """A placement that an axis may take: in any layout, only in a source (never entered) or a target (never left)."""
 
     placement: Placement
     role: str  # any, source, target
@@ -292,7 +292,7 @@ class _Space:
 
 
 def _possible(before: _Letter, after: _Letter) -> bool:
-    """One step does it: all pairs but the shards of one dim in other blocks. A letter may turn from source to target."""
+    """All pairs but two shards of one dim, in other blocks. A letter may turn from source to target."""
     x, y = before.placement, after.placement
     return x == y or not (isinstance(x, Shard) and isinstance(y, Shard) and x.dim == y.dim)
 

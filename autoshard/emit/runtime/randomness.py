@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Random:
-    """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (to compare runs)."""
+    """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks)."""
 
     def __init__(self, mesh: ParallelMesh, seed: int = 0, step: int = 0, exact: bool = False) -> None:
         self.mesh, self.seed, self.step, self.exact = mesh, seed, step, exact
