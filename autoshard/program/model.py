@@ -98,6 +98,7 @@ class ProgramParameter:
     split_layout: Layout
     trainable: bool
     init: tuple[str | float, ...] = ()
+    persistent: bool = True  # a buffer of the state dict
 
 
 @dataclass(frozen=True)

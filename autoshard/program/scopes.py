@@ -80,6 +80,7 @@ class Scopes:
         self.dissolved = {path for path, name in program.modules if name in CONTAINERS} | {""}
         self.assigned = [instruction.module for instruction in program.instructions]
         self.state = {p.value: p for p in (*program.parameters, *program.buffers)}
+        self.buffers = {b.value for b in program.buffers}
         self.defined = {v: i for i, ins in enumerate(program.instructions) for v in results_of(ins)}
         self.uses: dict[str, list[int]] = {}
         for i, ins in enumerate(program.instructions):
@@ -165,7 +166,7 @@ class Scopes:
         return self._keys[run]
 
     def _make_key(self, run: Run) -> Key:
-        held = tuple((relative(p.path, run.path), self._id(self._stored(p))) for p in self.held(run.path))
+        held = tuple((relative(p.path, run.path), self._id(self._stored(p, run.path))) for p in self.held(run.path))
         numbers = {v: f"%{i}" for i, v in enumerate(self.values(run))}
         inputs = {v: f"@{i}:{self._type(v)}" for i, v in enumerate(self.inputs(run))}
         base = self.random_base(run)
@@ -192,10 +193,10 @@ class Scopes:
         value = self.program.value(name)
         return self._id((value.shape, value.dtype, str(value.layout), value.local_shape))
 
-    def _stored(self, p: ProgramParameter) -> Hashable:
-        buffer = p in self.program.buffers
-        layouts = (str(p.layout), str(p.split_layout))
-        return (p.shape, p.dtype, layouts, p.split_shape, p.trainable, p.init, buffer, self._type(p.value))
+    def _stored(self, p: ProgramParameter, scope: str) -> Hashable:
+        ties = tuple(f".{relative(tie, scope)}" if inside(tie, scope) else tie for tie in p.ties)
+        kind = (p.dtype, p.trainable, p.persistent, p.value in self.buffers)
+        return (p.shape, p.split_shape, str(p.split_layout), kind, repr(p.init), ties, self._type(p.value))
 
     def _description(self, ins: Instruction) -> Hashable:
         """All of an instruction except its names, its place, and the number of a random operator."""

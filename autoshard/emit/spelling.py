@@ -1,0 +1,179 @@
+"""One operator as one expression, from the table in `spellings.py`, with a fallback that can write any operator."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autoshard.emit.spellings import INFIX, TEMPLATES
+from autoshard.graph.model import DTYPE_BYTES
+from autoshard.layout import LocalSize
+from autoshard.program.model import LocalAttribute
+
+Operands = Sequence[str | None]
+Attributes = Mapping[str, LocalAttribute]
+
+DTYPES = frozenset(DTYPE_BYTES) | {"complex64", "complex128"}
+IGNORED = frozenset({"layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit"})
+CREATES = frozenset({"arange", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"})
+RETURNS_LIST = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split", "meshgrid"})
+REDUCTIONS = ("none", "mean", "sum")  # torch's numbers for them
+FOREVER = 2**63 - 1  # how an open end of a slice is captured
+
+
+@dataclass(frozen=True)
+class Speller:
+    """`size` writes an uneven local size, `device` names the device."""
+
+    size: Callable[[LocalSize], str]
+    device: str
+
+    def spell(self, target: str, operands: Operands, attributes: Attributes) -> str:
+        """One expression. Operands are names or calls, or None where an optional one is absent."""
+        name = re.sub(r"^(aten|autoshard)\.", "", target)
+        given = {key: value for key, value in attributes.items() if key not in IGNORED}
+        text = _SPECIAL[name](self, operands, given) if name in _SPECIAL else None
+        if text is None and name in INFIX:
+            text = self._infix(INFIX[name], operands, given)
+        if text is None and name in TEMPLATES:
+            text = self._fill(TEMPLATES[name], operands, given)
+        return text if text is not None else self._generic(target, operands, given)
+
+    def literal(self, value: LocalAttribute) -> str:
+        if isinstance(value, LocalSize):
+            return self.size(value)
+        if isinstance(value, tuple):
+            items = [self.literal(item) for item in value]
+            return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+        if isinstance(value, str):
+            return f"torch.{value}" if value in DTYPES else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        return repr(value)
+
+    def _infix(self, symbol: str, operands: Operands, given: Attributes) -> str | None:
+        """None where the operator has an option that the symbol can't say."""
+        if given.get("alpha", 1) != 1 or given.get("rounding_mode") is not None:
+            return None
+        sides = [operand for operand in operands if operand is not None]
+        if "self" in given:
+            sides.insert(0, self.literal(given["self"]))
+        sides += [self.literal(given[name]) for name in ("other", "exponent") if name in given]
+        left, right = sides
+        return f"({left}) {symbol} {right}" if left.startswith("-") else f"{left} {symbol} {right}"
+
+    def _fill(self, template: str, operands: Operands, given: Attributes) -> str:
+        text = re.sub(r"<([^>]*)>", lambda match: self._optional(match[1], operands, given), template)
+        text = re.sub(r"\{([^}]*)\}", lambda match: str(self._field(match[1], operands, given)), text)
+        return text.replace("(, ", "(")
+
+    def _optional(self, argument: str, operands: Operands, given: Attributes) -> str:
+        """`, value` or `, name=value`, "" where it is absent or the default."""
+        rest, _, default = argument.partition("=")
+        name, _, position = rest.partition(":")
+        field = position or name.removeprefix("@")
+        text = self._field(field, operands, given)
+        if text is None or text in _spellings(default):
+            return ""
+        return f", {text}" if name.startswith("@") or name.isdecimal() else f", {name}={text}"
+
+    def _field(self, field: str, operands: Operands, given: Attributes) -> str | None:
+        """What `field` stands for, None where it is absent."""
+        if field == "*":
+            return ", ".join(str(operand) for operand in operands)
+        if field == "device":
+            return self.device
+        for name in field.split("|"):
+            if name.isdecimal():
+                if int(name) < len(operands):
+                    return operands[int(name)]
+            elif (value := given.get(name.removeprefix("*"))) is not None:
+                return self._attribute(name, value)
+        return None
+
+    def _attribute(self, name: str, value: LocalAttribute) -> str:
+        if name == "reduction" and isinstance(value, int):
+            return f'"{REDUCTIONS[value]}"'
+        if name.startswith("*") and isinstance(value, tuple):
+            return ", ".join(map(self.literal, value))
+        return self.literal(value)
+
+    def _generic(self, target: str, operands: Operands, given: Attributes) -> str:
+        """The operator's own name: tensors in order, everything else by keyword."""
+        namespace, _, name = target.partition(".")
+        arguments = [self.literal(given["self"])] if "self" in given else []
+        arguments += [str(operand) for operand in operands]
+        keywords = {key: value for key, value in given.items() if key != "self" and value is not None}
+        arguments += [f"{key}={self.literal(value)}" for key, value in keywords.items()]
+        if target.startswith("aten.") and name in CREATES:
+            arguments.append(f"device={self.device}")
+        return f"torch.ops.{namespace}.{name}({', '.join(arguments)})"
+
+
+def _spellings(default: str) -> set[str]:
+    """A default as it may be written: 1, 1.0, "1", (1,), (1, 1), ..."""
+    plain = default.replace("'", '"')
+    repeated = {f"({', '.join([default] * count)})" for count in (2, 3)}
+    return {plain, f"{default}.0", f"({default},)", *repeated} if default else set()
+
+
+def _slice(speller: Speller, operands: Operands, given: Attributes) -> str | None:
+    dim, start, end, step = (given.get(key) for key in ("dim", "start", "end", "step"))
+    if not isinstance(dim, int) or dim < -1:
+        return None
+    first = "" if start in (None, 0) else speller.literal(start)
+    last = "" if end is None or (isinstance(end, int) and end >= FOREVER) else speller.literal(end)
+    stride = "" if step in (None, 1) else f":{speller.literal(step)}"
+    before = "..., " if dim == -1 else ":, " * dim
+    return f"{operands[0]}[{before}{first}:{last}{stride}]"
+
+
+def _index(speller: Speller, operands: Operands, given: Attributes) -> str:
+    return f"{operands[0]}[{', '.join(operand or ':' for operand in operands[1:])}]"
+
+
+def _index_put(speller: Speller, operands: Operands, given: Attributes) -> str:
+    accumulate = ", accumulate=True" if given.get("accumulate") else ""
+    indices = ", ".join(str(operand) for operand in operands[1:-1])
+    return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
+
+
+def _cast(speller: Speller, operands: Operands, given: Attributes) -> str:
+    to = operands[1] if len(operands) > 1 else given.get("dtype") and speller.literal(given["dtype"])
+    return f"{operands[0]}.to({to})" if to else str(operands[0])
+
+
+def _rsub(speller: Speller, operands: Operands, given: Attributes) -> str | None:
+    other = operands[1] if len(operands) > 1 else speller.literal(given.get("other"))
+    return f"{other} - {operands[0]}" if given.get("alpha", 1) == 1 else None
+
+
+def _where(speller: Speller, operands: Operands, given: Attributes) -> str:
+    sides = [*([speller.literal(given["self"])] if "self" in given else []), *map(str, operands[1:])]
+    sides += [speller.literal(given["other"])] if "other" in given else []
+    return f"torch.where({', '.join([str(operands[0]), *sides])})"
+
+
+def _batch_norm(speller: Speller, operands: Operands, given: Attributes) -> str:
+    """Operands: input, weight, bias, mean, variance. In training its results hold the new statistics too."""
+    x, weight, bias, mean, variance = (operands[i] if i < len(operands) else None for i in range(5))
+    training = bool(given.get("training"))
+    numbers = f"{training}, {speller.literal(given.get('momentum'))}, {speller.literal(given.get('eps'))}"
+    if training and mean is not None:
+        inputs = f"{x}, {weight}, {bias}, {mean}, {variance}"
+        return f"torch.ops.aten._native_batch_norm_legit_functional({inputs}, {numbers})"
+    return f"F.batch_norm({x}, {mean}, {variance}, {weight}, {bias}, {numbers})"
+
+
+_SPECIAL: dict[str, Callable[[Speller, Operands, Attributes], str | None]] = {
+    "_to_copy": _cast,
+    "batch_norm": _batch_norm,
+    "index": _index,
+    "index_put": _index_put,
+    "rsub": _rsub,
+    "slice": _slice,
+    "to": _cast,
+    "where": _where,
+}
