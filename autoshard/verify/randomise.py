@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,11 @@ def generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def randomise_state(module: torch.nn.Module, seed: int) -> None:
-    """Every parameter and floating buffer of `module`, in place; it becomes float64, ties stay ties."""
+def randomise_state(module: torch.nn.Module, seed: int, buffers: Collection[str]) -> None:
+    """Every parameter and the floating ones of the named `buffers` of `module`, in place; it becomes float64.
+
+    Ties stay ties. Buffers that capture has folded into constants (masks) are not in the graph and keep their values.
+    """
     module.double()
     done: set[int] = set()
     with torch.no_grad():
@@ -32,7 +35,7 @@ def randomise_state(module: torch.nn.Module, seed: int) -> None:
                 tensor.copy_(_parameter(tensor, generator(seed, path)))
             done.add(id(tensor))
         for path, tensor in module.named_buffers():
-            if tensor.is_floating_point() and id(tensor) not in done:
+            if path in buffers and tensor.is_floating_point() and id(tensor) not in done:
                 tensor.copy_(_buffer(path, tensor, generator(seed, path)))
             done.add(id(tensor))
 

@@ -21,7 +21,9 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 CLIP_FRACTION = 0.1  # of the first step's norm: clipping is active in each step
 CLIP_MOST = 0.1  # keeps rounding noise in gradients that are truly zero far below AdamW's eps
-_UNSUPPORTED = set("rand randn randint uniform_ normal_ exponential_ multinomial randperm rrelu_with_noise".split())
+_UNSUPPORTED = {
+    "rand", "randn", "randint", "uniform_", "normal_", "exponential_", "multinomial", "randperm", "rrelu_with_noise",
+}  # fmt: skip
 
 
 class ExactDropout(TorchDispatchMode):

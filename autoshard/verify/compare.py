@@ -1,0 +1,126 @@
+"""Every rank's own tensors against its part of the reference, by the layouts of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autoshard.layout import Layout, Partial, local_sizes
+from autoshard.mesh import Mesh
+from autoshard.program.model import Program, ProgramParameter
+from autoshard.verify.measure import Error, compare, largest
+from autoshard.verify.reference import Reference, State
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One optimizer step as one rank saw it; parameters and buffers are those after it, local."""
+
+    outputs: tuple[Any, ...]
+    norm: float
+    parameters: State
+    buffers: State
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank hands back; tensors are local and go by their names in the original state dict."""
+
+    gradients: State  # of the first step, reduced, before clipping
+    steps: tuple[RankStep, ...]
+
+
+def local_part(full: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+    """What `rank` holds of `full`, by the definition of layouts (not by the runtime's own arithmetic)."""
+    for dim, size in enumerate(local_sizes(full.shape, layout, mesh)):
+        if size.shards:
+            runs = size.intervals(mesh, mesh.coordinates(rank))
+            indices = [torch.arange(start, stop) for start, stop in runs]
+            full = full.index_select(dim, torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64))
+    return full
+
+
+def compare_ranks(program: Program, reference: Reference, results: Sequence[RankResult]) -> Iterator[Error]:
+    """The error of every tensor of every rank, outputs first."""
+    assert len(results) == program.mesh.size
+    yield from _outputs(program, reference, results)
+    for rank, result in enumerate(results):
+        yield from _rank(program, reference, rank, result)
+
+
+def _rank(program: Program, reference: Reference, rank: int, result: RankResult) -> Iterator[Error]:
+    mesh = program.mesh
+    trainable = [p for p in program.parameters if p.trainable] if program.loss else []
+    yield from _stored("gradient", trainable, reference.gradients, result.gradients, mesh, rank, "")
+    for number, (step, expected) in enumerate(zip(result.steps, reference.steps, strict=True), 1):
+        when = f" after step {number}"
+        if program.loss:
+            norm, wanted = (torch.tensor(n, dtype=torch.float64) for n in (step.norm, expected.norm))
+            yield compare("gradient", f"global norm of step {number}", rank, norm, wanted, expected.norm)
+        yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, mesh, rank, when)
+        yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, mesh, rank, when)
+
+
+def _stored(
+    kind: str,
+    parameters: Sequence[ProgramParameter],
+    expected: State,
+    found: State,
+    mesh: Mesh,
+    rank: int,
+    when: str,
+) -> Iterator[Error]:
+    whole = {p.path: by_name(expected, p) for p in parameters}
+    scale = largest(value for value in whole.values() if value is not None)
+    for parameter in parameters:
+        full = whole[parameter.path]
+        assert full is not None, f"the original model has no {parameter.path}"
+        part = local_part(full, parameter.layout, mesh, rank)
+        yield compare(kind, parameter.path + when, rank, _unsplit(by_name(found, parameter), part), part, scale)
+
+
+def by_name(state: Mapping[str, torch.Tensor], parameter: ProgramParameter) -> torch.Tensor | None:
+    """The tensor under its path or any of its ties."""
+    return next((state[name] for name in (parameter.path, *parameter.ties) if name in state), None)
+
+
+def _unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
+    """A blocked parameter is held unflattened: the same elements in the same order."""
+    if found is None or found.numel() != part.numel():
+        return found
+    return found.reshape(part.shape)
+
+
+def _outputs(program: Program, reference: Reference, results: Sequence[RankResult]) -> Iterator[Error]:
+    for number, step in enumerate(reference.steps):
+        scale = largest(step.outputs)
+        for position, name in enumerate(program.outputs):
+            locals_ = [_output(result.steps[number], position) for result in results]
+            label = "loss" if name == program.loss else program.value(name).tensor
+            expected, layout = step.outputs[position], program.value(name).layout
+            for rank, found in enumerate(_summed(locals_, layout, program.mesh)):
+                part = local_part(expected, layout, program.mesh, rank)
+                yield compare("output", f"{label} of step {number + 1}", rank, found, part, scale)
+
+
+def _output(step: RankStep, position: int) -> torch.Tensor | None:
+    return step.outputs[position] if position < len(step.outputs) else None
+
+
+def _summed(locals_: Sequence[torch.Tensor | None], layout: Layout, mesh: Mesh) -> list[torch.Tensor | None]:
+    """Each rank's value with the axes on which it is partial summed."""
+    partial = [axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial)]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.size):
+        coordinates = [0 if axis in partial else c for axis, c in enumerate(mesh.coordinates(rank))]
+        groups.setdefault(tuple(coordinates), []).append(rank)
+    result: list[torch.Tensor | None] = [None] * mesh.size
+    for ranks in groups.values():
+        parts = [part for rank in ranks if (part := locals_[rank]) is not None]
+        complete = len(parts) == len(ranks) and len({part.shape for part in parts}) == 1
+        for rank in ranks:
+            result[rank] = torch.stack(parts).sum(0) if complete else locals_[rank] if len(ranks) == 1 else None
+    return result

@@ -1,0 +1,91 @@
+"""The outcome of a verification, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.verify.measure import THRESHOLD, Worst
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Largest relative errors per kind, over all ranks and steps. `seconds` is wall time.
+
+    `reduced` lists (argument, size verified at, size planned for); `unverified` says in words what full size would add.
+    """
+
+    mesh: str
+    backend: str
+    ranks: int
+    steps: int
+    clipped_steps: int
+    kinds: tuple[Worst, ...]
+    seconds: float
+    reduced: tuple[tuple[str, str, str], ...] = ()
+    unverified: tuple[str, ...] = ()
+    crash: str = ""  # a rank failed to run: its error
+
+    @property
+    def passed(self) -> bool:
+        return not self.crash and any(kind.count for kind in self.kinds) and not any(kind.failed for kind in self.kinds)
+
+    @property
+    def failure(self) -> str:
+        """One sentence that names the worst tensor, its rank and its error; "" where all is well."""
+        if self.crash:
+            return f"verification failed: {self.crash}"
+        failed = [kind.worst for kind in self.kinds if kind.failed and kind.worst is not None]
+        if failed:
+            return f"verification failed: {failed[0]}, allowed {THRESHOLD:.0e}"
+        return "" if self.passed else "verification failed: nothing was compared"
+
+    def summary(self) -> str:
+        return proof_text(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data; an error that can't be a number is a string."""
+        return {
+            "passed": self.passed,
+            "failure": self.failure,
+            "mesh": self.mesh,
+            "backend": self.backend,
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "clipped_steps": self.clipped_steps,
+            "threshold": THRESHOLD,
+            "seconds": self.seconds,
+            "errors": {kind.kind: _worst_dict(kind) for kind in self.kinds},
+            "reduced": [{"argument": name, "verified": small, "planned": full} for name, small, full in self.reduced],
+            "unverified": list(self.unverified),
+        }
+
+
+def _worst_dict(kind: Worst) -> dict[str, Any]:
+    if kind.worst is None:
+        return {"tensors": 0}
+    error = kind.worst.error if math.isfinite(kind.worst.error) else str(kind.worst.error)
+    return {"tensors": kind.count, "largest": error, "tensor": kind.worst.name, "rank": kind.worst.rank}
+
+
+def proof_text(proof: Proof) -> str:
+    """A short table: a line a kind, then what was not verified at full size."""
+    verdict = "verified" if proof.passed else "NOT verified"
+    how = {"gloo": f"{proof.ranks} gloo processes", "lockstep": f"{proof.ranks} devices in lock-step"}[proof.backend]
+    lines = [
+        f"{verdict} on {proof.mesh}: {how}, float64, {proof.steps} steps ({proof.clipped_steps} clipped), "
+        f"{proof.seconds:.1f} s"
+    ]
+    width = max(len(kind.worst.name) for kind in proof.kinds if kind.worst) if any(k.worst for k in proof.kinds) else 0
+    for kind in proof.kinds:
+        if kind.worst is not None:
+            mark = "FAILED" if kind.failed else "ok"
+            text = kind.worst.problem or f"{kind.worst.error:.1e}"
+            where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}"
+            lines.append(f"  {kind.kind:<9} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
+    if proof.reduced:
+        sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)
+        lines.append(f"  at reduced sizes: {sizes}")
+    lines += [f"  not verified: {what}" for what in proof.unverified]
+    return "\n".join(lines)

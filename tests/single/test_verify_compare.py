@@ -1,0 +1,147 @@
+"""Every rank against its part of the reference: what is right passes, what is wrong is named with its rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autoshard.layout import Layout, local_sizes
+from autoshard.mesh import Mesh
+from autoshard.program.model import Program, ProgramParameter, Value
+from autoshard.verify.compare import RankResult, RankStep, compare_ranks, local_part
+from autoshard.verify.measure import Error
+from autoshard.verify.reference import Reference, Step
+
+MESH = Mesh.parse("dp=2,tp=2")
+SHAPES = {"qkv": (12, 5), "bias": (5,), "head": (7, 5)}
+LAYOUTS = {"qkv": "R S0/3*2", "bias": "R R", "head": "S0 S0", "mean": "S0 R", "loss": "P R", "logits": "S0 R"}
+
+
+def program() -> Program:
+    def parameter(name: str, shape: tuple[int, ...]) -> ProgramParameter:
+        layout = Layout.parse(LAYOUTS[name])
+        return ProgramParameter(name, name, (), shape, "float32", layout, shape, layout, True)
+
+    def value(name: str, shape: tuple[int, ...]) -> Value:
+        layout = Layout.parse(LAYOUTS[name])
+        return Value(name, name, shape, "float32", layout, local_sizes(shape, layout, MESH), True)
+
+    values = (value("loss", ()), value("logits", (5, 3)))
+    parameters = tuple(parameter(name, shape) for name, shape in SHAPES.items())
+    buffers = (parameter("mean", (3,)),)
+    return Program(
+        "net", MESH, values, (), parameters, buffers, (), ("loss", "logits"), "loss", (), (), (), "fp32", "adamw", True
+    )  # fmt: skip
+
+
+def reference() -> Reference:
+    def random(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64)
+
+    torch.manual_seed(0)
+    state = {name: random(shape) for name, shape in SHAPES.items()}
+    steps = tuple(
+        Step((), (random(()), random((5, 3))), 2.0, {n: random(s) for n, s in SHAPES.items()}, {"mean": random((3,))})
+        for _ in range(2)
+    )
+    return Reference(state, {}, {name: random(shape) for name, shape in SHAPES.items()}, steps, 0.1, 0)
+
+
+def correct(expected: Reference) -> list[RankResult]:
+    def part(name: str, full: torch.Tensor, rank: int) -> torch.Tensor:
+        return local_part(full, Layout.parse(LAYOUTS[name]), MESH, rank)
+
+    def step(rank: int, s: Step) -> RankStep:
+        loss = s.outputs[0] * (0.3, 0.7)[MESH.coordinates(rank)[0]]  # a summand on each dp rank
+        return RankStep(
+            (loss, part("logits", s.outputs[1], rank)),
+            s.norm,
+            {n: part(n, x, rank) for n, x in s.parameters.items()},
+            {n: part(n, x, rank) for n, x in s.buffers.items()},
+        )
+
+    return [
+        RankResult(
+            {n: part(n, x, rank) for n, x in expected.gradients.items()}, tuple(step(rank, s) for s in expected.steps)
+        )
+        for rank in range(MESH.size)
+    ]
+
+
+def errors(results: list[RankResult]) -> list[Error]:
+    return [error for error in compare_ranks(program(), reference(), results) if error.failed]
+
+
+def test_what_is_right_passes() -> None:
+    found = list(compare_ranks(program(), reference(), correct(reference())))
+    assert not [error for error in found if error.failed]
+    assert len(found) == 4 * (2 * 2 + 3 + 2 * (1 + 3 + 1))
+
+
+def test_local_parts_follow_blocks_units_and_nesting() -> None:
+    full = torch.arange(12)
+    assert local_part(full, Layout.parse("R S0/3*2"), MESH, 1).tolist() == [2, 3, 6, 7, 10, 11]
+    assert [local_part(torch.arange(7), Layout.parse("S0 S0"), MESH, rank).tolist() for rank in range(4)] == [
+        [0, 1], [2, 3], [4, 5], [6]
+    ]  # fmt: skip
+    assert local_part(torch.arange(1), Layout.parse("S0 R"), MESH, 2).tolist() == []
+
+
+def test_an_unflattened_parameter_is_the_same_parameter() -> None:
+    results = correct(reference())
+    results = [replace(r, gradients=r.gradients | {"qkv": r.gradients["qkv"].reshape(3, 1, 2, 5)}) for r in results]
+    assert not errors(results)
+
+
+def test_a_permuted_qkv_is_named() -> None:
+    results = correct(reference())
+    wrong = results[2].gradients["qkv"].reshape(3, 2, 5)[[1, 0, 2]].reshape(6, 5)
+    results[2] = replace(results[2], gradients=results[2].gradients | {"qkv": wrong})
+    assert [(e.kind, e.name, e.rank) for e in errors(results)] == [("gradient", "qkv", 2)]
+
+
+def test_a_partial_loss_is_summed_and_each_group_must_agree() -> None:
+    results = correct(reference())
+    first = results[3].steps[0]
+    results[3] = replace(
+        results[3], steps=(replace(first, outputs=(first.outputs[0] * 2, first.outputs[1])), results[3].steps[1])
+    )
+    assert [(e.kind, e.name, e.rank) for e in errors(results)] == [
+        ("output", "loss of step 1", 1),
+        ("output", "loss of step 1", 3),
+    ]
+
+
+def test_a_replica_that_drifts_is_named() -> None:
+    results = correct(reference())
+    last = results[1].steps[1]
+    drifted = replace(last, parameters=last.parameters | {"bias": last.parameters["bias"] * (1 + 1e-8)})
+    results[1] = replace(results[1], steps=(results[1].steps[0], drifted))
+    assert [(e.kind, e.name, e.rank) for e in errors(results)] == [("parameter", "bias after step 2", 1)]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "buffer", "output", "norm"])
+def test_what_is_missing_or_off_is_named(kind: str) -> None:
+    results = correct(reference())
+    step = results[0].steps[0]
+    changes = {
+        "gradient": lambda: replace(
+            results[0], gradients={n: g for n, g in results[0].gradients.items() if n != "head"}
+        ),
+        "buffer": lambda: replace(results[0], steps=(replace(step, buffers={}), results[0].steps[1])),
+        "output": lambda: replace(results[0], steps=(replace(step, outputs=step.outputs[:1]), results[0].steps[1])),
+        "norm": lambda: replace(results[0], steps=(replace(step, norm=2.1), results[0].steps[1])),
+    }
+    results[0] = changes[kind]()
+    found = {(e.kind, e.name, e.rank, e.problem) for e in errors(results)}
+    assert (
+        found
+        == {
+            "gradient": {("gradient", "head", 0, "missing")},
+            "buffer": {("buffer", "mean after step 1", 0, "missing")},
+            "output": {("output", "logits of step 1", 0, "missing")},
+            "norm": {("gradient", "global norm of step 1", 0, "")},
+        }[kind]
+    )
