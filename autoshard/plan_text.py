@@ -154,7 +154,8 @@ def profile_table(profiles: Mapping[str, Hardware]) -> str:
     """One line a profile."""
     rows: list[Sequence[str]] = [("profile", "memory", "peak", "links, innermost first", "what it is")]
     for name, hardware in profiles.items():
-        peak = ", ".join(f"{format_flop_rate(flops, 3)} {dtype}" for dtype, flops in hardware.peaks[:1])
+        dtype, flops = max(hardware.peaks, key=lambda peak: peak[1])
+        peak = f"{format_flop_rate(flops, 3)} {dtype}"
         links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
         rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
     return "\n".join(table(rows))

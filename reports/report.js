@@ -16,11 +16,9 @@
   const time = (pixel) => view.from + ((pixel - left) / (width(timeline) - left)) * (view.to - view.from);
 
   function seconds(value) {
-    const size = Math.abs(value);
-    if (size === 0) return "0 s";
-    if (size >= 1) return `${value.toPrecision(4)} s`;
-    if (size >= 1e-3) return `${(value * 1e3).toPrecision(4)} ms`;
-    return `${(value * 1e6).toPrecision(4)} µs`;
+    if (value === 0) return "0 s";
+    const [unit, factor] = [["s", 1], ["ms", 1e3], ["us", 1e6]].find((item) => Math.abs(value) * item[1] >= 1) ?? ["ns", 1e9];
+    return `${Number((value * factor).toPrecision(4))} ${unit}`;
   }
 
   function bytes(value) {
@@ -63,7 +61,8 @@
       context.moveTo(at, 0);
       context.lineTo(at, height - AXIS);
       context.stroke();
-      context.fillText(seconds(mark), Math.min(at, width(timeline) - 24), height - AXIS / 2);
+      const text = seconds(mark);
+      context.fillText(text, Math.min(at, width(timeline) - context.measureText(text).width / 2), height - AXIS / 2);
     }
   }
 

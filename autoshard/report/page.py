@@ -102,7 +102,7 @@ def _certificate(plan: Plan) -> dict[str, Any]:
         text = f"No plan of this search space is faster by more than {share:.2%}, by the additive cost model."
     difference = plan.predicted_seconds - certificate.objective_seconds
     text += f" The simulated step is {format_seconds(abs(difference))} {'longer' if difference >= 0 else 'shorter'}"
-    text += " than the objective: it has the optimizer and the overlap that the emitted code really has."
+    text += " than the objective: only the simulation knows what overlaps in the emitted code."
     row = (
         certificate.solver,
         certificate.status,
@@ -117,7 +117,11 @@ def _certificate(plan: Plan) -> dict[str, Any]:
 def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
     """The strip under the title: verified, failed, or not verified."""
     if verification is None:
-        return {"state": "unknown", "title": "Not verified yet.", "text": "Run `autoshard verify` on this folder."}
+        return {
+            "state": "unknown",
+            "title": "Not verified.",
+            "text": "Nobody has run `autoshard verify` on it.",
+        }
     passed = bool(verification.get("passed"))
     title = "Verified." if passed else "Verification failed."
     return {"state": "passed" if passed else "failed", "title": title, "text": str(verification.get("text", ""))}

@@ -24,7 +24,6 @@ def render(
 ) -> str:
     """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     folder = data_folder("reports")
     environment = Environment(
@@ -34,6 +33,6 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     content = page(plan, graph, program, hardware, timeline, verification)
     return environment.get_template("report.html.jinja").render(**content, style=style, script=script)
