@@ -1,0 +1,250 @@
+"""The additive problem as terms. A value is written at the level of layouts, in the first form that is affordable:
+
+- product: one term over (producer, all consumers), the sum over distinct targets spelt out. For 1 or 2 consumers.
+- set: a new variable, the set of layouts the value is made in; each consumer's layout must be in it. All terms are then
+  over two variables. Exact because nothing made costs less than nothing; bytes of several keepers are split (a bound).
+- relaxed: each consumer pays a share of its target, the shares of a target adding up to at most 1. A lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from autoshard.problem import Floats, Integers, Value
+from autoshard.solvers.additive import Additive, charge, hull, scaled, span_of, unary
+from autoshard.solvers.tables import Contents, Store, Term
+
+_MOST_SETS = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Variables 0..nodes-1 are the nodes (domain: the kept strategies), the rest are sets of layouts.
+
+    `relaxed`: indices of the values of which only a lower bound is in the terms.
+    """
+
+    terms: tuple[Term, ...]
+    domains: tuple[int, ...]
+    relaxed: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Ends:
+    """A value restricted to the kept strategies: the distinct layouts at each end, and which strategy has which.
+
+    `rows`: source layouts; `columns[i]`: target layouts of consumer i; `maps`: class maps of (producer, *consumers).
+    """
+
+    value: Value
+    rows: Integers
+    columns: tuple[Integers, ...]
+    maps: tuple[Integers, ...]
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        return (self.value.producer, *self.value.consumers)
+
+
+def encode(
+    store: Store, sum_: Additive, kept: Sequence[Integers], contents: Contents, largest: float, prefer_sets: bool
+) -> Encoded:
+    """Terms of at most `largest` entries. Values with three consumers or more: sets first where `prefer_sets`."""
+    return _Encoder(store, sum_, kept, contents, largest, prefer_sets).encoded()
+
+
+class _Encoder:
+    def __init__(
+        self,
+        store: Store,
+        sum_: Additive,
+        kept: Sequence[Integers],
+        contents: Contents,
+        largest: float,
+        prefer_sets: bool,
+    ) -> None:
+        self.store, self.sum, self.kept, self.contents = store, sum_, kept, contents
+        self.largest, self.prefer_sets = largest, prefer_sets
+        self.terms: list[Term] = []
+        self.domains = [len(some) for some in kept]
+        self.relaxed: list[int] = []
+        self.known: dict[tuple[object, ...], int] = {}
+        self.merged: dict[int, tuple[int, list[Integers]]] = {}
+
+    def encoded(self) -> Encoded:
+        for n, some in enumerate(self.kept):
+            table = self.store.base(unary(self.sum, n)[some])
+            self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
+        for v, value in enumerate(self.sum.problem.values):
+            self.add_value(v, value)
+        return Encoded(tuple(self.terms), tuple(self.domains), tuple(self.relaxed))
+
+    def add_value(self, v: int, value: Value) -> None:
+        ends = self.ends(value)
+        product = len(ends.rows) * math.prod(map(len, ends.columns))
+        sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
+        set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
+        if set_fits and (product > self.largest or (self.prefer_sets and sets < product / len(ends.rows))):
+            self.add_set(v, ends)
+        elif product <= self.largest:
+            self.add_product(ends)
+        else:
+            self.add_relaxed(v, ends)
+
+    def ends(self, value: Value) -> _Ends:
+        rows, source = np.unique(value.source[self.kept[value.producer]], return_inverse=True)
+        columns, maps = [], [source]
+        for c, targets in zip(value.consumers, value.targets, strict=True):
+            column, classes = np.unique(self.as_paid(value, targets[self.kept[c]]), return_inverse=True)
+            columns.append(column)
+            maps.append(classes)
+        return _Ends(value, rows, tuple(columns), tuple(maps))
+
+    def as_paid(self, value: Value, targets: Integers) -> Integers:
+        """Target layouts that are free from everywhere need not be told apart."""
+        free = (scaled(self.sum, value.seconds) == 0).all(axis=0)
+        if charge(self.sum, hull(value)):
+            free &= value.bytes == 0
+        return np.where(free, int(np.argmax(free)), np.arange(len(free)))[targets] if free.any() else targets
+
+    def add_product(self, ends: _Ends) -> None:
+        value = ends.value
+        key = self.key(ends, self.charges(value))
+        if key not in self.known:
+            self.known[key] = self.store.base(_product(self.sum, ends))
+        self.add_term(ends.scope, ends.maps, self.known[key])
+
+    def add_set(self, v: int, ends: _Ends) -> None:
+        value, variable = ends.value, len(self.domains)
+        everything = np.unique(np.concatenate(ends.columns))
+        members = self.members(everything, len(ends.columns))
+        self.domains.append(len(members))
+        identity = np.arange(len(members))
+        made = scaled(self.sum, value.seconds)[np.ix_(ends.rows, everything)]
+        with np.errstate(invalid="ignore"):
+            pay = np.where(members[None], made[:, None, :], 0.0).sum(axis=2)
+        self.add_term((value.producer, variable), (ends.maps[0], identity), self.store.base(pay))
+        for i, c in enumerate(value.consumers):
+            missing = np.where(members[:, np.searchsorted(everything, ends.columns[i])], 0.0, np.inf)
+            self.add_term((variable, c), (identity, ends.maps[i + 1]), self.store.base(missing))
+        self.add_split_bytes(v, ends)
+
+    def add_split_bytes(self, v: int, ends: _Ends) -> None:
+        """Each keeper pays an equal part of its bytes: exact for one keeper, a bound for more."""
+        keepers = [i for i, span in enumerate(ends.value.intervals) if charge(self.sum, span)]
+        if len(keepers) > 1:
+            self.relaxed.append(v)
+        for i in keepers:
+            per_byte = charge(self.sum, ends.value.intervals[i]) / len(keepers)
+            table = self.store.base(per_byte * ends.value.bytes[ends.columns[i]])
+            self.add_term((ends.value.consumers[i],), (ends.maps[i + 1],), table)
+
+    def add_relaxed(self, v: int, ends: _Ends) -> None:
+        value = ends.value
+        even = np.full((len(ends.columns), len(value.bytes)), 1.0 / len(ends.columns))
+        shares = self.sum.shares.get(v, even)
+        made = scaled(self.sum, value.seconds)
+        for i, c in enumerate(value.consumers):
+            columns = ends.columns[i]
+            pay = made[np.ix_(ends.rows, columns)] + charge(self.sum, value.intervals[i]) * value.bytes[columns]
+            with np.errstate(invalid="ignore"):
+                part = np.where(np.isinf(pay), np.inf, pay * shares[i, columns])
+            self.add_term((value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(part))
+        self.relaxed.append(v)
+
+    def key(self, ends: _Ends, charges: object) -> tuple[object, ...]:
+        """All that a product's table depends on."""
+        value = ends.value
+        arrays = (self.contents.number(value.seconds), self.contents.number(value.bytes))
+        return (charges, *arrays, ends.rows.tobytes(), *(column.tobytes() for column in ends.columns))
+
+    def charges(self, value: Value) -> object:
+        """All that the bytes of a product depend on: what a byte costs over the hull of each group of consumers."""
+        if not charge(self.sum, hull(value)):
+            return ()
+        if len(value.consumers) > 4:
+            return value.intervals
+        sizes = range(1, len(value.consumers) + 1)
+        return tuple(charge(self.sum, span_of(group)) for n in sizes for group in combinations(value.intervals, n))
+
+    def add_term(self, scope: Sequence[int], classes: Sequence[Integers], table: int) -> None:
+        """Joins the rows of each axis that are equal, and leaves out axes of one row and terms that are zero."""
+        if table not in self.merged:
+            self.merged[table] = self.merge(self.store.table(table))
+        number, rows = self.merged[table]
+        if not self.store.table(number).any():
+            return
+        axes = [i for i, row in enumerate(rows) if row.any()]
+        maps = tuple(self.store.map_id(rows[i][classes[i]]) for i in axes)
+        self.terms.append(Term(tuple(scope[i] for i in axes), maps, number))
+
+    def merge(self, cost: Floats) -> tuple[int, list[Integers]]:
+        """The table without repeated rows and without axes of one row; old row -> new row, of each axis."""
+        rows = []
+        for axis in range(cost.ndim):
+            kept, row = _distinct_rows(np.moveaxis(cost, axis, 0))
+            cost = cost.take(kept, axis=axis) if len(kept) < cost.shape[axis] else cost
+            rows.append(row)
+        return self.store.base(cost.reshape([length for length in cost.shape if length > 1])), rows
+
+    def count_sets(self, ends: _Ends) -> float:
+        targets = len(np.unique(np.concatenate(ends.columns)))
+        return sum(math.comb(targets, size) for size in range(1, len(ends.columns) + 1))
+
+    def members(self, everything: Integers, consumers: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+        """Every set that could be needed, as flags: shape (sets, targets)."""
+        count = len(everything)
+        picks = [pick for size in range(1, consumers + 1) for pick in combinations(range(count), size)]
+        flags = np.zeros((len(picks), count), bool)
+        for row, pick in enumerate(picks):
+            flags[row, list(pick)] = True
+        return flags
+
+
+def _distinct_rows(cost: Floats) -> tuple[Integers, Integers]:
+    """The first of each group of equal rows, and the group of each row."""
+    found: dict[bytes, int] = {}
+    groups = [found.setdefault(row.tobytes(), len(found)) for row in cost]
+    kept = np.unique(np.asarray(groups, np.int64), return_index=True)[1]
+    return kept, np.asarray(groups, np.int64)
+
+
+def _product(sum_: Additive, ends: _Ends) -> Floats:
+    """sum over distinct targets of seconds and kept bytes, shape (rows, *columns): the first of a group pays for it."""
+    value, arity = ends.value, len(ends.columns)
+    made = scaled(sum_, value.seconds)[ends.rows]
+    ids = [column.reshape(_along(i, len(column), arity)) for i, column in enumerate(ends.columns)]
+    shape = tuple(map(len, ends.columns))
+    total = np.zeros((len(ends.rows), *shape))
+    for i, column in enumerate(ends.columns):
+        first = np.ones(shape, bool)
+        for earlier in ids[:i]:
+            first &= ids[i] != earlier
+        pay = made[:, column].reshape((len(ends.rows), *_along(i, len(column), arity)))
+        total += np.where(first, pay, 0.0) if i else pay
+        total += np.where(first, _kept_bytes(sum_, value, ids, i, shape), 0.0)
+    return total
+
+
+def _kept_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int, shape: tuple[int, ...]) -> Floats:
+    """What it costs to keep consumer i's target over the hull of all that keep the same one, shape `shape`."""
+    if not charge(sum_, hull(value)):
+        return np.zeros((1,) * len(shape))
+    start = np.full(shape, len(sum_.cumulative) - 1)
+    stop = np.zeros(shape, np.int64)
+    for j, (low, high) in enumerate(value.intervals):
+        if low < high:
+            same = ids[j] == ids[i]
+            start = np.where(same, np.minimum(start, low), start)
+            stop = np.where(same, np.maximum(stop, high), stop)
+    per_byte = np.where(start < stop, sum_.cumulative[stop] - sum_.cumulative[start], 0.0)
+    return np.asarray(per_byte * value.bytes[ids[i]])
+
+
+def _along(axis: int, length: int, arity: int) -> tuple[int, ...]:
+    return tuple(length if a == axis else 1 for a in range(arity))
