@@ -10,6 +10,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from autoshard import units
@@ -211,7 +212,7 @@ def _peaks(peak: Table) -> tuple[tuple[str, float], ...]:
 def _links(root: Table) -> tuple[Link, ...]:
     links = tuple(_link(table) for table in root.tables("links"))
     sizes = [1, *(link.devices for link in links)]
-    if not links or any(outer <= inner or outer % inner for inner, outer in zip(sizes, sizes[1:], strict=False)):
+    if not links or any(outer <= inner or outer % inner for inner, outer in pairwise(sizes)):
         raise root.error("links", "`devices` must grow from link to link, each a multiple of the one before")
     return links
 

@@ -1,8 +1,8 @@
 """Seconds of one operator on one device, forward and backward, from its local shapes.
 
-Matrix products and attention: t = launch + ((F / (peak * compute))^q + (B / (bandwidth * memory))^q)^(1/q), a soft maximum
-of arithmetic and memory time. On 400 published A100 GEMMs the mean error is 13 % (9 % for m >= 1024), where plain
-FLOPs / peak is 71 % off; causal attention 13 %. Everything else: launch + bytes / (bandwidth * efficiency).
+Matrix products and attention: t = launch + ((F / (peak * compute))^q + (B / (bandwidth * memory))^q)^(1/q), a soft
+maximum of arithmetic and memory time. On 400 published A100 GEMMs the mean error is 13 % (9 % for m >= 1024),
+where plain FLOPs / peak is 71 % off; causal attention 13 %. Everything else: launch + bytes / (bandwidth * efficiency).
 Not modelled yet: the host's dispatch time, caches, tile quantisation, the additions that accumulate gradients of a
 value with several consumers.
 """
@@ -35,14 +35,17 @@ class LocalTensor:
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
+_NOTHING = Saved()
+
+
 @dataclass(frozen=True)
 class LocalOp:
-    """An operator on local tensors: all that its seconds depend on. `extra_bytes` is the local part of what it saves."""
+    """An operator on local tensors: all its seconds depend on. `extra_bytes` is the local part of what it saves."""
 
     target: str
     operands: tuple[LocalTensor | None, ...]
     results: tuple[LocalTensor, ...]
-    saved: Saved = Saved()
+    saved: Saved = _NOTHING
     extra_bytes: float = 0.0
     causal: bool = False
 
@@ -64,7 +67,7 @@ def local_op(
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product: the operands that are multiplied, the one added (or None), and the length of the summed loop."""
+    """A matrix product: the operands that are multiplied, the one added (or None), the length of the summed loop."""
 
     multiplied: tuple[int, int]
     added: int | None
@@ -79,11 +82,9 @@ def _filter_size(op: LocalOp) -> int:
     return math.prod(op.operand(1).shape[1:])
 
 
-_LINEAR, _MATMUL, _ADDMM = (
-    Product((0, 1), 2, _last_dim(0)),
-    Product((0, 1), None, _last_dim(0)),
-    Product((1, 2), 0, _last_dim(1)),
-)
+_LINEAR = Product((0, 1), 2, _last_dim(0))
+_MATMUL = Product((0, 1), None, _last_dim(0))
+_ADDMM = Product((1, 2), 0, _last_dim(1))
 _CONVOLUTION = Product((0, 1), 2, _filter_size)
 PRODUCTS: dict[str, Product] = {
     "aten.linear": _LINEAR,
@@ -104,14 +105,11 @@ ATTENTION_BACKWARD_FLOPS = 2.5  # five products against two: the scores are comp
 VIEWS = frozenset(
     f"aten.{name}"
     for name in (
-        "view", "transpose", "permute", "t", "expand", "split", "split_with_sizes", "chunk", "unbind", "unsqueeze", "squeeze",
-        "slice", "select", "narrow", "detach", "alias", "view_as", "expand_as", "unflatten", "movedim", "numpy_T",
+        "view", "transpose", "permute", "t", "expand", "split", "split_with_sizes", "chunk", "unbind",
+        "unsqueeze", "squeeze", "slice", "select", "narrow", "detach", "alias", "view_as", "expand_as",
+        "unflatten", "movedim", "numpy_T",
     )
 )  # fmt: skip
-RESHAPES = frozenset(
-    {"aten.reshape", "aten.flatten", "aten.reshape_as", "aten.contiguous"}
-)  # a view where strides allow
-
 _EFFICIENCY = {
     "aten.layer_norm": "memory.normalisation",
     "aten.native_layer_norm": "memory.normalisation",
@@ -196,7 +194,7 @@ def _roofline(hardware: Hardware, group: str, dtype: str, flops: float, size_byt
 
 
 def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple[float, float]:
-    """Backward: one product of the same size for each multiplied operand that needs a gradient, one sum for the added."""
+    """Backward: a product of the same size for each multiplied operand that needs a gradient, a sum for the added."""
     multiplied = [op.operand(position) for position in product.multiplied]
     size = sum(tensor.bytes for tensor in (*multiplied, op.results[0]))
     forward = _roofline(hardware, "matmul", multiplied[0].dtype, product_flops(op, product), size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,15 +27,22 @@ class AxisLink:
     latency_seconds: float
 
 
-@lru_cache(maxsize=4096)
 def axis_link(hardware: Hardware, mesh: Mesh, axis_index: int) -> AxisLink:
-    """Ranks are row-major over the mesh. The groups of one axis run at the same time, and each device belongs to one of
-    them, so a group has the shares of its own members: g members in a node drive g network ports together (a ring
-    over them uses all), which is min(link inside, g x port) per ring.
+    """The link under one axis; see `joint_link`."""
+    return joint_link(hardware, mesh, (axis_index,))
+
+
+@lru_cache(maxsize=4096)
+def joint_link(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...]) -> AxisLink:
+    """The link under the groups of several axes joined. Ranks are row-major over the mesh.
+
+    All groups run at the same time, and each device belongs to one of them, so a group has the shares of its own
+    members: g members in a node drive g network ports together (a ring over them uses all), which is
+    min(link inside, g x port) per ring.
     """
     check_mesh(hardware, mesh)
-    groups = _groups(mesh, axis_index)
-    size = mesh.sizes[axis_index]
+    groups = _groups(mesh, axes)
+    size = len(groups[0])
     crossings = [
         crossing
         for link, inner in zip(hardware.links, [1, *(link.devices for link in hardware.links)], strict=False)
@@ -54,17 +62,19 @@ def axis_link(hardware: Hardware, mesh: Mesh, axis_index: int) -> AxisLink:
 
 @dataclass(frozen=True)
 class _Crossing:
-    """A level that groups cross: the fewest `members` of a group in one block below it, each with `device_bandwidth`."""
+    """A level that groups cross: the fewest `members` of a group in a block below it, each with `device_bandwidth`."""
 
     link: Link
     members: int
     device_bandwidth: float
 
 
-def _groups(mesh: Mesh, axis_index: int) -> list[list[int]]:
-    """The ranks of every group of the axis, ascending."""
+def _groups(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
+    """The ranks of every group of the joined axes."""
+    size = math.prod(mesh.sizes[axis] for axis in axes)
     ranks = np.arange(mesh.size).reshape(mesh.sizes)
-    groups: list[list[int]] = np.moveaxis(ranks, axis_index, -1).reshape(-1, mesh.sizes[axis_index]).tolist()
+    last = tuple(range(-len(axes), 0))
+    groups: list[list[int]] = np.moveaxis(ranks, axes, last).reshape(-1, size).tolist()
     return groups
 
 

@@ -1,4 +1,4 @@
-"""Bytes on one device (the one that holds most), and the seconds of an optimizer step, which memory bandwidth bounds."""
+"""Bytes on the device that holds most, and the seconds of an optimizer step, which memory bandwidth bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_trained(graph: Graph, parameter: Parameter) -> bool:
 def parameter_bytes(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
     """Parameter, and where it is trained its gradient and optimizer state, all stored in `layout`.
 
-    Masters are what the graph holds: float32 under every `--precision`, the low-precision copies are casts in the graph.
+    Masters are what the graph holds: float32 under every `--precision`, low-precision copies are casts in the graph.
     """
     return sum(parameter_parts(graph, parameter, layout, mesh))
 

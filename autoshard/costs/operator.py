@@ -14,7 +14,7 @@ from autoshard.layout import Layout, Shard, largest_shape
 from autoshard.mesh import Mesh
 from autoshard.rules.strategy import Strategy
 
-LOSS_BYTES = 4  # logsumexp and target logit are float32
+LOSS_BYTES = 4  # the loss of a row is computed in float32
 COUNT_BYTES = 8  # of labels that are not ignored
 
 
@@ -70,18 +70,15 @@ def variant_collectives(
 def _cross_entropy(
     mesh: Mesh, operands: tuple[LocalTensor | None, ...], layouts: tuple[Layout | None, ...]
 ) -> list[Call]:
-    """Over the vocabulary: maximum, sum of exponentials and target logit of each row. Over rows: the count of labels."""
+    """Over the vocabulary: the maximum of each row, then three sums of it, stacked. Over rows: the count of labels."""
     logits, layout = operands[0], layouts[0]
     assert logits is not None and layout is not None
     class_dim = 1 if len(logits.shape) > 1 else 0
     rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
-    calls: list[Call] = []
-    for axis, placement in enumerate(layout.placements):
-        if isinstance(placement, Shard) and placement.dim == class_dim:
-            calls += [(axis, "all_reduce", float(rows * LOSS_BYTES))] * 3
-        elif isinstance(placement, Shard):
-            calls.append((axis, "all_reduce", float(COUNT_BYTES)))
-    return calls
+    shards = [(axis, p) for axis, p in enumerate(layout.placements) if isinstance(p, Shard)]
+    vocabulary = [axis for axis, shard in shards if shard.dim == class_dim]
+    calls = [(axis, "all_reduce", float(stacked * rows * LOSS_BYTES)) for stacked in (1, 3) for axis in vocabulary]
+    return calls + [(axis, "all_reduce", float(COUNT_BYTES)) for axis, shard in shards if shard.dim != class_dim]
 
 
 _VARIANTS: dict[str, Callable[[Mesh, tuple[LocalTensor | None, ...], tuple[Layout | None, ...]], list[Call]]] = {

@@ -1,41 +1,51 @@
 """Discrete-event simulation of one step of a Program on one device (SPMD: all devices do the same).
 
 One compute stream, one communication stream per mesh axis. As in the emitted code, the forward and backward run in
-program order and wait for their collectives; gradient buckets are started together after the backward, and
-the optimizer waits for them. Nothing else overlaps. Not modelled: the host's dispatch, gradient clipping,
-two axes that use one link at the same time.
+program order and wait for their collectives; after the backward, the all-reduces of gradient buckets overlap with each
+other's copies, and the optimizer waits for all. Nothing else overlaps. Not modelled: the host's dispatch, gradient
+clipping, two axes that use one link at the same time (a bucket over several axes occupies all of them).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from autoshard.costs.collective import collective_seconds
+from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.memory import optimizer_seconds
 from autoshard.costs.operator import Call, compute_seconds, variant_collectives
-from autoshard.graph.model import DTYPE_BYTES, Graph
+from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
-from autoshard.simulate.memory import local_tensor, plan_memory
+from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, bucket_bytes, local_tensor, plan_memory
+from autoshard.simulate.storage import storage
 from autoshard.simulate.timeline import COMPUTE, Event, Phase, Timeline, axis_stream
 from autoshard.simulate.transfers import LOCAL, actions
 
 
 @dataclass(frozen=True)
 class Task:
-    """An event that has no time yet."""
+    """An event that has no time yet. It occupies all of `streams`, and is shown on the first."""
 
     name: str
-    stream: str
+    streams: tuple[str, ...]
     seconds: float
     phase: Phase
     bytes: float
     module: str
     reason: str
     instruction: int | None = None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`copy` flattens the gradients before the all-reduce, and writes them back after it."""
+
+    copy: Task
+    all_reduce: Task
 
 
 def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
@@ -51,51 +61,59 @@ def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
         for index, instruction in reversed(list(enumerate(program.instructions))):
             starts.append(schedule.now)
             schedule.run_in_order(pricer.tasks(index, instruction, "backward"))
-        schedule.run_together([pricer.bucket(bucket, n) for n, bucket in enumerate(program.gradient_buckets)])
+        starts.append(schedule.now)
+        _reduce_gradients(schedule, pricer.buckets())
         starts.append(schedule.now)
         schedule.run_in_order(pricer.optimizer())
     return _timeline(program, graph, schedule, starts or [0.0])
 
 
 class Schedule:
-    """Places tasks on streams: a task starts when what it waits for has ended and its stream is free."""
+    """Places tasks on streams: a task starts when what it waits for has ended and its streams are free."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.free: dict[str, float] = {COMPUTE: 0.0}
+        self.free: dict[str, float] = {}
         self.waits: tuple[int, ...] = ()  # what the next task in order waits for
 
     @property
     def now(self) -> float:
-        """When the next task in order may start, stream aside."""
+        """When what has run in order has ended."""
         return max((self.events[index].end_seconds for index in self.waits), default=0.0)
 
-    def run_in_order(self, tasks: Iterator[Task]) -> None:
+    def run_in_order(self, tasks: Iterable[Task], after: tuple[int, ...] = ()) -> None:
+        """Each task waits for the one before; the first also for the events `after`."""
         for task in tasks:
             if task.seconds > 0:
-                self.waits = (self._place(task, self.waits),)
+                self.waits = self.start(task, after)
+                after = ()
 
-    def run_together(self, chains: list[list[Task]]) -> None:
-        """Every chain starts now, asynchronously; what follows waits for all of them."""
-        ends = []
-        for chain in chains:
-            waits = self.waits
-            for task in chain:
-                if task.seconds > 0:
-                    waits = (self._place(task, waits),)
-            ends.append(waits)
-        if ends:
-            self.waits = tuple(sorted({index for waits in ends for index in waits}))
-
-    def _place(self, task: Task, waits: tuple[int, ...]) -> int:
-        ready = max((self.events[index].end_seconds for index in waits), default=0.0)
-        start = max(ready, self.free.get(task.stream, 0.0))
-        self.free[task.stream] = start + task.seconds
+    def start(self, task: Task, after: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Places a task that nothing waits for yet; gives its position, () where it takes no time."""
+        if task.seconds == 0:
+            return after
+        waits = tuple(sorted({*self.waits, *after}))
+        ready = [self.events[index].end_seconds for index in waits]
+        start = max((*ready, *(self.free.get(stream, 0.0) for stream in task.streams)), default=0.0)
+        self.free.update(dict.fromkeys(task.streams, start + task.seconds))
         self.events.append(
-            Event(task.name, task.stream, start, task.seconds, task.phase, task.bytes, task.module, task.reason,
+            Event(task.name, task.streams[0], start, task.seconds, task.phase, task.bytes, task.module, task.reason,
                   task.instruction, waits)
         )  # fmt: skip
-        return len(self.events) - 1
+        return (len(self.events) - 1,)
+
+
+def _reduce_gradients(schedule: Schedule, buckets: list[Bucket]) -> None:
+    """As the runtime: flatten a bucket, start its all-reduce, write back the oldest once too many are in flight."""
+    pending: deque[tuple[Bucket, tuple[int, ...]]] = deque()
+    for bucket in buckets:
+        schedule.run_in_order([bucket.copy])
+        pending.append((bucket, schedule.start(bucket.all_reduce)))
+        if len(pending) > BUCKETS_IN_FLIGHT:
+            oldest, sent = pending.popleft()
+            schedule.run_in_order([oldest.copy], sent)
+    for bucket, sent in pending:
+        schedule.run_in_order([bucket.copy], sent)
 
 
 class _Pricer:
@@ -103,14 +121,26 @@ class _Pricer:
 
     def __init__(self, program: Program, graph: Graph, hardware: Hardware) -> None:
         self.program, self.graph, self.hardware, self.mesh = program, graph, hardware, program.mesh
+        self.again = storage(program, graph).again
 
     def _local(self, name: str) -> LocalTensor:
         return local_tensor(self.program.value(name), self.mesh)
 
     def tasks(self, index: int, instruction: Instruction, phase: Phase) -> Iterator[Task]:
-        if isinstance(instruction, Compute):
-            return self._compute(index, instruction, phase)
-        return self._collective(index, instruction, phase)
+        if isinstance(instruction, Collective):
+            yield from self._collective(index, instruction, phase)
+            return
+        if phase == "backward":
+            yield from self._gathers_again(index)
+        yield from self._compute(index, instruction, phase)
+
+    def _gathers_again(self, index: int) -> Iterator[Task]:
+        """The gathers of weights that the backward of this instruction needs whole."""
+        for step in self.again.get(index, ()):
+            gather = self.program.instructions[step]
+            assert isinstance(gather, Collective)
+            for task in self._collective(step, gather, "forward"):
+                yield replace(task, phase="backward", reason=f"gathered again: {gather.reason}", instruction=index)
 
     def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[Task]:
         op = self.graph.by_op[instruction.op]
@@ -119,7 +149,7 @@ class _Pricer:
         seconds = compute_seconds(self.hardware, self.graph, op, operands, results)[phase == "backward"]
         size = float(sum(result.bytes for result in results))
         strategy = f"{instruction.target} {instruction.strategy}"
-        yield Task(op.name, COMPUTE, seconds, phase, size, instruction.module, strategy, index)
+        yield Task(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)
         if phase == "forward":
             layouts = tuple(None if n is None else self.program.value(n).layout for n in instruction.operands)
             for call in variant_collectives(self.mesh, instruction.variant, operands, layouts):
@@ -138,33 +168,38 @@ class _Pricer:
             whole = float(operand.bytes if phase == "forward" else result.bytes)
         name = f"{action} {instruction.result}"
         if action in LOCAL:
-            seconds = self._pass_seconds(action, operand.bytes + result.bytes)
-            yield Task(name, COMPUTE, seconds, phase, whole, instruction.module, instruction.reason, index)
+            moved = 2 * min(operand.bytes, result.bytes) if action == "slice" else operand.bytes + result.bytes
+            seconds = self._pass_seconds(moved)
+            yield Task(name, (COMPUTE,), seconds, phase, whole, instruction.module, instruction.reason, index)
         else:
             call = (self.mesh.index(instruction.axis), action, whole)
             yield self._call(call, name, phase, instruction.module, instruction.reason, index)
 
-    def _pass_seconds(self, action: str, size_bytes: float) -> float:
-        """A slice is a view; padding and masking write."""
-        if action == "slice":
-            return 0.0
+    def _pass_seconds(self, size_bytes: float) -> float:
+        """A local pass over memory."""
         bandwidth = self.hardware.memory_bandwidth * self.hardware.constant("memory.elementwise")
         return self.hardware.launch_seconds + size_bytes / bandwidth
 
     def _call(self, call: Call, name: str, phase: Phase, module: str, reason: str, index: int | None) -> Task:
         axis, _, size = call
         seconds = collective_seconds(self.hardware, self.mesh, *call)
-        return Task(name, axis_stream(self.mesh.names[axis]), seconds, phase, size, module, reason, index)
+        return Task(name, (axis_stream(self.mesh.names[axis]),), seconds, phase, size, module, reason, index)
 
-    def bucket(self, bucket: GradientBucket, number: int) -> list[Task]:
-        """The all-reduces of one bucket, one axis after the other, innermost (fastest) first."""
-        layouts = {p.path: p for p in self.program.parameters}
-        numel = sum(self._local(layouts[path].value).numel for path in bucket.parameters)
-        size = float(numel * DTYPE_BYTES[bucket.dtype])
+    def buckets(self) -> list[Bucket]:
+        return [self._bucket(bucket, number) for number, bucket in enumerate(self.program.gradient_buckets)]
+
+    def _bucket(self, bucket: GradientBucket, number: int) -> Bucket:
+        """One flat all-reduce over all axes of the bucket joined."""
+        size = bucket_bytes(self.program, bucket)
         reason = f"the gradients of {len(bucket.parameters)} parameters are summands over {', '.join(bucket.axes)}"
-        axes = sorted((self.mesh.index(axis) for axis in bucket.axes), reverse=True)
-        name = f"all_reduce gradient bucket {number}"
-        return [self._call((axis, "all_reduce", size), name, "backward", "", reason, None) for axis in axes]
+        axes = tuple(self.mesh.index(axis) for axis in bucket.axes)
+        seconds = joint_seconds(self.hardware, self.mesh, axes, "all_reduce", size)
+        streams = tuple(axis_stream(axis) for axis in bucket.axes)
+        name = f"gradient bucket {number}"
+        return Bucket(
+            Task(f"copy {name}", (COMPUTE,), self._pass_seconds(2 * size), "backward", size, "", reason),
+            Task(f"all_reduce {name}", streams, seconds, "backward", size, "", reason),
+        )
 
     def optimizer(self) -> Iterator[Task]:
         """One fused update of all parameters."""
@@ -178,7 +213,7 @@ class _Pricer:
         size = float(sum(self._local(p.value).bytes for p in self.program.parameters if p.trainable))
         if seconds:
             seconds += self.hardware.launch_seconds
-            yield Task(self.graph.optimizer, COMPUTE, seconds, "optimizer", size, "", "updates the parameters")
+            yield Task(self.graph.optimizer, (COMPUTE,), seconds, "optimizer", size, "", "updates the parameters")
 
 
 def _timeline(program: Program, graph: Graph, schedule: Schedule, starts: list[float]) -> Timeline:

@@ -1,30 +1,31 @@
-"""What is in one device's memory at each step: a step is the forward (or backward) of one instruction, or the optimizer.
+"""What is in one device's memory at each step: a step is the forward (or backward) of an instruction, or the optimizer.
 
-Static: parameters, gradients, optimizer state, buffers and inputs. A value lives from its instruction to its last use, or
-where autograd keeps it until the backward of the first that saved it; values that share storage count once. The
-gradient of a value lives from the backward of its last consumer to that of its producer. No allocator is modelled.
+Static: parameters, gradients, optimizer state, buffers and inputs. A value lives from its instruction to its last
+use, or where autograd keeps it until the backward of the first that saved it; values that share storage count once. The
+gradient of a value lives from the backward of its last consumer to that of its producer. A weight gathered from its
+shard is kept as the shard, and whole again only in the backward that needs it. No allocator is modelled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from autoshard.costs.compute import VIEWS, LocalTensor
+from autoshard.costs.compute import LocalTensor
 from autoshard.costs.memory import parameter_parts
 from autoshard.costs.operator import extra_share
-from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Saved
+from autoshard.graph.model import DTYPE_BYTES, Graph
 from autoshard.layout import LocalSize
 from autoshard.mesh import Mesh
-from autoshard.program.model import Collective, Compute, Instruction, Program, Value
+from autoshard.program.model import Compute, GradientBucket, Program, Value
+from autoshard.simulate.storage import Facts, facts, storage
 from autoshard.simulate.timeline import Held
-from autoshard.simulate.transfers import shares_storage
 
 PEAK_TENSORS = 12
+BUCKETS_IN_FLIGHT = 2  # as the runtime: one more is flattened before the oldest is written back
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,23 @@ def _largest(sizes: tuple[LocalSize, ...], mesh: Mesh) -> tuple[int, ...]:
     return tuple(size.largest(mesh) for size in sizes)
 
 
+def bucket_bytes(program: Program, bucket: GradientBucket) -> float:
+    """Of the flat tensor that is all-reduced."""
+    values = {p.path: p.value for p in program.parameters}
+    numel = sum(local_tensor(program.value(values[path]), program.mesh).numel for path in bucket.parameters)
+    return float(numel * DTYPE_BYTES[bucket.dtype])
+
+
 def step_count(program: Program) -> int:
-    """Forward steps, and with a loss backward steps and the optimizer: backward of i is step 2 * instructions - 1 - i."""
-    return 2 * len(program.instructions) + 1 if program.loss is not None else len(program.instructions)
+    """Forward steps; with a loss backward steps (of i: 2 * instructions - 1 - i), gradient buckets, the optimizer."""
+    return 2 * len(program.instructions) + 2 if program.loss is not None else len(program.instructions)
 
 
 def plan_memory(program: Program, graph: Graph) -> MemoryPlan:
     lives = _Lives(program, graph)
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
-    spans = (*static, *lives.spans(steps))
+    spans = (*static, *lives.spans(), *_bucket_spans(program, steps))
     delta = np.zeros(steps + 1)
     for span in spans:
         delta[span.start] += span.held.bytes
@@ -98,73 +106,69 @@ def _bytes(value: Value, mesh: Mesh) -> float:
     return float(math.prod(_largest(value.local_shape, mesh)) * DTYPE_BYTES[value.dtype])
 
 
+def _bucket_spans(program: Program, steps: int) -> list[Span]:
+    """The flat copies in flight, at their largest."""
+    sizes = [bucket_bytes(program, bucket) for bucket in program.gradient_buckets]
+    window = BUCKETS_IN_FLIGHT + 1
+    largest = max((sum(sizes[first : first + window]) for first in range(len(sizes))), default=0.0)
+    return [Span(Held("flat gradient buckets", "gradient", largest), steps - 2, steps - 2)] if largest else []
+
+
 class _Lives:
-    """First and last forward use of every storage, and which instructions save it."""
+    """First and last forward use of every storage, and which instructions keep it for their backward."""
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self.program, self.graph = program, graph
-        fixed = {p.value for p in (*program.parameters, *program.buffers)} | set(program.inputs)
-        self.root = {name: name for name in fixed}
-        self.fixed = fixed
+        self.storage = storage(program, graph)
         self.made: dict[str, int] = {}
         self.used: dict[str, int] = {}
-        self.saved: dict[str, int] = {}  # storage -> the first instruction that saves it
-        self.extra: list[tuple[str, float, int]] = []
+        self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
         for index, instruction in enumerate(program.instructions):
-            self._visit(index, instruction)
-        for name in program.outputs:
-            self.used[self.root.get(name, name)] = len(program.instructions) - 1
+            self._visit(index, facts(instruction, graph))
 
-    def _visit(self, index: int, instruction: Instruction) -> None:
-        operands, results, aliases, saved = _facts(instruction, self.graph)
-        for name in operands:
+    def _visit(self, index: int, known: Facts) -> None:
+        root = self.storage.root
+        for name in (*known.operands, *known.results):
             if name is not None:
-                self.used[self.root[name]] = index
-        for position, name in enumerate(results):
-            source = operands[aliases[position]] if position in aliases else None
-            self.root[name] = self.root[source] if source is not None else name
-            if source is None:
-                self.made[name] = self.used[name] = index
-        kept = [operands[i] for i in saved.operands] + [results[i] for i in saved.results]
-        for kept_name in kept:
-            if kept_name is not None:
-                self.saved.setdefault(self.root[kept_name], index)
-        if saved.extra_bytes and isinstance(instruction, Compute):
-            self.extra.append((instruction.op, self._extra_bytes(instruction), index))
+                self.used[root[name]] = index
+        for name in known.results:
+            if root[name] == name:
+                self.made[name] = index
+        for name in known.kept:
+            self.kept.setdefault(root[name], []).append(index)
 
-    def _extra_bytes(self, instruction: Compute) -> float:
-        op = self.graph.by_op[instruction.op]
-        results = tuple(local_tensor(self.program.value(name), self.program.mesh) for name in instruction.results)
-        return op.saved.extra_bytes * extra_share(self.graph, op, results)
-
-    def spans(self, steps: int) -> list[Span]:
-        differentiable = self.program.loss is not None
-        mirror: Callable[[int], int] = lambda index: 2 * len(self.program.instructions) - 1 - index  # noqa: E731
+    def spans(self) -> list[Span]:
+        last = len(self.program.instructions) - 1
+        outputs = {self.storage.root[name] for name in self.program.outputs}
         spans = []
         for name, made in self.made.items():
-            value = self.program.value(name)
-            size = _bytes(value, self.program.mesh)
-            keeps = differentiable and name in self.saved
-            last = mirror(self.saved[name]) if keeps else self.used[name]
-            spans.append(Span(Held(name, "activation", size), made, last))
-            if differentiable and value.requires_grad:
-                # A gradient is allocated by the last consumer's backward, or seeds the loss at its own.
-                spans.append(Span(Held(name, "gradient", size), mirror(self.used[name]), mirror(made)))
-        if differentiable:
-            spans += [Span(Held(name, "extra", size), index, mirror(index)) for name, size, index in self.extra]
+            held = Held(name, "activation", _bytes(self.program.value(name), self.program.mesh))
+            forward = Span(held, made, last if name in outputs else self.used[name])
+            spans += [forward] if self.program.loss is None else self._backward(name, made, forward)
+        return spans + (self._extras() if self.program.loss is not None else [])
+
+    def _mirror(self, index: int) -> int:
+        """The backward step of an instruction."""
+        return 2 * len(self.program.instructions) - 1 - index
+
+    def _backward(self, name: str, made: int, forward: Span) -> list[Span]:
+        """The value with what keeps it alive, and its gradient, from its last consumer's backward to its producer's."""
+        spans, held = [forward], forward.held
+        if name in self.storage.gathers:
+            spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.kept.get(name, [])]
+        elif name in self.kept:
+            spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]
+        if self.program.value(name).requires_grad:
+            spans.append(Span(Held(name, "gradient", held.bytes), self._mirror(self.used[name]), self._mirror(made)))
         return spans
 
-
-Facts = tuple[tuple[str | None, ...], tuple[str, ...], dict[int, int], Saved]
-
-
-def _facts(instruction: Instruction, graph: Graph) -> Facts:
-    """(operands, results, result position -> operand position whose storage it shares, what autograd saves)."""
-    if isinstance(instruction, Collective):
-        aliases = {0: 0} if shares_storage(instruction.before, instruction.after) else {}
-        return (instruction.operand,), (instruction.result,), aliases, Saved()
-    op: Op = graph.by_op[instruction.op]
-    aliases = dict(op.saved.aliases)
-    if op.target in VIEWS and not aliases:
-        aliases = dict.fromkeys(range(len(op.results)), 0)
-    return instruction.operands, instruction.results, aliases, op.saved
+    def _extras(self) -> list[Span]:
+        """What operators keep beside values: masks, statistics."""
+        spans = []
+        for index, instruction in enumerate(self.program.instructions):
+            if isinstance(instruction, Compute):
+                op = self.graph.by_op[instruction.op]
+                results = tuple(local_tensor(self.program.value(n), self.program.mesh) for n in instruction.results)
+                size = op.saved.extra_bytes * extra_share(self.graph, op, results)
+                spans += [Span(Held(op.name, "extra", size), index, self._mirror(index))] if size else []
+        return spans

@@ -49,7 +49,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`memory` is the curve as (seconds, bytes) steps: bytes from that time on. `peak_tensors` are the largest first."""
+    """`memory` is the curve as (seconds, bytes) steps: bytes from that time on. `peak_tensors`: largest first."""
 
     events: tuple[Event, ...]
     step_seconds: float

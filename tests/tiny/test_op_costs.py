@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard import costs
+from autoshard.costs.compute import PRODUCTS as PRODUCT_TABLE
+from autoshard.costs.compute import LocalOp, LocalTensor, attention_flops, local_op_seconds, product_flops
+from autoshard.costs.operator import variant_collectives
+from autoshard.errors import UsageError
+from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
+from autoshard.hardware import load_hardware
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.rules.strategy import Choice, Strategy
+
+A100 = load_hardware("a100-80g-sxm")
+
+
+def tensor(*shape: int, dtype: str = "bfloat16", grad: bool = True) -> LocalTensor:
+    return LocalTensor(shape, dtype, grad)
+
+
+def op(target: str, operands: list[LocalTensor | None], results: list[LocalTensor], **more) -> LocalOp:
+    return LocalOp(f"aten.{target}", tuple(operands), tuple(results), **more)
+
+
+def counted(*loops: int) -> float:
+    """Multiplications and additions of a loop nest, one by one."""
+    return sum(2.0 for _ in itertools.product(*map(range, loops)))
+
+
+@pytest.mark.parametrize(
+    ("local", "loops"),
+    [
+        (op("linear", [tensor(2, 3, 4), tensor(5, 4), tensor(5)], [tensor(2, 3, 5)]), (2, 3, 5, 4)),
+        (op("addmm", [tensor(5), tensor(3, 4), tensor(4, 5)], [tensor(3, 5)]), (3, 5, 4)),
+        (op("bmm", [tensor(2, 3, 4), tensor(2, 4, 5)], [tensor(2, 3, 5)]), (2, 3, 5, 4)),
+        (op("matmul", [tensor(2, 1, 3, 4), tensor(4, 5)], [tensor(2, 1, 3, 5)]), (2, 3, 5, 4)),
+        (op("conv2d", [tensor(2, 4, 6, 6), tensor(8, 4, 3, 3), None], [tensor(2, 8, 4, 4)]), (2, 8, 4, 4, 4, 3, 3)),
+        (op("conv2d", [tensor(2, 4, 6, 6), tensor(8, 1, 3, 3), None], [tensor(2, 8, 4, 4)]), (2, 8, 4, 4, 1, 3, 3)),
+    ],
+    ids=lambda value: value.target if isinstance(value, LocalOp) else "",
+)
+def test_flops_are_those_of_the_loops(local, loops):
+    assert product_flops(local, PRODUCT_TABLE[local.target]) == counted(*loops)
+
+
+def test_causal_attention_does_half():
+    query, key, value = tensor(2, 3, 7, 4), tensor(2, 3, 7, 4), tensor(2, 3, 7, 5)
+    whole = op("scaled_dot_product_attention", [query, key, value, None], [tensor(2, 3, 7, 5)])
+    assert attention_flops(whole) == counted(2, 3, 7, 7, 4) + counted(2, 3, 7, 7, 5)
+    assert attention_flops(replace(whole, causal=True)) == attention_flops(whole) / 2
+
+
+def test_the_attribute_makes_it_causal():
+    graph, attention = _attention(8192, ("is_causal", True))
+    plain, other = _attention(8192, ("is_causal", False))
+    mesh = Mesh.parse("tp=1")
+    layout = Layout.parse("R")
+    strategy = Strategy((Choice("repeat"),), (layout,) * 3, (layout,))
+    causal = costs.op_seconds(A100, mesh, graph, attention, strategy)
+    whole = costs.op_seconds(A100, mesh, plain, other, strategy)
+    assert whole[0] / causal[0] == pytest.approx(2, rel=0.05)
+    assert whole[1] / whole[0] == pytest.approx(2.5, rel=0.05)
+
+
+def _attention(length: int, attribute: tuple[str, bool]) -> tuple[Graph, Op]:
+    tensors = tuple(Tensor(name, (1, 16, length, 128), "bfloat16", True) for name in "qkvo")
+    made = Op("o", "aten.scaled_dot_product_attention", ("q", "k", "v"), (attribute,), ("o",))
+    return Graph("g", tensors, ("q", "k", "v"), (), (), (made,), ("o",), "o"), made
+
+
+@given(
+    m=st.integers(1, 4096),
+    n=st.integers(1, 4096),
+    k=st.integers(1, 4096),
+    factor=st.floats(1.0, 8.0),
+)
+def test_soft_maximum_bounds_and_monotony(m, n, k, factor):
+    local = op("mm", [tensor(m, k), tensor(k, n)], [tensor(m, n)])
+    flops, size = 2 * m * n * k, 2 * (m * k + k * n + m * n)
+    arithmetic = flops / (312e12 * A100.constant("matmul.compute"))
+    traffic = size / (2039e9 * A100.constant("matmul.memory"))
+    forward, backward = local_op_seconds(A100, local)
+    kernel = forward - A100.constant("matmul.launch")
+    assert max(arithmetic, traffic) * (1 - 1e-6) <= kernel <= (arithmetic + traffic) * (1 + 1e-6)
+    assert backward == pytest.approx(2 * forward)
+    faster = replace(A100, memory_bandwidth=A100.memory_bandwidth * factor)
+    stronger = replace(A100, peaks=tuple((dtype, peak * factor) for dtype, peak in A100.peaks))
+    assert local_op_seconds(faster, local)[0] <= forward and local_op_seconds(stronger, local)[0] <= forward
+
+
+def test_backward_has_one_product_for_each_operand_that_needs_a_gradient():
+    def seconds(*grads: bool) -> tuple[float, float]:
+        x, w, b = (tensor(*s, grad=g) for s, g in zip([(512, 256), (128, 256), (128,)], grads, strict=True))
+        return local_op_seconds(A100, op("linear", [x, w, b], [tensor(512, 128)]))
+
+    forward, nothing = seconds(False, False, False)
+    assert nothing == 0
+    assert seconds(False, True, False) == (forward, pytest.approx(forward))
+    assert seconds(True, True, False) == (forward, pytest.approx(2 * forward))
+    bias = seconds(True, True, True)[1] - seconds(True, True, False)[1]
+    rows = (512 * 128 + 128) * 2 / (A100.memory_bandwidth * A100.constant("memory.default"))
+    assert bias == pytest.approx(A100.launch_seconds + rows)
+
+
+def test_elementwise_counts_bytes():
+    x = tensor(1024, 1024)
+    forward, backward = local_op_seconds(A100, op("gelu", [x], [x], saved=Saved(operands=(0,))))
+    per_byte = 1 / (A100.memory_bandwidth * A100.constant("memory.activation"))
+    assert forward == pytest.approx(A100.launch_seconds + 2 * 2**21 * per_byte)
+    assert backward == pytest.approx(A100.launch_seconds + 3 * 2**21 * per_byte)  # saved, its gradient, the result's
+
+
+def test_embedding_reads_rows_forward_and_fills_the_table_backward():
+    ids = tensor(64, dtype="int64", grad=False)
+    small = op("embedding", [tensor(1000, 32), ids], [tensor(64, 32)])
+    large = op("embedding", [tensor(50000, 32), ids], [tensor(64, 32)])
+    assert local_op_seconds(A100, small)[0] == local_op_seconds(A100, large)[0]
+    assert local_op_seconds(A100, small)[1] < local_op_seconds(A100, large)[1]
+
+
+@pytest.mark.parametrize("target", ["view", "transpose", "permute", "unsqueeze", "t"])
+def test_views_are_free(target):
+    assert local_op_seconds(A100, op(target, [tensor(4, 6)], [tensor(6, 4)])) == (0, 0)
+
+
+def test_a_slice_is_free_forward_and_fills_its_gradient_backward():
+    forward, backward = local_op_seconds(A100, op("slice", [tensor(4096, 4096)], [tensor(1, 4096)]))
+    assert forward == 0
+    assert backward > 2**25 / A100.memory_bandwidth
+
+
+def test_a_reshape_costs_a_copy_only_where_it_copies():
+    copied = op("reshape", [tensor(64, 64)], [tensor(4096)])
+    assert local_op_seconds(A100, copied)[0] > A100.launch_seconds
+    assert local_op_seconds(A100, replace(copied, saved=Saved(aliases=((0, 0),)))) == (0, 0)
+
+
+def test_a_missing_dtype_is_a_usage_error():
+    local = op("mm", [tensor(4, 4), tensor(4, 4)], [tensor(4, 4)])
+    with pytest.raises(UsageError, match="bfloat16"):
+        local_op_seconds(load_hardware("ascend-910a"), local)
+
+
+# --- under a strategy -----------------------------------------------------------------------------------------------
+
+
+def linear_graph(loss: str | None = "y") -> tuple[Graph, Op]:
+    tensors = tuple(
+        Tensor(name, shape, "float32", name != "x")
+        for name, shape in (("x", (64, 96)), ("w", (128, 96)), ("y", (64, 128)))
+    )
+    made = Op("y", "aten.linear", ("x", "w", None), (), ("y",), saved=Saved(operands=(0, 1)))
+    return Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), (made,), ("y",), loss), made
+
+
+def strategy(*layouts: str | None, variant: str = "") -> Strategy:
+    parsed = [None if layout is None else Layout.parse(layout) for layout in layouts]
+    assert parsed[-1] is not None
+    return Strategy((Choice("repeat"),), tuple(parsed[:-1]), (parsed[-1],), variant)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "x", "w", "y"),
+    [
+        (("R", "R", None, "R"), (64, 96), (128, 96), (64, 128)),
+        (("S0", "R+", None, "S0"), (16, 96), (128, 96), (16, 128)),
+        (("R+", "S0", None, "S1"), (64, 96), (32, 96), (64, 32)),
+        (("S1", "S1", None, "P"), (64, 24), (128, 24), (64, 128)),
+    ],
+)
+def test_a_strategy_is_priced_as_its_local_operator(layouts, x, w, y):
+    graph, made = linear_graph()
+    mesh = Mesh.parse("tp=4")
+    local = LocalOp(
+        "aten.linear",
+        (tensor(*x, dtype="float32", grad=False), tensor(*w, dtype="float32"), None),
+        (tensor(*y, dtype="float32"),),
+        Saved(operands=(0, 1)),
+    )
+    assert costs.op_seconds(A100, mesh, graph, made, strategy(*layouts)) == local_op_seconds(A100, local)
+
+
+def test_the_device_that_holds_most_is_priced():
+    graph, made = linear_graph()
+    even, uneven = strategy("R+", "S0", None, "S1"), strategy("S0", "R+", None, "S0")
+    mesh = Mesh.parse("tp=5")  # 64 rows over 5 devices: 13; 128 columns: 26
+    assert (
+        costs.op_seconds(A100, mesh, graph, made, uneven)[0]
+        > costs.op_seconds(A100, Mesh.parse("tp=8"), graph, made, uneven)[0]
+    )
+    assert costs.op_seconds(A100, mesh, graph, made, even)[0] == pytest.approx(
+        local_op_seconds(A100, LocalOp(
+            "aten.linear", (tensor(64, 96, dtype="float32"), tensor(26, 96, dtype="float32"), None),
+            (tensor(64, 26, dtype="float32"),),
+        ))[0]
+    )  # fmt: skip
+
+
+def test_without_a_loss_there_is_no_backward():
+    graph, made = linear_graph(loss=None)
+    assert costs.op_seconds(A100, Mesh.parse("tp=4"), graph, made, strategy("R", "R", None, "R"))[1] == 0
+
+
+def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
+    mesh = Mesh.parse("dp=2,tp=4")
+    logits, target = tensor(64, 1000, dtype="float32"), tensor(64, dtype="int64", grad=False)
+    layouts = (Layout.parse("S0 S1"), Layout.parse("S0 R"))
+    calls = variant_collectives(mesh, "parallel_cross_entropy", (logits, target), layouts)
+    assert calls == [(1, "all_reduce", 64 * 4.0), (1, "all_reduce", 3 * 64 * 4.0), (0, "all_reduce", 8.0)]
+    assert variant_collectives(mesh, "", (logits, target), layouts) == []
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "trainable", "loss", "copies"),
+    [("adamw", True, "y", 4), ("sgd", True, "y", 2), ("adamw", False, "y", 1), ("adamw", True, None, 1)],
+)
+def test_parameter_bytes(optimizer, trainable, loss, copies):
+    graph, _ = linear_graph(loss)
+    graph = replace(graph, optimizer=optimizer)
+    mesh, parameter = Mesh.parse("dp=2,tp=3"), Parameter("w", "w", trainable=trainable)
+    size = 128 * 96 * 4
+    assert costs.parameter_bytes(graph, parameter, Layout.parse("R R"), mesh) == copies * size
+    assert costs.parameter_bytes(graph, parameter, Layout.parse("S0 R"), mesh) == copies * size / 2
+    assert costs.parameter_bytes(graph, parameter, Layout.parse("R S0"), mesh) == copies * 43 * 96 * 4  # 128 over 3
+    seconds = costs.optimizer_seconds(A100, graph, parameter, Layout.parse("R R"), mesh)
+    assert (seconds == 0) == (copies == 1)
+    assert costs.optimizer_seconds(A100, graph, parameter, Layout.parse("S0 R"), mesh) == pytest.approx(seconds / 2)
+
+
+def test_activation_bytes():
+    mesh = Mesh.parse("dp=2,tp=2")
+    assert costs.activation_bytes(Tensor("a", (5, 6), "bfloat16"), Layout.parse("S0 S1"), mesh) == 3 * 3 * 2
