@@ -1,0 +1,152 @@
+"""One spelling for operators that mean the same: `view`, `flatten` and `reshape` are `aten.reshape`, sizes and dims are explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import cast
+
+from autoshard.graph.model import Attribute, Graph, Op, Tensor
+from autoshard.graph.rewrite import rewrite
+
+Tensors = Mapping[str, Tensor]
+Rule = Callable[[Op, Tensors], Op]
+
+
+def canonical(graph: Graph) -> Graph:
+    """Every op in its one spelling; the values are the same."""
+    return rewrite(graph, (_canonical(part, graph.by_name) for op in graph.ops for part in _parts(op)))
+
+
+def _parts(op: Op) -> Iterator[Op]:
+    """`broadcast_tensors` is an expand of each operand; every other op is one."""
+    if op.target != "aten.broadcast_tensors":
+        yield op
+        return
+    for operand, result in zip(op.operands, op.results, strict=True):
+        yield replace(op, name=result, target="aten.expand", operands=(operand,), results=(result,))
+
+
+def _canonical(op: Op, tensors: Tensors) -> Op:
+    op = replace(op, target=_RENAMED.get(op.target, op.target))
+    rule = _RULES.get(op.target)
+    return _positive_dims(rule(op, tensors) if rule else op, tensors)
+
+
+def _reshape(op: Op, tensors: Tensors) -> Op:
+    return replace(op, target="aten.reshape", operands=op.operands[:1], attributes=(("shape", _result(op, tensors).shape),))
+
+
+def _view(op: Op, tensors: Tensors) -> Op:
+    same_bits = _operand(op, tensors).dtype == _result(op, tensors).dtype
+    return _reshape(op, tensors) if same_bits else op
+
+
+def _to(op: Op, tensors: Tensors) -> Op:
+    return replace(op, target="aten.to", operands=op.operands[:1], attributes=(("dtype", _result(op, tensors).dtype),))
+
+
+def _transpose(op: Op, tensors: Tensors) -> Op:
+    if len(_operand(op, tensors).shape) != 2:
+        return op if len(_operand(op, tensors).shape) > 2 else replace(op, target="aten.alias", attributes=())
+    return replace(op, target="aten.transpose", attributes=(("dim0", 0), ("dim1", 1)))
+
+
+def _expand(op: Op, tensors: Tensors) -> Op:
+    return replace(op, target="aten.expand", operands=op.operands[:1], attributes=(("size", _result(op, tensors).shape),))
+
+
+def _split(op: Op, tensors: Tensors) -> Op:
+    dim = cast(int, op.attribute("dim"))
+    sizes = tuple(tensors[result].shape[dim] for result in op.results)
+    return replace(op, target="aten.split", attributes=(("split_size", sizes), ("dim", dim)))
+
+
+def _slice(op: Op, tensors: Tensors) -> Op:
+    start, stop, step = (cast("int | None", op.attribute(name)) for name in ("start", "end", "step"))
+    size = _operand(op, tensors).shape[cast(int, op.attribute("dim"))]
+    start, stop, step = slice(start, stop, step).indices(size)
+    return _with(op, start=start, end=max(start, stop))
+
+
+def _arange(op: Op, tensors: Tensors) -> Op:
+    given = dict(op.attributes)
+    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    return replace(op, attributes=(("start", start), ("end", end), ("step", step), ("dtype", _result(op, tensors).dtype)))
+
+
+def _explicit_dtype(op: Op, tensors: Tensors) -> Op:
+    return _with(op, dtype=_result(op, tensors).dtype)
+
+
+def _pairs(op: Op, tensors: Tensors) -> Op:
+    """Window sizes as one number per spatial dim; a stride not given is the kernel's size."""
+    rank = int(op.target[-2])
+    sizes = {n: v for n, v in op.attributes if n in _WINDOWS and isinstance(v, tuple | int)}
+    full = {name: _repeated(value, rank) for name, value in sizes.items()}
+    if full.get("stride") == ():
+        full["stride"] = full["kernel_size"]
+    return _with(op, **full)
+
+
+def _repeated(value: Attribute, rank: int) -> tuple[Attribute, ...]:
+    values = value if isinstance(value, tuple) else (value,)
+    return values * rank if len(values) == 1 else values
+
+
+def _dropout(op: Op, tensors: Tensors) -> Op:
+    active = op.attribute("train") and op.attribute("p") != 0
+    return op if active else replace(op, target="aten.alias", attributes=())
+
+
+_RENAMED = {
+    "aten.__and__": "aten.bitwise_and", "aten.__or__": "aten.bitwise_or", "aten.__xor__": "aten.bitwise_xor",
+    "aten.clone": "aten.alias", "aten.contiguous": "aten.alias", "aten.lift_fresh_copy": "aten.alias",
+    "aten.lift_fresh": "aten.alias", "aten.expand_copy": "aten.expand", "aten.true_divide": "aten.div", "aten.multiply": "aten.mul",
+    "aten.subtract": "aten.sub", "aten.divide": "aten.div", "aten.concat": "aten.cat", "aten.concatenate": "aten.cat",
+    "aten.swapaxes": "aten.transpose",
+}  # fmt: skip
+_WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
+_WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as", "aten.reshape_as"), _reshape),
+    **dict.fromkeys(("aten.to", "aten.type_as", "aten._to_copy", "aten._cast_Float", "aten._autocast_to_full_precision"), _to),
+    **dict.fromkeys(("aten.t", "aten.numpy_T"), _transpose),
+    **dict.fromkeys(("aten.expand", "aten.expand_as", "aten.broadcast_to"), _expand),
+    **dict.fromkeys(("aten.split", "aten.chunk", "aten.split_with_sizes", "aten.tensor_split"), _split),
+    **dict.fromkeys(("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout"), _dropout),
+    **{f"aten.{name}{rank}d": _pairs for name in _WINDOWED for rank in (1, 2, 3)},
+    "aten.view": _view,
+    "aten.slice": _slice,
+    "aten.arange": _arange,
+    "aten.full": _explicit_dtype,
+}  # fmt: skip
+_DIMS = ("dim", "dim0", "dim1", "dims")
+_ONE_MORE = ("aten.unsqueeze", "aten.stack")
+
+
+def _positive_dims(op: Op, tensors: Tensors) -> Op:
+    operand = next((name for name in op.operands if name is not None), None)
+    if operand is None:
+        return op
+    rank = len(tensors[operand].shape) + (op.target in _ONE_MORE)
+    changed = {name: _positive(value, rank) for name, value in op.attributes if name in _DIMS}
+    return _with(op, **changed) if changed else op
+
+
+def _positive(value: Attribute, rank: int) -> Attribute:
+    if isinstance(value, tuple):
+        return tuple(_positive(item, rank) for item in value)
+    return value % rank if isinstance(value, int) and rank else value
+
+
+def _with(op: Op, **changed: Attribute) -> Op:
+    return replace(op, attributes=tuple((name, changed.get(name, value)) for name, value in op.attributes))
+
+
+def _operand(op: Op, tensors: Tensors) -> Tensor:
+    return tensors[cast(str, op.operands[0])]
+
+
+def _result(op: Op, tensors: Tensors) -> Tensor:
+    return tensors[op.results[0]]

@@ -1,0 +1,250 @@
+"""From a PyTorch model to a Graph: torch.export, then passes that each say one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autoshard.errors import CaptureError, UsageError
+from autoshard.graph.canonical import canonical
+from autoshard.graph.check import check
+from autoshard.graph.constants import recognise_masks
+from autoshard.graph.creation import plain_creation
+from autoshard.graph.export import export, is_fake
+from autoshard.graph.functionalise import functionalise
+from autoshard.graph.gradients import mark_gradients
+from autoshard.graph.initialise import Init, InitWatcher, watch_library_init
+from autoshard.graph.inline import inline
+from autoshard.graph.linears import fold_linears
+from autoshard.graph.load import load_exported, load_model
+from autoshard.graph.model import Graph, Op, Parameter, Tensor
+from autoshard.graph.noops import drop_noops
+from autoshard.graph.precision import PRECISIONS, apply_precision
+from autoshard.graph.rename import rename
+from autoshard.graph.reshapes import merge_reshapes
+from autoshard.graph.rewrite import deadcode
+from autoshard.graph.saved import note_saved
+from autoshard.graph.translate import constant_op, tensor_of, translate
+
+OPTIMIZERS = ("adamw", "sgd")
+PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, deadcode, rename, mark_gradients, note_saved,
+)  # fmt: skip
+
+
+def capture(
+    spec: str, arguments: Mapping[str, Any], precision: str = "fp32", optimizer: str = "adamw", training: bool = True
+) -> Graph:
+    """The graph of what the user named (see `load_model`), built without memory for its values."""
+    _check_options(precision, optimizer)
+    if spec.endswith(".pt2"):
+        return _finish(load_exported(spec), None, _no_init, spec, precision, optimizer, training)
+    watcher = InitWatcher()
+    with watcher:
+        model, inputs = load_model(spec, arguments)
+    watch_library_init(model, watcher)
+    return _capture(model, inputs, watcher.init_of, spec, precision, optimizer, training)
+
+
+def capture_model(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    training: bool = True,
+    source: str = "",
+) -> Graph:
+    """The graph of `model(*inputs)`: a model built for real, on meta, or fake. Leaves the model as it was."""
+    _check_options(precision, optimizer)
+    return _capture(model, inputs, _no_init, source or type(model).__name__, precision, optimizer, training)
+
+
+def _check_options(precision: str, optimizer: str) -> None:
+    for option, value, known in (("precision", precision, tuple(PRECISIONS)), ("optimizer", optimizer, OPTIMIZERS)):
+        if value not in known:
+            raise UsageError(f"unknown {option} {value!r}", f"one of {', '.join(known)}")
+
+
+def _capture(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    init_of: Callable[[torch.Tensor], Init],
+    source: str,
+    precision: str,
+    optimizer: str,
+    training: bool,
+) -> Graph:
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        program = export(model, inputs)
+        return _finish(program, model, init_of, source, precision, optimizer, training)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _finish(
+    program: Any,
+    model: torch.nn.Module | None,
+    init_of: Callable[[torch.Tensor], Init],
+    source: str,
+    precision: str,
+    optimizer: str,
+    training: bool,
+) -> Graph:
+    graph = replace(_raw(program, model, init_of), source=source, name=_name(source), optimizer=optimizer, training=training)
+    for run in PASSES:
+        graph = run(graph)
+    graph = apply_precision(graph, precision)
+    check(graph)
+    return graph
+
+
+def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.Tensor], Init]) -> Graph:
+    """Export graph -> functional fx graph -> Graph before any pass."""
+    module = program.graph_module
+    inline(module)
+    stored = _Stored(program, model, init_of)
+    written = functionalise(module.graph)
+    plain_creation(module.graph)
+    recognise_masks(module.graph, stored.real_constants)
+    ops, tensors, name = translate(module.graph, stored.names)
+    for node, value in written.items():
+        if node in stored.parameter_nodes:
+            raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place")
+    outputs, loss = _outputs(program, name, tensors | stored.tensors)
+    return Graph(
+        name="",
+        tensors=(*stored.tensors.values(), *tensors.values()),
+        inputs=stored.inputs,
+        parameters=stored.parameters,
+        buffers=stored.buffers,
+        ops=(*stored.constant_ops, *ops),
+        outputs=outputs,
+        loss=loss,
+        buffer_updates=tuple((stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes),
+        modules=_modules(module.graph, model),
+    )
+
+
+class _Stored:
+    """The placeholders of an export: inputs, parameters and buffers by tensor (ties once), literal constants."""
+
+    def __init__(self, program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.Tensor], Init]) -> None:
+        signature = program.graph_signature
+        self.program, self.signature, self.init_of = program, signature, init_of
+        self.nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        self.values = _stored_values(program, model)
+        self.order = {path: i for i, path in enumerate(self.values)}
+        self.names: dict[fx.Node, str] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.constant_ops: list[Op] = []
+        self.real_constants: dict[fx.Node, torch.Tensor] = {}
+        self.inputs = self._user_inputs()
+        self.parameter_nodes, self.parameters = self._group(signature.inputs_to_parameters)
+        self.buffer_nodes, self.buffers = self._group(signature.inputs_to_buffers)
+        self._literals(signature.inputs_to_lifted_tensor_constants)
+
+    def path_of(self, node: fx.Node) -> str:
+        return str((self.signature.inputs_to_parameters | self.signature.inputs_to_buffers)[node.name])
+
+    def _user_inputs(self) -> tuple[str, ...]:
+        given = [n for n in self.signature.user_inputs if isinstance(n, str) and n in self.nodes]
+        for name in given:
+            self._add(self.nodes[name], name)
+        return tuple(given)
+
+    def _add(self, node: fx.Node, name: str) -> None:
+        self.names[node] = name
+        self.tensors[name] = tensor_of(name, node.meta["val"], node)
+
+    def _group(self, paths: Mapping[str, str]) -> tuple[set[fx.Node], tuple[Parameter, ...]]:
+        """One Parameter per tensor, in state-dict order; its path is the first of its names."""
+        shared: dict[int, list[tuple[str, str]]] = {}
+        for name, path in sorted(paths.items(), key=lambda item: self.order.get(item[1], 0)):
+            shared.setdefault(self._identity(path), []).append((name, path))
+        made = []
+        for group in shared.values():
+            (first, path), *others = group
+            for name, _ in group:
+                self._add(self.nodes[name], first)
+            made.append(self._parameter(first, path, tuple(other for _, other in others)))
+        return {self.nodes[name] for name in paths}, tuple(made)
+
+    def _identity(self, path: str) -> int:
+        return id(self.values[path]) if path in self.values else hash(path)
+
+    def _parameter(self, name: str, path: str, ties: tuple[str, ...]) -> Parameter:
+        value = self.values.get(path)
+        trainable = isinstance(value, torch.nn.Parameter) and value.requires_grad
+        persistent = path not in self.signature.non_persistent_buffers
+        return Parameter(name, path, ties, trainable, persistent, self.init_of(value) if value is not None else ())
+
+    def _literals(self, paths: Mapping[str, str]) -> None:
+        for name, path in paths.items():
+            value, node = self.program.constants[path], self.nodes[name]
+            if is_fake(value):
+                raise CaptureError(f"the forward holds the literal tensor {path} without values", "make it a buffer")
+            op, tensor = constant_op(name, value)
+            self.constant_ops.append(op)
+            self.names[node], self.tensors[name], self.real_constants[node] = name, tensor, value
+
+
+def _stored_values(program: Any, model: torch.nn.Module | None) -> dict[str, Any]:
+    """Parameters and buffers by every path, ties as the same object, in state-dict order."""
+    if model is None:
+        first: dict[Any, Any] = {}
+        values = {**program.state_dict, **program.constants}
+        return {path: first.setdefault(_identity(value), value) for path, value in values.items()}
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def _identity(value: Any) -> Any:
+    """Equal for the tied parameters of a loaded program: two objects on one storage."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta" or not value.numel():
+        return id(value)
+    return (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+
+
+def _outputs(program: Any, name: Callable[[fx.Node], str], tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], str | None]:
+    """The tensor outputs, and the loss: the scalar named `loss`, else the first scalar."""
+    (returned,) = next(iter(reversed(program.graph.nodes))).args
+    values = [name(value) if isinstance(value, fx.Node) else None for value in returned]
+    tree = torch.utils._pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec)
+    named = tree.get("loss") if isinstance(tree, dict) else getattr(tree, "loss", None)
+    order = [values[i] for i in ([named] if isinstance(named, int) else []) + list(range(len(values)))]
+    loss = next((value for value in order if value is not None and _is_loss(tensors[value])), None)
+    return tuple(dict.fromkeys(value for value in values if value is not None)), loss
+
+
+def _is_loss(tensor: Tensor) -> bool:
+    return tensor.shape == () and "float" in tensor.dtype
+
+
+def _modules(graph: fx.Graph, model: torch.nn.Module | None) -> tuple[tuple[str, str], ...]:
+    """Module path -> short class name: all of the model's, or those that the exported nodes passed through."""
+    if model is not None:
+        return tuple((path, type(module).__name__) for path, module in model.named_modules())
+    return tuple(sorted(dict(_stacks(graph)).items()))
+
+
+def _stacks(graph: fx.Graph) -> Iterable[tuple[str, str]]:
+    for node in graph.nodes:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            name = kind if isinstance(kind, str) else kind.__qualname__
+            yield path.partition("@")[0], name.rpartition(".")[2]
+
+
+def _name(source: str) -> str:
+    place = source.rpartition(":")[0] or source
+    return Path(place).stem if place.endswith((".py", ".pt2")) else place.rpartition(".")[2]
+
+
+def _no_init(tensor: torch.Tensor) -> Init:
+    return ()

@@ -1,0 +1,116 @@
+"""torch.export with what a capture needs around it: no memory, no merged inputs, and errors that name the model's line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from autoshard.errors import CaptureError
+from autoshard.graph.lines import culprit, headline
+
+_REWRITE = "rewrite that line so that shapes and branches follow from sizes, not from values; or capture a part of the model"
+_REASONS = (
+    (r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero", "the program depends on a tensor's value"),
+    (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
+)  # fmt: skip
+
+
+def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without."""
+    with _fake_stand_ins(model, inputs) as arguments, _quiet():
+        try:
+            return torch.export.export(model, arguments, strict=False)
+        except Exception as error:
+            if not _register_output(model, arguments, error):
+                raise _capture_error(model, error) from error
+        try:
+            return torch.export.export(model, arguments, strict=False)
+        except Exception as error:
+            raise _capture_error(model, error) from error
+
+
+@contextlib.contextmanager
+def _fake_stand_ins(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The inputs, each its own tensor. Where anything is on meta, the model holds fake CPU tensors meanwhile.
+
+    Fake and not meta: a forward that makes a tensor without naming a device makes it on the CPU, beside them.
+    """
+    stored = [(store, name, value) for store, name, value in _stored(model) if value is not None]
+    if not any(value.device.type == "meta" for value in [*inputs, *(value for _, _, value in stored)]):
+        yield tuple(value.detach().clone().requires_grad_(value.requires_grad) for value in inputs)
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: torch.Tensor) -> torch.Tensor:
+        with mode:
+            plain = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(plain, requires_grad=value.requires_grad)
+        return plain.requires_grad_(value.requires_grad and value.is_leaf)
+
+    made = {id(value): fake(value) for value in {id(value): value for _, _, value in stored}.values()}
+    for store, name, value in stored:
+        store[name] = made[id(value)]
+    try:
+        yield tuple(fake(value) for value in inputs)
+    finally:
+        for store, name, value in stored:
+            store[name] = value
+
+
+def _stored(model: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, value in store.items():
+                yield store, name, value
+
+
+def is_fake(value: Any) -> bool:
+    """A tensor without values."""
+    return isinstance(value, FakeTensor) or value.device.type == "meta"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export logs pages about a failure; the one sentence that matters is in the error."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: Exception) -> bool:
+    """Tell torch how to take apart the dataclass that the forward returns, if that is what `error` is about."""
+    if "output" not in str(error).lower():
+        return False
+    try:
+        returned = type(model(*arguments))
+    except Exception:
+        return False
+    if not dataclasses.is_dataclass(returned):
+        return False
+    torch.export.register_dataclass(returned)
+    return True
+
+
+def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
+    name, place = type(model).__name__, culprit(error)
+    text = f"{type(error).__name__}: {error}"
+    reason = next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
+    what = f"{reason} at {place}" if reason and place else f"{place}: {headline(error)}" if place else reason or headline(error)
+    return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else "")

@@ -1,0 +1,112 @@
+"""Watches a model being built, to know how each parameter starts: ("normal", mean, std), ("uniform", low, high), ("constant", x)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Init = tuple[str | float, ...]
+_STARTS: dict[str, Callable[[dict[str, Any]], Init]] = {
+    "normal_": lambda a: ("normal", float(a["mean"]), float(a["std"])),
+    "uniform_": lambda a: ("uniform", float(a["from"]), float(a["to"])),
+    "fill_": lambda a: ("constant", float(a["value"])) if isinstance(a["value"], int | float) else (),
+    "zero_": lambda a: ("constant", 0.0),
+    "zeros": lambda a: ("constant", 0.0),
+    "zeros_like": lambda a: ("constant", 0.0),
+    "ones": lambda a: ("constant", 1.0),
+    "ones_like": lambda a: ("constant", 1.0),
+    "full": lambda a: ("constant", float(a["fill_value"])),
+    "full_like": lambda a: ("constant", float(a["fill_value"])),
+    "randn": lambda a: ("normal", 0.0, 1.0),
+    "randn_like": lambda a: ("normal", 0.0, 1.0),
+    "rand": lambda a: ("uniform", 0.0, 1.0),
+    "rand_like": lambda a: ("uniform", 0.0, 1.0),
+}
+
+
+class InitWatcher(TorchDispatchMode):  # type: ignore[misc]
+    """Remembers per storage the last whole-tensor initialisation; anything it does not understand makes it unknown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, tuple[Any, Init]] = {}  # the storage is kept alive, so that its id stays its own
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self._note(func, args, kwargs or {}, result)
+        return result
+
+    def init_of(self, tensor: torch.Tensor) -> Init:
+        """How `tensor` starts, () where that is not known."""
+        return self.known.get(_storage(tensor), (None, ()))[1]
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        schema = func._schema
+        mutates = schema.is_mutable
+        if not mutates and any(r.alias_info is not None for r in schema.returns):
+            return  # a view: same storage, nothing new
+        if mutates and result.numel() * result.element_size() != result.untyped_storage().nbytes():
+            return  # part of a tensor, such as an embedding's padding row
+        name = func.overloadpacket.__name__
+        arguments = {a.name: a.default_value for a in schema.arguments} | dict(
+            zip((a.name for a in schema.arguments), args, strict=False)
+        ) | kwargs  # fmt: skip
+        init = _STARTS[name](arguments) if name in _STARTS else _changed(name.rstrip("_"), self._before(args), arguments)
+        self.known[_storage(result)] = (result.untyped_storage(), init)
+
+    def _before(self, args: tuple[Any, ...]) -> Init:
+        if args and isinstance(args[0], torch.Tensor):
+            return self.init_of(args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0])
+        return ()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _changed(name: str, before: Init, arguments: Mapping[str, Any]) -> Init:
+    """The initialisation after one more operation on it, () where that has no name here."""
+    if not before:
+        return ()
+    kind, *numbers = before
+    values = [float(number) for number in numbers]
+    if name in ("copy", "clone", "detach", "_to_copy"):
+        return before
+    if name == "erfinv" and kind == "uniform":  # the second step of trunc_normal_
+        return ("trunc_normal", 0.0, 1.0 / math.sqrt(2.0))
+    other = arguments.get("other")
+    if name == "mul" and isinstance(other, int | float):
+        return _scaled(str(kind), values, float(other))
+    if name == "add" and isinstance(other, int | float) and arguments.get("alpha", 1) == 1:
+        return _shifted(str(kind), values, float(other))
+    if name == "clamp" and kind == "trunc_normal" and None not in (arguments.get("min"), arguments.get("max")):
+        return (kind, *values, float(arguments["min"]), float(arguments["max"]))
+    return ()
+
+
+def _scaled(kind: str, values: list[float], factor: float) -> Init:
+    scaled = [value * factor for value in values]
+    if kind in ("normal", "trunc_normal"):
+        scaled[1] = abs(scaled[1])
+    return (kind, *(sorted(scaled) if kind == "uniform" else scaled))
+
+
+def _shifted(kind: str, values: list[float], offset: float) -> Init:
+    if kind in ("normal", "trunc_normal"):
+        return (kind, values[0] + offset, *values[1:])
+    return (kind, *(value + offset for value in values))
+
+
+def watch_library_init(model: torch.nn.Module, watcher: InitWatcher) -> None:
+    """Runs the initialisation that transformers leaves out on the meta device, on whatever model holds one of its models."""
+    with watcher, torch.no_grad():
+        for module in model.modules():
+            run = getattr(module, "initialize_weights", None)
+            if callable(run) and hasattr(module, "_init_weights") and next(module.parameters()).is_meta:
+                run()
+                return

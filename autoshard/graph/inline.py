@@ -1,0 +1,73 @@
+"""Inlines the regions that torch.export wraps (`torch.no_grad()`, `torch.autocast`) into the graph around them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from autoshard.errors import CaptureError
+from autoshard.graph.lines import node_quote
+
+
+def inline(module: fx.GraphModule) -> None:
+    """In place. What enters a no-grad region is detached there, so that the flat graph has the same gradients."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and str(node.target) in _REGIONS:
+            start = _REGIONS[str(node.target)](node)
+            _splice(module, node, getattr(module, node.args[start].target), node.args[start + 1 :], _detaches(node))
+
+
+def _grad_region(node: fx.Node) -> int:
+    return 1
+
+
+def _autocast_region(node: fx.Node) -> int:
+    if node.args[2]:
+        raise CaptureError(
+            f"the model turns autocast on at {node_quote(node)}", "leave it out and plan with --precision bf16-mixed"
+        )
+    return 4
+
+
+_REGIONS = {"wrap_with_set_grad_enabled": _grad_region, "wrap_with_autocast": _autocast_region}
+
+
+def _detaches(node: fx.Node) -> bool:
+    return str(node.target) == "wrap_with_set_grad_enabled" and not node.args[0]
+
+
+def _splice(outer: fx.GraphModule, call: fx.Node, inner: fx.GraphModule, operands: Any, detach: bool) -> None:
+    inline(inner)
+    mapping: dict[fx.Node, Any] = {}
+    values = iter(operands)
+    with outer.graph.inserting_before(call):
+        for node in inner.graph.nodes:
+            if node.op == "placeholder":
+                mapping[node] = _entering(outer.graph, next(values), detach)
+            elif node.op == "output":
+                results = fx.map_arg(node.args[0], lambda n: mapping[n])
+            else:
+                mapping[node] = outer.graph.node_copy(node, lambda n: mapping[n])
+    _replace_results(call, results)
+    outer.graph.erase_node(call)
+
+
+def _entering(graph: fx.Graph, value: Any, detach: bool) -> Any:
+    if not detach or not isinstance(value, fx.Node):
+        return value
+    node = graph.call_function(torch.ops.aten.detach.default, (value,))
+    node.meta = dict(value.meta)
+    return node
+
+
+def _replace_results(call: fx.Node, results: Any) -> None:
+    if not isinstance(results, tuple | list):
+        call.replace_all_uses_with(results)
+        return
+    for user in list(call.users):
+        assert user.target is operator.getitem, user
+        user.replace_all_uses_with(results[user.args[1]])
+        user.graph.erase_node(user)

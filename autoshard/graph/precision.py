@@ -1,0 +1,103 @@
+"""Mixed precision as casts in the graph, by the rules of torch.autocast; parameters stay float32 masters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoshard.errors import UsageError
+from autoshard.graph.gradients import mark_gradients
+from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Tensor
+from autoshard.graph.rewrite import rewrite
+from autoshard.graph.saved import note_saved
+
+PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16"}
+_LOW = {
+    "autoshard.linear_in_out", "aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.addbmm",
+    "aten.mv", "aten.einsum", "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose1d",
+    "aten.conv_transpose2d", "aten.conv_transpose3d", "aten.scaled_dot_product_attention", "aten.prelu",
+}  # fmt: skip
+_HIGH = {
+    f"aten.{name}" for name in (
+        "layer_norm native_layer_norm rms_norm group_norm softmax _softmax log_softmax _log_softmax softmin cross_entropy_loss nll_loss "
+        "nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy_with_logits "
+        "cosine_embedding_loss cosine_similarity pow exp expm1 log log10 log2 log1p rsqrt reciprocal acos asin cosh sinh tan erfinv "
+        "cumsum cumprod prod sum norm linalg_vector_norm softplus logsumexp renorm dist cdist"
+    ).split()
+}  # fmt: skip
+_BY_FIRST = {"aten.batch_norm", "aten.instance_norm"}  # statistics may be wider than the input: they take no part in the dtype
+_KEEPS_DTYPE = {"aten.to", "aten.full", "aten.arange", "autoshard.constant"}
+
+
+def apply_precision(graph: Graph, precision: str) -> Graph:
+    """`graph` as it runs under `precision`: "fp32" (as written) or "bf16-mixed". One cast per value and dtype, shared."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
+    if not PRECISIONS[precision]:
+        return replace(graph, precision=precision)
+    ops, tensors = _Caster(graph, PRECISIONS[precision]).run()
+    cast = replace(rewrite(graph, ops, tensors=tensors.values()), precision=precision)
+    return note_saved(mark_gradients(cast))
+
+
+class _Caster:
+    def __init__(self, graph: Graph, low: str) -> None:
+        self.graph, self.low = graph, low
+        self.tensors = dict(graph.by_name)
+        self.casts: dict[tuple[str, str], str] = {}
+        self.ops: list[Op] = []
+
+    def run(self) -> tuple[list[Op], dict[str, Tensor]]:
+        for op in self.graph.ops:
+            self._add(op)
+        for buffer, value in self.graph.buffer_updates:
+            assert self.tensors[buffer].dtype == self.tensors[value].dtype, f"the update of {buffer} changed its dtype"
+        return self.ops, self.tensors
+
+    def _add(self, op: Op) -> None:
+        wanted = self.low if op.target in _LOW else "float32" if op.target in _HIGH else ""
+        if wanted and self._is_floating(op):
+            op = replace(op, operands=tuple(self._cast(name, wanted, op) for name in op.operands))
+        dtype = None if op.target in _KEEPS_DTYPE else wanted or self._promoted(op)
+        for position, name in enumerate(op.results):
+            if dtype and self._changes(name) and not (op.target in _BY_FIRST and position):
+                self.tensors[name] = replace(self.tensors[name], dtype=dtype)
+        self.ops.append(op)
+
+    def _changes(self, name: str) -> bool:
+        return self.tensors[name].dtype in ("float32", self.low)
+
+    def _is_floating(self, op: Op) -> bool:
+        return any(name is not None and "float" in self.tensors[name].dtype for name in op.operands)
+
+    def _promoted(self, op: Op) -> str | None:
+        operands = [self.tensors[name] for name in op.operands if name is not None]
+        return result_dtype(operands[:1] if op.target in _BY_FIRST else operands)
+
+    def _cast(self, name: str | None, dtype: str, user: Op) -> str | None:
+        """The value in `dtype`; the cast stands before its first reader. float64 stays, as under autocast."""
+        if name is None or not self._changes(name) or self.tensors[name].dtype == dtype:
+            return name
+        made = self.casts.get((name, dtype))
+        if made is None:
+            made = self.casts[name, dtype] = self._fresh(f"{name}_{dtype}")
+            self.tensors[made] = replace(self.tensors[name], name=made, dtype=dtype)
+            self.ops.append(Op(made, "aten.to", (name,), (("dtype", dtype),), (made,), user.module, user.source))
+        return made
+
+    def _fresh(self, name: str) -> str:
+        while name in self.tensors:
+            name += "_"
+        return name
+
+
+def result_dtype(operands: Sequence[Tensor]) -> str | None:
+    """The floating dtype that torch promotes `operands` to, None without floating ones. Scalars (no dims) only count alone."""
+    floating = [tensor for tensor in operands if "float" in tensor.dtype]
+    dims = [tensor for tensor in floating if tensor.shape] or floating
+    if not dims:
+        return None
+    kinds = {tensor.dtype for tensor in dims}
+    if kinds == {"bfloat16", "float16"}:
+        return "float32"
+    return max(kinds, key=lambda kind: DTYPE_BYTES[kind])

@@ -1,0 +1,84 @@
+"""Graphs as versioned JSON: the same graph is the same text, byte for byte, one tensor or op a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InvalidFileError
+from autoshard.graph.check import check
+from autoshard.graph.codec import decode, encode
+from autoshard.graph.model import SCHEMA_VERSION, Graph
+
+KIND = "autoshard.graph"
+_AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
+
+
+def dumps(graph: Graph) -> str:
+    """The graph as JSON text that ends with a newline."""
+    lines = [f'"kind": {_text(KIND)}', f'"schema_version": {SCHEMA_VERSION}']
+    lines += [f"{_text(f.name)}: {_block(encode(getattr(graph, f.name)))}" for f in dataclasses.fields(graph)]
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def loads(text: str, where: str = "graph") -> Graph:
+    """The graph written by `dumps`; InvalidFileError names the file (`where`) and what is wrong in it."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFileError(f"{where} is not JSON: {error}", _AGAIN) from None
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise InvalidFileError(f"{where} is not an autoshard graph", _AGAIN)
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        problem = f"{where} is a graph of schema version {version!r}, this autoshard reads version {SCHEMA_VERSION}"
+        raise InvalidFileError(problem, _AGAIN)
+    body = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
+    try:
+        graph: Graph = decode(Graph, body, "graph")
+        check(graph)
+    except (ValueError, AssertionError, RecursionError) as error:
+        raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
+    return graph
+
+
+def save(graph: Graph, path: str | Path) -> None:
+    """Write `path` whole or not at all. InvalidFileError if it can't be written."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(dumps(graph), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True) if partial.parent.is_dir() else None
+        raise InvalidFileError(f"can't write the graph {path}: {error.strerror}") from None
+
+
+def load(path: str | Path) -> Graph:
+    """Read a graph file; InvalidFileError if it is missing, damaged, or of another kind or version."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise InvalidFileError(f"can't read the graph {path}: {reason}") from None
+    return loads(text, str(path))
+
+
+def graph_hash(graph: Graph) -> str:
+    """SHA-256 (hex) of the graph's canonical JSON: changes with anything the graph says."""
+    canonical = json.dumps(encode(graph), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(f"{KIND} {SCHEMA_VERSION} {canonical}".encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _block(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return "[\n  " + ",\n  ".join(_text(item) for item in value) + "\n ]"
+    return _text(value)
