@@ -3,7 +3,7 @@
 A step changes the placement of one mesh axis; its forward acts on the value, its backward on the gradient. The search
 is a shortest path over layouts. Per axis it may pass through `R`, `R+` and a plain shard of any dim that the axis
 divides; other placements (blocked or uneven shards, `P`) only leave the source and only enter the target, so that the
-price of a pair does not depend on which other pairs are priced with it. An axis can be cut or joined on a dim only while
+price of a pair does not depend on what else is priced with it. An axis can be cut or joined on a dim only while
 no inner axis shards that dim, and only in blocks that every device holds whole and in equal number.
 """
 
@@ -137,6 +137,21 @@ def pair_seconds(
     return forward + backward
 
 
+def steps_between(
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    shape: Sequence[int],
+    dtype: str,
+    mesh: Mesh,
+    differentiable: bool,
+    collective_seconds: CollectiveSeconds,
+) -> list[tuple[Layout, Step]]:
+    """The distinct steps, each with the layout it starts from, on the ways that `path` gives for all pairs."""
+    space = _space(tuple(sources), tuple(targets), tuple(shape), mesh, differentiable)
+    prices = _Prices(space, DTYPE_BYTES[dtype], differentiable, collective_seconds, COPY_SECONDS)
+    return prices.steps_between(sources, targets)
+
+
 def dim_cuts(
     step: Step, layout_before: Layout, shape: Sequence[int], mesh: Mesh
 ) -> tuple[DimCut | None, DimCut | None]:
@@ -235,6 +250,9 @@ class _Space:
             )
             index += letter * self.strides[axis]
         return index
+
+    def layout(self, state: int) -> Layout:
+        return Layout(tuple(letters[self.digits[a][state]].placement for a, letters in enumerate(self.letters)))
 
     def _shardings(self, dim: int) -> tuple[Integers, list[tuple[tuple[int, Shard], ...]]]:
         """Per state an index into the distinct ways that `dim` is cut, and those ways as (axis, Shard) pairs."""
@@ -372,6 +390,20 @@ class _Prices:
             forward[rows, columns] += np.asarray(self.forward[before, state]).reshape(-1)
             backward[rows, columns] += np.asarray(self.backward[before, state]).reshape(-1)
             here[rows, columns] = before
+
+    def steps_between(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> list[tuple[Layout, Step]]:
+        edges: set[tuple[int, int]] = set()
+        for source in sources:
+            start = self.space.state(source, "source")
+            seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
+            done = {start}
+            for target in targets:
+                state = self.space.state(target, "target")
+                while state not in done and np.isfinite(seconds[state]):
+                    done.add(state)
+                    edges.add((int(previous[state]), state))
+                    state = int(previous[state])
+        return [(self.space.layout(start), step) for start, stop in sorted(edges) for step in self._step(start, stop)]
 
     def path(self, source: Layout, target: Layout) -> Path | None:
         start, state = self.space.state(source, "source"), self.space.state(target, "target")

@@ -46,7 +46,7 @@ def _blocks_first(x: Tensor, cut: _Cut) -> Tensor:
 
 
 def _blocks_back(x: Tensor, cut: _Cut) -> Tensor:
-    return x.movedim(0, cut.dim + 1).flatten(cut.dim, cut.dim + 1)
+    return x.movedim(0, cut.dim + 1).flatten(cut.dim, cut.dim + 1).contiguous()
 
 
 def _gather(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:

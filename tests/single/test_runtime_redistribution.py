@@ -1,0 +1,155 @@
+"""Every cell of the pair table, and random paths over it, run in lock-step: values and gradients by their meaning."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autoshard.emit import runtime
+from autoshard.emit.runtime import ParallelMesh
+from autoshard.layout import Layout, Shard, normalise, parse_placement
+from autoshard.mesh import Mesh
+from autoshard.redistribute import FORWARD, Step, dim_cuts, kind, path, runtime_call
+from autoshard.verify.lockstep import run_lockstep
+from tests.shards import assert_means, place
+
+
+def apply(step: Step, x: Tensor, before: Layout, shape: tuple[int, ...], mesh: Mesh, local: ParallelMesh) -> Tensor:
+    """One step by the runtime, called as emitted code calls it."""
+    coordinates = mesh.coordinates(local.rank)
+    name, grad = runtime_call(step.before, step.after)
+    joined, cut = dim_cuts(step, before, shape, mesh)
+    function, axis = getattr(runtime, name), local[mesh.names[step.axis]]
+    if joined and cut:
+        return function(
+            x, axis, joined.dim, cut.dim, joined_size=joined.size.evaluate(mesh, coordinates),
+            joined_blocks=joined.blocks, joined_unit=joined.unit, cut_blocks=cut.blocks, cut_unit=cut.unit,
+        )  # fmt: skip
+    if joined:
+        size = joined.size.evaluate(mesh, coordinates)
+        return function(x, axis, joined.dim, size=size, blocks=joined.blocks, unit=joined.unit, grad=grad)
+    if cut:
+        return function(x, axis, cut.dim, blocks=cut.blocks, unit=cut.unit, grad=grad)
+    return function(x, axis, grad=grad)
+
+
+def check(steps: tuple[Step, ...], source: Layout, shape: tuple[int, ...], mesh: Mesh) -> None:
+    """Runs the steps on random tensors; value and gradient must mean the same global tensors before and after."""
+    generator = torch.Generator().manual_seed(7)
+    value, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    target = source
+    for step in steps:
+        target = target.replace(step.axis, step.after)
+    values = place(value, source, mesh, seed=1)
+    gradients = place(gradient, target, mesh, gradient=True, seed=2)
+
+    def work(local: ParallelMesh) -> tuple[Tensor, Tensor]:
+        x = values[local.rank].requires_grad_()
+        y, layout = x, source
+        for step in steps:
+            y = apply(step, y, layout, shape, mesh, local)
+            layout = layout.replace(step.axis, step.after)
+        assert y.is_contiguous()
+        y.backward(gradients[local.rank])
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    results = run_lockstep(dict(mesh.axes), work)
+    assert_means([y for y, _ in results], value, target, mesh)
+    assert_means([g for _, g in results], gradient, source, mesh, gradient=True)
+
+
+EXAMPLES = {"S": ("S0", "S1", "S1/3", "S1*2", "S1/3*2"), "R": ("R",), "R+": ("R+",), "P": ("P",)}
+CELLS = [
+    (before, after)
+    for x, y in FORWARD
+    for before, after in itertools.product(EXAMPLES[x], EXAMPLES[y])
+    if x != "S" or y != "S" or before[:2] != after[:2]
+]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(12, 24), (5, 18), (2, 6)])  # even, uneven, with empty shards
+def test_every_cell_of_the_pair_table(size: int, shape: tuple[int, ...]) -> None:
+    mesh = Mesh((("a", size),))
+    for before, after in CELLS:
+        source, target = Layout.parse(before), Layout.parse(after)
+        check((Step(0, source.placements[0], target.placements[0]),), source, shape, mesh)
+
+
+NESTED = [(x, y) for x in ("S1", "S1/3", "S1*2") for y in ("S1", "S1/3", "S1/6", "S1*2") if y != "S1/3" or x == y]
+
+
+@pytest.mark.parametrize(("outer", "inner"), NESTED)  # without those whose outer cut goes through a block
+def test_inner_axis_of_a_dim_that_two_axes_cut(outer: str, inner: str) -> None:
+    mesh, shape = Mesh.parse("a=2,b=2"), (3, 24)
+    for other in ("R", "R+", "P", "S0"):
+        here, there = Layout.parse(f"{outer} {inner}"), Layout.parse(f"{outer} {other}")
+        for source, target in ((here, there), (there, here)):
+            check((Step(1, source.placements[1], target.placements[1]),), source, shape, mesh)
+
+
+PLACEMENTS = ("R", "R+", "P", "S0", "S1", "S2", "S1/3", "S1/2", "S2/2", "S0*2", "S1*2", "S1/2*3")
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...], Mesh]:
+    mesh = Mesh.parse(draw(st.sampled_from(["a=2", "a=3", "a=4", "a=2,b=2", "a=2,b=3", "a=2,b=2,c=2"])))
+    shape = draw(st.sampled_from([(4, 12, 8), (5, 12, 2), (3, 18, 7), (8, 24, 4), (1, 6, 1)]))
+
+    fitting = [p for p in map(parse_placement, PLACEMENTS) if not isinstance(p, Shard) or shape[p.dim] % p.blocks == 0]
+
+    def one() -> Layout:
+        return normalise(Layout(tuple(draw(st.sampled_from(fitting)) for _ in mesh.axes)), shape, mesh)
+
+    return one(), one(), shape, mesh
+
+
+FACTORS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 0.3}
+
+
+@settings(max_examples=150)
+@given(pairs())
+def test_random_paths(case: tuple[Layout, Layout, tuple[int, ...], Mesh]) -> None:
+    source, target, shape, mesh = case
+    found = path(source, target, shape, "float64", mesh, True, lambda a, k, n: FACTORS[k] * (1e-5 + n * 1e-8 / (a + 1)))
+    if found is not None:
+        check(found.steps, source, shape, mesh)
+
+
+def test_random_paths_reach_every_cell() -> None:
+    """The pairs that the property test can draw have paths through every cell of the table."""
+    mesh, shape = Mesh.parse("a=2,b=2"), (4, 12, 8)
+    seen = set()
+    for source, target in itertools.product(
+        ("S0 R", "S1/3 P", "R R+", "P P", "R S1"), ("R R", "S1 R+", "P P", "S0 S0")
+    ):
+        x, y = Layout.parse(source), Layout.parse(target)
+        found = path(x, y, shape, "float64", mesh, True, lambda a, k, n: FACTORS[k] * (1e-5 + n * 1e-8))
+        seen |= {(kind(s.before), kind(s.after)) for s in (found.steps if found else ())}
+    assert seen >= {("S", "S"), ("S", "R"), ("P", "S"), ("R", "S"), ("R", "P"), ("R", "R+"), ("R+", "R")}
+
+
+def test_integers_travel_too() -> None:
+    def work(mesh: ParallelMesh) -> list[int]:
+        axis = mesh["a"]
+        ids = runtime.all_gather(torch.arange(3) + 3 * axis.index, axis, 0)
+        half = runtime.slice_shard(ids, axis, 0)
+        table = runtime.all_to_all(half.view(1, 3).repeat(3, 1), axis, 1, 0, joined_size=6)
+        return [*ids.tolist(), *half.tolist(), *table.flatten().tolist()]
+
+    first, second = run_lockstep({"a": 2}, work)
+    assert first == [*range(6), 0, 1, 2, *range(6), *range(6)]
+    assert second == [*range(6), 3, 4, 5, *range(6)]
+
+
+def test_a_wrong_length_is_named() -> None:
+    from autoshard.verify.lockstep import LockstepError
+
+    with pytest.raises(LockstepError, match=r"dim 0 of \(3,\): expected length 4"):
+        run_lockstep({"a": 2}, lambda mesh: runtime.all_gather(torch.zeros(3), mesh["a"], 0, size=8))
