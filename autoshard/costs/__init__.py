@@ -3,13 +3,14 @@
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.links import AxisLink, axis_link
 from autoshard.costs.memory import activation_bytes, optimizer_seconds, parameter_bytes
-from autoshard.costs.operator import op_seconds
+from autoshard.costs.operator import kept_bytes, op_seconds
 
 __all__ = [
     "AxisLink",
     "activation_bytes",
     "axis_link",
     "collective_seconds",
+    "kept_bytes",
     "op_seconds",
     "optimizer_seconds",
     "parameter_bytes",

@@ -48,6 +48,7 @@ class LocalOp:
     saved: Saved = _NOTHING
     extra_bytes: float = 0.0
     causal: bool = False
+    variant: str = ""
 
     def operand(self, position: int) -> LocalTensor:
         """An operand that must be there."""
@@ -57,12 +58,12 @@ class LocalOp:
 
 
 def local_op(
-    op: Op, operands: tuple[LocalTensor | None, ...], results: tuple[LocalTensor, ...], share: float
+    op: Op, operands: tuple[LocalTensor | None, ...], results: tuple[LocalTensor, ...], extra_bytes: float, variant: str
 ) -> LocalOp:
-    """`share` is the part of the (global) extra bytes that a device saves."""
+    """The local operator of a graph operator; `extra_bytes` is what one device saves beside values."""
     causal = dict(op.attributes).get("is_causal") is True
     saved = replace(op.saved, extra_bytes=0)
-    return LocalOp(op.target, operands, results, saved, op.saved.extra_bytes * share, causal)
+    return LocalOp(op.target, operands, results, saved, extra_bytes, causal, variant)
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,24 @@ def _cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
     return 2 * op.operand(0).bytes, 4 * op.operand(0).bytes
 
 
+def _parallel_cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
+    """The runtime's own kernels in float32: maximum, difference, exponential, sum, quotient; backward two passes."""
+    logits = op.operand(0)
+    cast = 0 if logits.dtype in ("float32", "float64") else logits.bytes + 4 * logits.numel
+    wide = max(logits.bytes, 4 * logits.numel)
+    return 8 * wide + cast, 4 * wide + cast
+
+
+def _parallel_embedding_traffic(op: LocalOp) -> tuple[float, float]:
+    """As the embedding, with rows of other devices masked out."""
+    forward, backward = _embedding_traffic(op)
+    return forward + 2 * op.results[0].bytes, backward + 2 * op.results[0].bytes
+
+
+_VARIANT_TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
+    "parallel_cross_entropy": _parallel_cross_entropy_traffic,
+    "vocabulary_parallel_embedding": _parallel_embedding_traffic,
+}
 _TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
     "aten.embedding": _embedding_traffic,
     "aten.cross_entropy_loss": _cross_entropy_traffic,
@@ -159,7 +178,8 @@ def local_op_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
     elif op.target in ATTENTION:
         forward, backward = _attention_seconds(hardware, op)
     else:
-        forward, backward = (_memory_seconds(hardware, op.target, size) for size in _traffic(op))
+        kernel = op.variant or op.target
+        forward, backward = (_memory_seconds(hardware, kernel, size) for size in _traffic(op))
     return forward, backward if any(t is not None and t.requires_grad for t in op.operands) else 0.0
 
 
@@ -229,8 +249,9 @@ def _memory_seconds(hardware: Hardware, target: str, size_bytes: float) -> float
 
 def _traffic(op: LocalOp) -> tuple[float, float]:
     """Bytes read and written: forward operands and results, backward what is saved and the gradients."""
-    if op.target in _TRAFFIC:
-        return _TRAFFIC[op.target](op)
+    special = _VARIANT_TRAFFIC.get(op.variant) or _TRAFFIC.get(op.target)
+    if special:
+        return special(op)
     operands = [tensor for tensor in op.operands if tensor is not None]
     forward = sum(tensor.bytes for tensor in (*operands, *op.results)) + op.extra_bytes
     saved = sum(op.operand(position).bytes for position in op.saved.operands)

@@ -146,7 +146,9 @@ class _Pricer:
         op = self.graph.by_op[instruction.op]
         operands = tuple(None if name is None else self._local(name) for name in instruction.operands)
         results = tuple(self._local(name) for name in instruction.results)
-        seconds = compute_seconds(self.hardware, self.graph, op, operands, results)[phase == "backward"]
+        seconds = compute_seconds(self.hardware, self.graph, op, operands, results, instruction.variant)[
+            phase == "backward"
+        ]
         size = float(sum(result.bytes for result in results))
         strategy = f"{instruction.target} {instruction.strategy}"
         yield Task(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)

@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.memory import parameter_parts
-from autoshard.costs.operator import extra_share
+from autoshard.costs.operator import extra_bytes
 from autoshard.graph.model import DTYPE_BYTES, Graph
 from autoshard.layout import LocalSize
 from autoshard.mesh import Mesh
@@ -147,6 +147,9 @@ class _Lives:
             spans += [forward] if self.program.loss is None else self._backward(name, made, forward)
         return spans + (self._extras() if self.program.loss is not None else [])
 
+    def _local(self, name: str) -> LocalTensor:
+        return local_tensor(self.program.value(name), self.program.mesh)
+
     def _mirror(self, index: int) -> int:
         """The backward step of an instruction."""
         return 2 * len(self.program.instructions) - 1 - index
@@ -168,7 +171,8 @@ class _Lives:
         for index, instruction in enumerate(self.program.instructions):
             if isinstance(instruction, Compute):
                 op = self.graph.by_op[instruction.op]
-                results = tuple(local_tensor(self.program.value(n), self.program.mesh) for n in instruction.results)
-                size = op.saved.extra_bytes * extra_share(self.graph, op, results)
+                operands = tuple(None if name is None else self._local(name) for name in instruction.operands)
+                results = tuple(self._local(name) for name in instruction.results)
+                size = extra_bytes(self.graph, op, operands, results)
                 spans += [Span(Held(op.name, "extra", size), index, self._mirror(index))] if size else []
         return spans

@@ -217,6 +217,36 @@ def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
     assert variant_collectives(mesh, "", (logits, target), layouts) == []
 
 
+def test_saved_beside_values_follows_the_largest_tensor():
+    tensors = (Tensor("x", (64, 1000), "float32", True), Tensor("t", (64,), "int64"), Tensor("l", (), "float32", True))
+    made = Op("l", "aten.cross_entropy_loss", ("x", "t"), (), ("l",), saved=Saved(operands=(1,), extra_bytes=256004))
+    graph = Graph("g", tensors, ("x", "t"), (), (), (made,), ("l",), "l")
+    mesh = Mesh.parse("dp=2,tp=4")
+    whole, cut = strategy("R R", "R R", "R R"), strategy("S0 S1", "S0 R", "P R")
+    assert costs.kept_bytes(graph, made, whole, mesh) == 256004
+    assert costs.kept_bytes(graph, made, cut, mesh) == 256004 / 8
+    assert costs.kept_bytes(replace(graph, loss=None), made, whole, mesh) == 0
+
+
+def test_a_variant_is_priced_as_the_runtime_computes_it():
+    graph = Graph(
+        "g",
+        (Tensor("x", (4096, 50000), "float32", True), Tensor("l", (), "float32", True)),
+        ("x",),
+        (),
+        (),
+        (),
+        (),
+        "l",
+    )
+    made = Op("l", "aten.cross_entropy_loss", ("x",), (), ("l",))
+    mesh = Mesh.parse("dp=1")
+    plain = costs.op_seconds(A100, mesh, graph, made, strategy("R", "R"))
+    variant = costs.op_seconds(A100, mesh, graph, made, strategy("R", "R", variant="parallel_cross_entropy"))
+    passes = 8 * 4096 * 50000 * 4 / (A100.memory_bandwidth * A100.constant("memory.default"))
+    assert variant[0] == pytest.approx(passes, rel=0.01) and variant[0] > plain[0]
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
