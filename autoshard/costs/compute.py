@@ -4,7 +4,7 @@ Matrix products and attention: t = launch + ((F / (peak * compute))^q + (B / (ba
 maximum of arithmetic and memory time. On 400 published A100 GEMMs the mean error is 13 % (9 % for m >= 1024),
 where plain FLOPs / peak is 71 % off; causal attention 13 %. Everything else: launch + bytes / (bandwidth * efficiency).
 Not modelled yet: the host's dispatch time, caches, tile quantisation, the additions that accumulate gradients of a
-value with several consumers.
+value with several consumers (but for those of residuals, charged to the addition that ends them).
 """
 
 from __future__ import annotations
@@ -158,11 +158,24 @@ def _parallel_embedding_traffic(op: LocalOp) -> tuple[float, float]:
     return forward + 2 * op.results[0].bytes, backward + 2 * op.results[0].bytes
 
 
+def _sum_traffic(op: LocalOp) -> tuple[float, float]:
+    """Backward hands the gradient on, and sums it for an operand that was broadcast. Where two whole branches join, their
+    gradients are added once more where they parted (a residual): that addition is charged here."""
+    result = op.results[0]
+    operands = [tensor for tensor in op.operands if tensor is not None]
+    differentiable = [tensor for tensor in operands if tensor.requires_grad]
+    sums = sum(result.bytes + tensor.bytes for tensor in differentiable if tensor.numel < result.numel)
+    branches = sum(tensor.numel == result.numel for tensor in differentiable)
+    return sum(tensor.bytes for tensor in (*operands, result)), sums + (3 * result.bytes if branches > 1 else 0)
+
+
 _VARIANT_TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
     "parallel_cross_entropy": _parallel_cross_entropy_traffic,
     "vocabulary_parallel_embedding": _parallel_embedding_traffic,
 }
 _TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
+    "aten.add": _sum_traffic,
+    "aten.sub": _sum_traffic,
     "aten.embedding": _embedding_traffic,
     "aten.cross_entropy_loss": _cross_entropy_traffic,
 }
@@ -243,6 +256,8 @@ def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:
 
 
 def _memory_seconds(hardware: Hardware, target: str, size_bytes: float) -> float:
+    if size_bytes == 0:
+        return 0.0
     efficiency = hardware.constant(_EFFICIENCY.get(target, "memory.default"))
     return hardware.launch_seconds + size_bytes / (hardware.memory_bandwidth * efficiency)
 

@@ -117,6 +117,20 @@ def test_elementwise_counts_bytes():
     assert backward == pytest.approx(A100.launch_seconds + 3 * 2**21 * per_byte)  # saved, its gradient, the result's
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "passes"),
+    [
+        (tensor(64, 64), tensor(64, 64, grad=False), 0),  # the gradient is handed on
+        (tensor(64, 64), tensor(64, 64), 3 * 64 * 64 * 2),  # a residual: two gradients are added where it began
+        (tensor(64, 64), tensor(64), (64 * 64 + 64) * 2),  # a bias: its gradient is a sum
+    ],
+)
+def test_backward_of_an_addition(left, right, passes):
+    backward = local_op_seconds(A100, op("add", [left, right], [tensor(64, 64)]))[1]
+    bandwidth = A100.memory_bandwidth * A100.constant("memory.elementwise")
+    assert backward == pytest.approx(passes and A100.launch_seconds + passes / bandwidth)
+
+
 def test_embedding_reads_rows_forward_and_fills_the_table_backward():
     ids = tensor(64, dtype="int64", grad=False)
     small = op("embedding", [tensor(1000, 32), ids], [tensor(64, 32)])
