@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.plan import Plan
     from autoshard.program.model import Program
     from autoshard.simulate import Timeline
+    from autoshard.verify.proof import Proof
 
 Arguments = dict[str, str | int | float | bool]
 PLAN, GRAPH, TIMELINE, REPORT, VERIFICATION = (
@@ -169,6 +170,18 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
     if serialize.graph_hash(graph) != plan.graph_hash:
         raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", "autoshard plan")
     return plan, graph, parse_hardware(plan.hardware_text, plan.hardware)
+
+
+def verify_package(package: Path, backend: str, full: bool, arguments: Arguments) -> Proof:
+    """Run the package's own files against the original model, and note the outcome in the package and its report."""
+    read = read_package(package)
+    from autoshard.verify import verify_package as verify
+
+    proof = verify(root_of(package), backend=backend, full=full, arguments=arguments)
+    noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
+    text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
+    folder.update_package(root_of(package), {VERIFICATION: text, REPORT: report_text(build(*read), noted)})
+    return proof
 
 
 def read_verification(package: Path) -> dict[str, Any] | None:

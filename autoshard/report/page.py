@@ -124,7 +124,19 @@ def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
         }
     passed = bool(verification.get("passed"))
     title = "Verified." if passed else "Verification failed."
-    return {"state": "passed" if passed else "failed", "title": title, "text": str(verification.get("text", ""))}
+    if not passed:
+        return {"state": "failed", "title": title, "text": str(verification.get("failure", ""))}
+    return {"state": "passed", "title": title, "text": _proof_words(verification)}
+
+
+def _proof_words(verification: Mapping[str, Any]) -> str:
+    """How it was verified, the largest error, and at which reduced sizes."""
+    errors = [kind["largest"] for kind in verification["errors"].values() if kind["tensors"]]
+    how = {"gloo": "gloo processes", "lockstep": "devices in lock-step"}[verification["backend"]]
+    text = f"{verification['ranks']} {how}, float64, {verification['steps']} steps:"
+    text += f" largest relative error {max(errors):.1e}."
+    reduced = ", ".join(f"{item['argument']} {item['verified']}" for item in verification["reduced"])
+    return text + (f" At reduced sizes: {reduced}." if reduced else "")
 
 
 def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:

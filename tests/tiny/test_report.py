@@ -1,0 +1,182 @@
+"""The report page: well-formed, self-contained, the same for the same plan, and true to the timeline."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from autoshard import pipeline
+from autoshard.errors import UsageError
+from autoshard.graph.model import Graph
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.report.flops import ideal_seconds
+from autoshard.report.memory import KINDS, by_kind
+from autoshard.report.page import verdict
+from autoshard.report.series import series
+from autoshard.search import Origin, random_plan, search
+from tests.graphs import mlp_graph
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
+PROOF = {
+    "passed": True,
+    "failure": "",
+    "backend": "gloo",
+    "ranks": 4,
+    "steps": 3,
+    "errors": {"gradient": {"tensors": 2, "largest": 3e-15}, "buffer": {"tensors": 0}},
+    "reduced": [{"argument": "n_layer", "verified": "2", "planned": "12"}],
+}
+
+
+def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> pipeline.Built:
+    graph, hardware = graph or mlp_graph(4, 64, 128), load_hardware("a100-80g-sxm")
+    origin = Origin("mlp.py:build")
+    if seed is None:
+        plan = search(graph, Mesh.parse(mesh), hardware, origin=origin)
+    else:
+        plan = random_plan(graph, Mesh.parse(mesh), hardware, seed, origin=origin)
+    return pipeline.build(plan, graph, hardware)
+
+
+class Checker(HTMLParser):
+    """Tags that match, ids that are unique, addresses that are asked for, the text that a reader sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self.headings: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.references += (given.get("aria-labelledby") or "").split()
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+def checked(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def data_of(html: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_well_formed_and_self_contained(seed: int | None) -> None:
+    html = pipeline.report_text(built(seed=seed), None)
+    page = checked(html)
+    assert len(set(page.ids)) == len(page.ids)
+    assert set(page.references) <= set(page.ids)
+    assert all(address == "data:," or address.startswith("#") for address in page.addresses)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", html)
+    assert page.headings[0] == "h1" and page.headings.count("h1") == 1
+    assert html.startswith("<!doctype html>")
+    assert "Undefined" not in html and "None" not in " ".join(page.text)
+
+
+def test_the_same_plan_gives_the_same_page() -> None:
+    assert pipeline.report_text(built(), PROOF) == pipeline.report_text(built(), PROOF)
+
+
+def test_names_are_escaped() -> None:
+    graph = mlp_graph(1)
+    evil = "</script><img src=x onerror=alert(1)>"
+    made = built(replace(graph, ops=tuple(replace(op, module=evil) for op in graph.ops), modules=()))
+    html = pipeline.report_text(made, None)
+    assert "<img" not in html
+    assert html.count("</script>") == 2
+    assert any(evil in str(detail) for detail in data_of(html)["details"])  # type: ignore[attr-defined]
+
+
+def test_the_drawn_events_are_the_timeline() -> None:
+    made = built()
+    drawn, timeline = series(made.timeline), made.timeline
+    assert len(drawn["events"]) == len(timeline.events)
+    busy = dict.fromkeys(drawn["streams"], 0.0)
+    for stream, start, duration, name, category, detail in drawn["events"]:
+        busy[drawn["streams"][stream]] += duration
+        assert 0 <= start <= start + duration <= drawn["step_seconds"] * (1 + 1e-6)
+        assert drawn["names"][name] and drawn["details"][detail]
+        assert (drawn["categories"][category] == "collective") == (drawn["streams"][stream] != "compute")
+    assert busy == pytest.approx(dict(timeline.busy_seconds))
+    assert max(size for _, size in drawn["memory"]) == pytest.approx(timeline.peak_bytes)
+
+
+def test_what_a_reader_must_find() -> None:
+    made = built()
+    text = " ".join(checked(pipeline.report_text(made, PROOF)).text)
+    for needed in (
+        "mlp.py:build",
+        "dp=2,tp=2",
+        "Predicted step",
+        "Model FLOPs utilisation",
+        "Optimality gap",
+        "lower bound",
+    ):
+        assert needed in text
+    assert "Verified." in text and "4 gloo processes, float64, 3 steps: largest relative error 3.0e-15" in text
+    assert "At reduced sizes: n_layer 2" in text
+    assert "autoshard plan mlp.py:build --mesh dp=2,tp=2 --hardware a100-80g-sxm" in text
+    assert all(figure.source[:20] in text for figure in made.hardware.figures[:3])
+    assert all(move.tensor in text for move in made.plan.redistributions)
+
+
+def test_verdicts() -> None:
+    assert verdict(None)["state"] == "unknown"
+    assert verdict(PROOF)["state"] == "passed"
+    failed = verdict({**PROOF, "passed": False, "failure": "verification failed: gradient h.0"})
+    assert failed == {"state": "failed", "title": "Verification failed.", "text": "verification failed: gradient h.0"}
+
+
+def test_a_plan_that_was_not_searched_says_so() -> None:
+    text = " ".join(checked(pipeline.report_text(built(seed=3), None)).text)
+    assert "decided by random:3" in text
+    assert "No lower bound was proved" in text
+
+
+def test_model_flops_of_linears() -> None:
+    """Three products (forward, two backward) of 2 * batch * hidden^2, but two where the input needs no gradient."""
+    layers, batch, hidden = 3, 8, 16
+    hardware = load_hardware("a100-80g-sxm")
+    products = 3 * layers - 1
+    expected = products * 2 * batch * hidden**2 / hardware.peak_flops("float32") / 4
+    assert ideal_seconds(mlp_graph(layers, batch, hidden), hardware, 4) == pytest.approx(expected)
+
+
+def test_an_unknown_peak_leaves_utilisation_out() -> None:
+    hardware = replace(load_hardware("a100-80g-sxm"), peaks=(("float16", 1.0),))
+    with pytest.raises(UsageError):
+        hardware.peak_flops("float32")
+    assert ideal_seconds(mlp_graph(), hardware, 4) == 0.0
+
+
+def test_memory_by_kind_adds_up() -> None:
+    made = built()
+    shares = [float(share.rstrip("%")) for _, _, share in by_kind(made.program, made.graph)]
+    assert sum(shares) == pytest.approx(100, abs=0.05 * len(KINDS) + 0.01)
