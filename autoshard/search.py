@@ -83,25 +83,26 @@ def megatron_plan(graph: Graph, mesh: Mesh, hardware: Hardware, *, origin: Origi
     return search(graph, mesh, hardware, origin=origin, allowed=_megatron, decided_by="megatron")
 
 
-# Factors of an op's weight, by target: what tensor parallelism may split.
-_WEIGHT_FACTORS = {
-    "aten.linear": ("n", "m"),
-    "autoshard.linear_in_out": ("n", "m"),
-    "aten.embedding": ("v", "h"),
-    "aten.scaled_dot_product_attention": ("h",),
-    "aten.cross_entropy_loss": ("c",),
-    "aten.conv2d": ("o", "i"),
+# By target: the factors that tensor parallelism splits, the further factors of a weight that stay whole, and
+# whether the tensor axis may also leave the op whole.
+_WEIGHTS = {
+    "aten.linear": (("n", "m"), (), False),
+    "autoshard.linear_in_out": (("n", "m"), (), False),
+    "aten.embedding": (("vocabulary",), ("d",), False),
+    "aten.conv2d": (("o", "c"), (), False),
+    "aten.scaled_dot_product_attention": (("h",), (), True),
+    "aten.cross_entropy_loss": (("vocabulary",), (), True),
 }
 
 
 def _megatron(op: Op, strategy: Strategy) -> bool:
-    *data, tensor = strategy.choices
-    weights = _WEIGHT_FACTORS.get(op.target)
-    if weights is None:
+    if op.target not in _WEIGHTS:
         return True
-    whole = tensor.kind == "repeat"
-    batch_only = all(choice.kind != "factor" or choice.factor not in weights for choice in data)
-    return batch_only and (whole or (tensor.kind == "factor" and tensor.factor in weights))
+    split, whole, optional = _WEIGHTS[op.target]
+    *data, tensor = strategy.choices
+    if any(choice.factor in (*split, *whole) for choice in data):
+        return False
+    return tensor.factor in split or (optional and tensor.kind == "repeat")
 
 
 def random_plan(graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None) -> Plan:
