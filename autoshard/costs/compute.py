@@ -159,8 +159,8 @@ def _parallel_embedding_traffic(op: LocalOp) -> tuple[float, float]:
 
 
 def _sum_traffic(op: LocalOp) -> tuple[float, float]:
-    """Backward hands the gradient on, and sums it for an operand that was broadcast. Where two whole branches join, their
-    gradients are added once more where they parted (a residual): that addition is charged here."""
+    """Backward hands the gradient on, and sums it for an operand that was broadcast. Where two whole branches join,
+    their gradients are added once more where they parted (a residual): that addition is charged here."""
     result = op.results[0]
     operands = [tensor for tensor in op.operands if tensor is not None]
     differentiable = [tensor for tensor in operands if tensor.requires_grad]

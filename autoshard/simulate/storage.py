@@ -55,6 +55,7 @@ def storage(program: Program, graph: Graph) -> Storage:
     parameters = {p.value for p in program.parameters}
     fixed = frozenset(parameters | {b.value for b in program.buffers} | set(program.inputs))
     root = {name: name for name in fixed}
+    stored = set(parameters)  # parameters, and what collectives alone made of them
     gathers: dict[str, tuple[int, ...]] = {}
     again: dict[int, tuple[int, ...]] = {}
     for index, instruction in enumerate(program.instructions):
@@ -62,10 +63,10 @@ def storage(program: Program, graph: Graph) -> Storage:
         for position, name in enumerate(known.results):
             source = known.operands[known.aliases[position]] if position in known.aliases else None
             root[name] = root[source] if source is not None else name
-        if isinstance(instruction, Collective) and is_weight_gather(instruction.before, instruction.after):
-            source_root = root[instruction.operand]
-            if source_root in parameters or source_root in gathers:
-                gathers[instruction.result] = (*gathers.get(source_root, ()), index)
+        if isinstance(instruction, Collective) and instruction.operand in stored:
+            stored.add(instruction.result)
+            if is_weight_gather(instruction.before, instruction.after):
+                gathers[instruction.result] = (*gathers.get(root[instruction.operand], ()), index)
         weights = dict.fromkeys(root[name] for name in known.kept if root[name] in gathers)
         if weights:
             again[index] = tuple(step for weight in weights for step in gathers[weight])
