@@ -1,0 +1,236 @@
+"""Parameters, gradients after backward, and weights gathered for one use, in lock-step against one device."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autoshard.emit import runtime
+from autoshard.emit.runtime import ParallelMesh
+from autoshard.verify.lockstep import LockstepError, run_lockstep
+
+FLOAT64 = torch.float64
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT64)
+
+
+class Toy(nn.Module):
+    """A blocked weight (3 x 4 x 2, 5), a replicated bias, a nested uneven one with a tie, and a buffer."""
+
+    def __init__(self, mesh: ParallelMesh, split: str = "R S1") -> None:
+        super().__init__()
+        make = runtime.shard_parameter
+        self.qkv = make("attn.qkv", (24, 5), split, mesh, split_shape=(3, 4, 2, 5), dtype=FLOAT64)
+        self.bias = make("attn.bias", (5,), "R R", mesh, dtype=FLOAT64)
+        self.table = make("wte", (11, 3), "S0 S0", mesh, dtype=FLOAT64, ties=("head",))
+        self.register_buffer("mean", runtime.shard_buffer("norm.mean", (7,), "R S0", mesh, dtype=FLOAT64))
+
+
+STATE = {
+    "attn.qkv": random(24, 5),
+    "attn.bias": random(5, seed=1),
+    "wte": random(11, 3, seed=2),
+    "head": random(11, 3, seed=2),
+    "norm.mean": random(7, seed=3),
+}
+
+
+def test_state_dict_round_trip_keeps_names_shapes_and_ties() -> None:
+    def work(mesh: ParallelMesh) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+        toy = Toy(mesh)
+        runtime.load_full_state_dict(toy, {name: value for name, value in STATE.items() if name != "wte"})
+        return runtime.full_state_dict(toy), tuple(toy.qkv.shape)
+
+    results = run_lockstep({"a": 2, "b": 2}, work)
+    state = results[0][0]
+    assert set(state) == set(STATE) and all(torch.equal(state[name], STATE[name]) for name in STATE)
+    assert [r[0] for r in results[1:]] == [{}, {}, {}]
+    assert {r[1] for r in results} == {(3, 2, 2, 5)}
+
+
+def test_state_dict_errors_name_the_tensor() -> None:
+    lacking = {name: value for name, value in STATE.items() if name != "attn.bias"}
+    with pytest.raises(LockstepError, match=r"lacks attn\.bias"):
+        run_lockstep({"a": 1, "b": 1}, lambda mesh: runtime.load_full_state_dict(Toy(mesh), lacking))
+    wrong = {**STATE, "attn.bias": torch.zeros(6)}
+    with pytest.raises(LockstepError, match=r"attn\.bias: expected shape \(5,\), got \(6,\)"):
+        run_lockstep({"a": 1, "b": 1}, lambda mesh: runtime.load_full_state_dict(Toy(mesh), wrong))
+
+
+RECIPES = [("normal", 0.5, 0.1), ("uniform", -2.0, 2.0), ("constant", 1.5), ("trunc_normal", 0.0, 0.02)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_initial_values_depend_on_seed_and_name_only(recipe: tuple[str | float, ...]) -> None:
+    def work(mesh: ParallelMesh, name: str, seed: int) -> Tensor:
+        w = runtime.shard_parameter(name, (24, 50), "R S1", mesh, split_shape=(3, 8, 50))
+        runtime.init_parameter(w, recipe, seed)
+        return runtime.full_tensor(w)
+
+    one = run_lockstep({"a": 1, "b": 1}, lambda mesh: work(mesh, "w", 0))[0]
+    for found in run_lockstep({"a": 2, "b": 3}, lambda mesh: work(mesh, "w", 0)):
+        assert torch.equal(one, found)
+    others = [run_lockstep({"a": 1, "b": 1}, lambda mesh, o=o: work(mesh, *o))[0] for o in (("v", 0), ("w", 1))]
+    assert all(torch.equal(one, other) == (recipe[0] == "constant") for other in others)
+    mean, spread = {"normal": (0.5, 0.1), "uniform": (0, 4 / 12**0.5), "constant": (1.5, 0)}.get(recipe[0], (0, 0.02))
+    assert one.mean().item() == pytest.approx(mean, abs=0.1)
+    assert one.std().item() == pytest.approx(spread, rel=0.1, abs=1e-9)
+
+
+def test_local_passes_gradients_in_the_asked_shape() -> None:
+    def work(mesh: ParallelMesh) -> bool:
+        toy = Toy(mesh)
+        runtime.load_full_state_dict(toy, STATE)
+        weight = runtime.local(toy.qkv, (12, 5))
+        rows = torch.arange(24).view(3, 4, 2)[:, 2 * mesh["b"].index : 2 * mesh["b"].index + 2].reshape(-1)
+        weight.square().sum().backward()
+        assert toy.qkv.grad is not None
+        return torch.equal(weight, STATE["attn.qkv"][rows]) and torch.equal(toy.qkv.grad, 2 * toy.qkv)
+
+    assert all(run_lockstep({"a": 2, "b": 2}, work))
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_gradients_are_reduced_and_clipped_once_per_element(max_norm: float) -> None:
+    """Each device's gradient is its summand over the axes of its bucket; afterwards all is as on one device."""
+    reference = {name: nn.Parameter(STATE[name].clone()) for name in ("attn.qkv", "attn.bias", "wte")}
+    for name, parameter in reference.items():
+        parameter.grad = STATE[name] * 0.7
+    norm = torch.nn.utils.clip_grad_norm_(reference.values(), max_norm)
+
+    def work(mesh: ParallelMesh) -> tuple[Tensor, list[Tensor]]:
+        toy = Toy(mesh)
+        runtime.load_full_state_dict(toy, STATE)
+        named = {"qkv": toy.qkv, "bias": toy.bias, "table": toy.table}
+        for scale, parameter in zip((0.5, 0.25, 1.0), named.values(), strict=True):  # 2, 4 and 1 summands
+            parameter.grad = parameter.detach() * (0.7 * scale)
+        buckets = [(("a",), ["qkv"]), (("a", "b"), ["bias"])]
+        runtime.reduce_gradients(mesh, named, buckets)
+        total = runtime.clip_gradients(mesh, named.values(), max_norm)
+        whole = []
+        for parameter in named.values():
+            assert parameter.grad is not None
+            parameter.detach().copy_(parameter.grad)
+            whole.append(runtime.full_tensor(parameter))
+        return total, whole
+
+    for total, gradients in run_lockstep({"a": 2, "b": 2}, work):
+        assert total.item() == pytest.approx(norm.item(), rel=1e-12)
+        for gradient, parameter in zip(gradients, reference.values(), strict=True):
+            assert parameter.grad is not None
+            assert torch.allclose(gradient, parameter.grad, rtol=1e-12, atol=0)
+
+
+def test_a_gradient_that_backward_did_not_reach_counts_as_zeros() -> None:
+    def work(mesh: ParallelMesh) -> Tensor | None:
+        w = runtime.shard_parameter("w", (3,), "R", mesh)
+        if mesh.rank == 0:
+            w.grad = torch.ones(3)
+        runtime.reduce_gradients(mesh, {"w": w}, [(("a",), ["w"])] * 1)
+        return w.grad
+
+    assert all(torch.equal(g, torch.ones(3)) for g in run_lockstep({"a": 2}, work) if g is not None)
+
+
+def test_many_buckets_are_all_written_back() -> None:
+    def work(mesh: ParallelMesh) -> list[float]:
+        named = {f"w{i}": runtime.shard_parameter(f"w{i}", (2,), "R", mesh) for i in range(7)}
+        for i, parameter in enumerate(named.values()):
+            parameter.grad = torch.full((2,), float(i))
+        runtime.reduce_gradients(mesh, named, [(("a",), [name]) for name in named])
+        return [float(p.grad.sum()) for p in named.values() if p.grad is not None]
+
+    assert run_lockstep({"a": 3}, work) == [[6.0 * i for i in range(7)]] * 3
+
+
+# --- weights gathered for one use ---
+
+
+def forward(mesh: ParallelMesh, parameter: nn.Parameter, x: Tensor, gather: Callable[..., Tensor]) -> Tensor:
+    """A device's share of the loss |tanh(x W^T) W|^2, with W (rows, columns) stored as S0 over all axes."""
+    sizes = [runtime.sharding(parameter).shape[0]]
+    for name in list(mesh.axes)[:-1]:
+        sizes.append(runtime.shard_size(sizes[-1], mesh[name]))
+    weight = runtime.local(parameter)
+    for name, size in reversed(list(zip(mesh.axes, sizes, strict=True))):
+        weight = gather(weight, mesh[name], 0, size=size)
+    hidden = torch.tanh(nn.functional.linear(x, weight))
+    return (hidden @ weight).square().sum() / mesh.joint(tuple(mesh.axes)).size
+
+
+def gather_and_keep(x: Tensor, axis: runtime.Axis, dim: int, *, size: int) -> Tensor:
+    return runtime.all_gather(x, axis, dim, size=size, grad="reduce_scatter")
+
+
+@pytest.mark.parametrize("axes", [{"a": 2}, {"a": 3}, {"a": 2, "b": 2}])
+def test_a_regathered_weight_has_the_same_gradient(axes: dict[str, int]) -> None:
+    rows, columns = 4 * math.prod(axes.values()) + 1, 6
+    value, x = random(rows, columns), random(5, columns, seed=1)
+    whole = value.clone().requires_grad_()
+    (torch.tanh(nn.functional.linear(x, whole)) @ whole).square().sum().backward()
+
+    def work(mesh: ParallelMesh, gather: Callable[..., Tensor]) -> Tensor:
+        layout = " ".join(["S0"] * len(mesh.axes))
+        parameter = runtime.shard_parameter("w", (rows, columns), layout, mesh, dtype=FLOAT64)
+        runtime.assign(parameter, value)
+        with runtime.regathering():
+            loss = forward(mesh, parameter, x, gather)
+        loss.backward()
+        assert parameter.grad is not None
+        parameter.detach().copy_(parameter.grad)
+        return runtime.full_tensor(parameter)
+
+    for gather in (runtime.regather, gather_and_keep):
+        for gradient in run_lockstep(axes, lambda mesh, gather=gather: work(mesh, gather)):
+            assert torch.allclose(gradient, whole.grad, rtol=1e-11, atol=1e-11)
+
+
+class Allocated(TorchDispatchMode):
+    """Every storage that an operator makes; `bytes()` are those still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor):
+                storage = made.untyped_storage()
+                self.storages[id(storage)] = weakref.ref(storage)
+        return result
+
+    def bytes(self) -> int:
+        alive = {id(s): s for s in (reference() for reference in self.storages.values()) if s is not None}
+        return sum(storage.nbytes() for storage in alive.values())
+
+
+def test_bytes_alive_after_forward() -> None:
+    """What autograd keeps is the activations and, with `regather`, nothing of the size of the weight."""
+    rows, columns = 64, 128
+
+    def work(mesh: ParallelMesh, gather: Callable[..., Tensor]) -> int:
+        parameter = runtime.shard_parameter("w", (rows, columns), "S0", mesh, dtype=FLOAT64)
+        runtime.assign(parameter, random(rows, columns))
+        x = random(2, columns)
+        with Allocated() as allocated, runtime.regathering():
+            loss = forward(mesh, parameter, x, gather)
+            alive = allocated.bytes()
+        loss.backward()
+        return alive
+
+    kept = run_lockstep({"a": 4}, lambda mesh: work(mesh, gather_and_keep))
+    again = run_lockstep({"a": 4}, lambda mesh: work(mesh, runtime.regather))
+    weight_bytes, shard_bytes, activations_bytes = rows * columns * 8, rows * columns * 2, (rows + columns) * 2 * 8
+    assert again == [shard_bytes + activations_bytes + 8] * 4
+    assert kept == [weight_bytes + shard_bytes + activations_bytes + 8] * 4
