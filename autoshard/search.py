@@ -19,6 +19,7 @@ from autoshard.mesh import Mesh
 from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
 from autoshard.problem import Solution, objective
 from autoshard.rules.strategy import Strategy
+from autoshard.solvers import sampler
 from autoshard.units import format_bytes
 
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
@@ -108,7 +109,7 @@ def _megatron(op: Op, strategy: Strategy) -> bool:
 def random_plan(graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None) -> Plan:
     """A seeded random valid plan: any strategy of any op, every redistribution possible. Memory is not limited."""
     formulation = formulate(graph, mesh, hardware, float("inf"))
-    choice = solvers.random_choice(formulation.problem, seed)
+    choice = sampler.random_choice(formulation.problem, seed)
     return _chosen(formulation, choice, origin, f"random:{seed}")
 
 
@@ -118,7 +119,7 @@ def covering_plans(
     """A few valid plans that together use every strategy that every *different* op of the graph offers."""
     formulation = formulate(graph, mesh, hardware, float("inf"))
     wanted = _different_ops(formulation)
-    choices = solvers.cover(formulation.problem, seed, wanted)
+    choices = sampler.cover(formulation.problem, seed, wanted)
     return [_chosen(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]
 
 
