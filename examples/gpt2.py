@@ -37,6 +37,7 @@ def build(
         bos_token_id=0,
         eos_token_id=0,
     )
-    config.loss_type = "ForCausalLM"
+    model = GPT2(config)
+    model.loss_type = "ForCausalLM"
     input_ids = torch.randint(0, vocabulary, (batch, sequence))
-    return GPT2(config), (input_ids, input_ids)
+    return model, (input_ids, input_ids)

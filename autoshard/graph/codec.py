@@ -25,15 +25,15 @@ def encode(value: Any) -> Any:
 
 def decode(kind: Any, value: Any, where: str) -> Any:
     """`value` (from JSON) as the type `kind`; ValueError names the place and what was expected there."""
-    if kind == Attribute:
-        return _attribute(value, where)
     if dataclasses.is_dataclass(kind):
         return _record(kind, value, where)
     if typing.get_origin(kind) is tuple:
         return _tuple(typing.get_args(kind), value, where)
     if kind is float:
         return _float(value, where)
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    if bool in options and float in options:
+        return _attribute(value, where)
     if float in options and not isinstance(value, str):
         return _float(value, where)
     if type(value) not in options:

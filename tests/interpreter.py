@@ -1,0 +1,101 @@
+"""A few lines that run a Graph with torch's own operators: the oracle of what a captured graph means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autoshard.graph.model import Graph, Op
+
+
+def run(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every value of the graph by name, from those of its inputs, parameters and buffers."""
+    made = dict(values)
+    for op in graph.ops:
+        results = call(op, [None if name is None else made[name] for name in op.operands])
+        assert len(results) == len(op.results), op
+        for name, value in zip(op.results, results, strict=True):
+            assert tuple(value.shape) == graph.tensor(name).shape, (op, value.shape)
+            made[name] = value
+    return made
+
+
+def call(op: Op, operands: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    """The results of one op."""
+    special = _SPECIAL.get(op.target)
+    result = special(op, *operands) if special else _schema_call(op, operands)
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _linear_in_out(op: Op, left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return left @ right if bias is None else left @ right + bias
+
+
+def _to(op: Op, value: torch.Tensor) -> torch.Tensor:
+    return value.to(_dtype(op.attribute("dtype")))
+
+
+def _constant(op: Op) -> torch.Tensor:
+    return torch.tensor(op.attribute("values"), dtype=_dtype(op.attribute("dtype"))).reshape(op.attribute("shape"))
+
+
+def _batch_norm(op: Op, x: Any, weight: Any, bias: Any, mean: Any, variance: Any) -> tuple[torch.Tensor, ...]:
+    given = dict(op.attributes)
+    updated = [mean.clone(), variance.clone()]
+    y = torch.nn.functional.batch_norm(x, *updated, weight, bias, given["training"], given["momentum"], given["eps"])
+    return (y, *updated) if len(op.results) == 3 else (y,)
+
+
+_SPECIAL = {
+    "autoshard.linear_in_out": _linear_in_out, "aten.to": _to, "autoshard.constant": _constant, "aten.batch_norm": _batch_norm,
+}  # fmt: skip
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _schema_call(op: Op, operands: list[torch.Tensor | None]) -> Any:
+    """The overload whose arguments are just the op's operands and attributes."""
+    packet = getattr(torch.ops.aten, op.target.removeprefix("aten."))
+    for overload in packet.overloads():
+        arguments = _bind(getattr(packet, overload)._schema, op, operands)
+        if arguments is not None:
+            return getattr(packet, overload)(*arguments[0], **arguments[1])
+    raise AssertionError(f"no overload of {op.target} takes {op}")
+
+
+def _bind(schema: Any, op: Op, operands: list[torch.Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
+    left, given = list(operands), dict(op.attributes)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for argument in schema.arguments:
+        kind = str(argument.type)
+        if argument.name in given:
+            value = given.pop(argument.name)
+            value = list(value) if isinstance(value, tuple) else value
+            if "Tensor" in kind or (isinstance(value, list) != ("List" in kind) and value is not None):
+                if not (op.target in ("aten.mul", "aten.add", "aten.sub", "aten.div") and kind == "Tensor"):
+                    return None
+            if argument.name == "dtype":
+                value = None if value is None else _dtype(value)
+        elif "List" in kind and "Tensor" in kind:
+            value, left = left, []
+        elif "Tensor" in kind:
+            if not left:
+                return None
+            value = left.pop(0)
+        elif argument.has_default_value() and argument.name in ("device", "layout", "pin_memory", "memory_format", "generator"):
+            continue
+        elif argument.name in ("cudnn_enable", "implicit", "out"):
+            continue
+        else:
+            return None
+        if argument.kwarg_only:
+            named[argument.name] = value
+        else:
+            positional.append(value)
+    return None if left or given else (positional, named)
