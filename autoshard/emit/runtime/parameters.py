@@ -26,6 +26,7 @@ class Sharding:
     layout: str
     mesh: ParallelMesh
     ties: tuple[str, ...] = ()
+    init: tuple[str | float, ...] = ()
 
     def axes(self) -> tuple[str, ...]:
         """The axes that shard it."""
@@ -43,8 +44,12 @@ class Sharding:
 def shard_buffer(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *,
     split_shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32, ties: Sequence[str] = (),
+    init: Sequence[str | float] = (),
 ) -> Tensor:  # fmt: skip
-    """An uninitialised tensor that lies as `layout` says on `split_shape` (default: `shape`)."""
+    """An uninitialised tensor that lies as `layout` says on `split_shape` (default: `shape`).
+
+    `init` is what `init_parameters` will do to it.
+    """
     split = torch.Size(shape if split_shape is None else split_shape)
     lengths = [len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(split)]
     result = torch.empty(lengths, dtype=dtype, device=mesh.device)
@@ -53,16 +58,16 @@ def shard_buffer(
         placements = [Shard(dims[axis]) if axis in dims else Replicate() for axis in mesh.axes]
         stride = torch.empty(split, device="meta").stride()
         result = DTensor.from_local(result, mesh.device_mesh, placements, run_check=False, shape=split, stride=stride)
-    cast(Any, result).sharding = Sharding(name, tuple(shape), tuple(split), layout, mesh, tuple(ties))
+    cast(Any, result).sharding = Sharding(name, tuple(shape), tuple(split), layout, mesh, tuple(ties), tuple(init))
     return result
 
 
 def shard_parameter(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *, split_shape: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), trainable: bool = True,
+    dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), init: Sequence[str | float] = (), trainable: bool = True,
 ) -> nn.Parameter:  # fmt: skip
     """The same as a parameter. `name` and `ties` are its names in the original state dict."""
-    held = shard_buffer(name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties)
+    held = shard_buffer(name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init)
     parameter = nn.Parameter(held, requires_grad=trainable)
     cast(Any, parameter).sharding = sharding(held)
     return parameter
@@ -113,3 +118,14 @@ def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0)
     options = {} if recipe[0] == "constant" else {"generator": generator}
     _INITIALISERS[str(recipe[0])](full, *recipe[1:], **options)
     assign(tensor, full)
+
+
+def init_parameters(model: nn.Module, seed: int = 0) -> list[str]:
+    """Initialises a whole model. Returns the names that had no recipe and got a guess: small numbers, or zero."""
+    guessed = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        own = sharding(tensor)
+        guess = ("normal", 0.0, 0.02) if len(own.shape) > 1 else ("constant", 0.0)
+        init_parameter(tensor, own.init or guess, seed)
+        guessed += [] if own.init else [own.name]
+    return guessed
