@@ -1,0 +1,113 @@
+"""A model at one size with its reference run; many plans and packages are checked against one case."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from autoshard.errors import UsageError
+from autoshard.graph.load import load_model
+from autoshard.graph.model import Graph
+from autoshard.program.model import Program
+from autoshard.verify.compare import RankResult, compare_ranks
+from autoshard.verify.exchange import load_result, save_job
+from autoshard.verify.lockstep import LockstepError, run_lockstep
+from autoshard.verify.measure import summarise
+from autoshard.verify.optimizers import make_optimizer
+from autoshard.verify.package import load_package
+from autoshard.verify.processes import RankFailed, run_processes
+from autoshard.verify.proof import Proof
+from autoshard.verify.randomise import randomise_inputs, randomise_state
+from autoshard.verify.ranks import Job, job_of, run_rank
+from autoshard.verify.reference import Reference, run_reference
+
+Backend = Literal["gloo", "lockstep"]
+STEPS = 3
+TIMEOUT_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """`graph` is the model's, captured with the arguments that the reference was built with."""
+
+    graph: Graph
+    reference: Reference
+
+
+def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS) -> Case:
+    """Builds the original model for real, randomises it and trains it in float64."""
+    if spec.endswith(".json"):
+        raise UsageError(
+            f"the original model is needed to verify, but the plan was made from the saved graph {spec}",
+            "plan from the model itself: autoshard plan file.py:callable …",
+        )
+    module, examples = load_model(spec, arguments, device="cpu")
+    randomise_state(module, seed, {name for b in graph.buffers for name in (b.path, *b.ties)})
+    batches = [randomise_inputs(graph, examples, seed + number) for number in range(steps)]
+    return Case(graph, run_reference(module, graph, batches, lambda p: make_optimizer(graph.optimizer, p), seed))
+
+
+def check_folder(
+    case: Case, program: Program, folder: Path, backend: Backend = "gloo", timeout_seconds: float = TIMEOUT_SECONDS
+) -> Proof:
+    """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares."""
+    start = time.monotonic()
+    steps = case.reference.steps
+    proof = Proof(str(program.mesh), backend, program.mesh.size, len(steps), case.reference.clipped_steps, (), 0.0)
+    try:
+        results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
+    except (RankFailed, LockstepError) as error:
+        return replace(proof, crash=str(error), seconds=time.monotonic() - start)
+    kinds = summarise(compare_ranks(program, case.reference, results))
+    return replace(proof, kinds=kinds, seconds=time.monotonic() - start)
+
+
+def check_files(
+    case: Case,
+    program: Program,
+    files: Mapping[str, str],
+    backend: Backend = "lockstep",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Proof:
+    """The same for the text of a package (file name -> text)."""
+    with written(files) as folder:
+        return check_folder(case, program, folder, backend, timeout_seconds)
+
+
+@contextmanager
+def written(files: Mapping[str, str]) -> Iterator[Path]:
+    """The files in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="autoshard-verify-"))
+    try:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
+    try:
+        package = load_package(folder)
+    except Exception as error:
+        raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
+    return run_lockstep(dict(program.mesh.axes), lambda mesh: run_rank(package, mesh, job), timeout_seconds)
+
+
+def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
+    with tempfile.TemporaryDirectory(prefix="autoshard-verify-") as scratch:
+        job_file = Path(scratch, "job.pt")
+        save_job(job, job_file)
+        arguments = [str(folder.resolve()), str(job_file), scratch]
+        run_processes("autoshard.verify.worker", arguments, program.mesh.size, timeout_seconds)
+        return [load_result(Path(scratch, f"rank{rank}.pt")) for rank in range(program.mesh.size)]
+
+
+_RUNNERS = {"lockstep": _in_lockstep, "gloo": _on_gloo}

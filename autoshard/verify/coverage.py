@@ -1,0 +1,149 @@
+"""Which kinds of strategy and of redistribution were executed, of those that a model offers on a mesh.
+
+A kind is written `aten.linear: n/` (the factor n in blocks; `*` where cut in units), with the variant and `uneven`
+where they apply; a redistribution `S -> R+`, with `blocked` and `uneven`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autoshard import redistribute
+from autoshard.formulate import Formulation
+from autoshard.graph.model import Graph, Op
+from autoshard.layout import Layout, Placement, Shard, local_sizes
+from autoshard.mesh import Mesh
+from autoshard.plan import Plan
+from autoshard.program.lower import chosen_strategies
+from autoshard.program.model import Collective, Program
+from autoshard.rules.strategy import Choice, Strategy
+
+BUCKET = "gradient bucket"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Kinds by name. What was executed but not offered does not count."""
+
+    offered: frozenset[str]
+    executed: frozenset[str]
+
+    @property
+    def missing(self) -> list[str]:
+        return sorted(self.offered - self.executed)
+
+    def __or__(self, other: Coverage) -> Coverage:
+        return Coverage(self.offered | other.offered, self.executed | other.executed)
+
+    def __str__(self) -> str:
+        missing = f"; missing: {', '.join(self.missing)}" if self.missing else ""
+        return f"{len(self.offered & self.executed)} of {len(self.offered)} kinds executed{missing}"
+
+
+def strategy_coverage(formulation: Formulation, plans: Iterable[Plan]) -> Coverage:
+    """Of the strategies of every op, on the formulation's graph and mesh. The plans are those that ran."""
+    graph, mesh = formulation.graph, formulation.mesh
+    offered: set[str] = set()
+    for site in formulation.sites:
+        if site.kind == "op":
+            for strategy in site.strategies:
+                offered |= set(strategy_kinds(graph, graph.by_op[site.name], strategy, mesh))
+    executed = {kind for plan in plans for kind in plan_kinds(plan, graph)}
+    return Coverage(frozenset(offered), frozenset(executed))
+
+
+def plan_kinds(plan: Plan, graph: Graph) -> set[str]:
+    """The kinds of strategy that a plan of this graph uses."""
+    chosen = chosen_strategies(plan, graph)
+    return {
+        kind
+        for name, strategy in chosen.items()
+        for kind in strategy_kinds(graph, graph.by_op[name], strategy, plan.mesh)
+    }
+
+
+def strategy_kinds(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> Iterator[str]:
+    """One kind for each axis that has more than one device."""
+    variant = f" by {strategy.variant}" if strategy.variant else ""
+    for axis, choice in enumerate(strategy.choices):
+        if mesh.sizes[axis] > 1:
+            uneven = " uneven" if _is_uneven(graph, op, strategy, axis, mesh) else ""
+            yield f"{op.target}{variant}: {_plain(choice)}{uneven}"
+
+
+def _plain(choice: Choice) -> str:
+    if choice.kind != "factor":
+        return str(choice)
+    return choice.factor + ("/" if choice.blocks > 1 else "") + ("*" if choice.unit > 1 else "")
+
+
+def _is_uneven(graph: Graph, op: Op, strategy: Strategy, axis: int, mesh: Mesh) -> bool:
+    pairs = [*zip(op.operands, strategy.operands, strict=True), *zip(op.results, strategy.results, strict=True)]
+    return any(
+        name is not None and layout is not None and _cut_unevenly(graph.tensor(name).shape, layout, axis, mesh)
+        for name, layout in pairs
+    )
+
+
+def _cut_unevenly(shape: tuple[int, ...], layout: Layout, axis: int, mesh: Mesh) -> bool:
+    placement = layout.placements[axis]
+    return isinstance(placement, Shard) and not local_sizes(shape, layout, mesh)[placement.dim].is_even(mesh)
+
+
+# --- redistributions ------------------------------------------------------------------------------------------------
+
+
+def redistribution_coverage(formulation: Formulation, programs: Iterable[Program]) -> Coverage:
+    """Of the steps on the cheapest ways between all the layouts that producers leave and consumers need."""
+    executed = {kind for program in programs for kind in program_kinds(program)}
+    return Coverage(frozenset(_offered_steps(formulation)), frozenset(executed))
+
+
+def program_kinds(program: Program) -> set[str]:
+    """The kinds of redistribution that a program executes."""
+    kinds = {BUCKET} if program.gradient_buckets else set()
+    for instruction in program.instructions:
+        if isinstance(instruction, Collective):
+            value = program.value(instruction.operand)
+            axis = program.mesh.index(instruction.axis)
+            kinds.add(step_kind(value.shape, value.layout, axis, instruction.after, program.mesh))
+    return kinds
+
+
+def step_kind(shape: tuple[int, ...], layout: Layout, axis: int, after: Placement, mesh: Mesh) -> str:
+    before = layout.placements[axis]
+    shards = [p for p in (before, after) if isinstance(p, Shard)]
+    blocked = " blocked" if any((shard.blocks, shard.unit) != (1, 1) for shard in shards) else ""
+    layouts = (layout, layout.replace(axis, after))
+    uneven = " uneven" if any(_cut_unevenly(shape, x, axis, mesh) for x in layouts) else ""
+    return f"{redistribute.kind(before)} -> {redistribute.kind(after)}{blocked}{uneven}"
+
+
+def _offered_steps(formulation: Formulation) -> set[str]:
+    from autoshard import costs
+
+    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    kinds = {BUCKET} if graph.loss is not None and mesh.size > 1 else set()
+    seen = set()
+    for site in formulation.values:
+        tensor = graph.tensor(site.tensor)
+        differentiable = tensor.requires_grad and graph.loss is not None
+        key = (tensor.shape, tensor.dtype, differentiable, site.sources, site.targets)
+        if site.tied or key in seen:
+            continue
+        seen.add(key)
+        steps = redistribute.steps_between(
+            site.sources, site.targets, tensor.shape, tensor.dtype, mesh, differentiable,
+            lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
+        )  # fmt: skip
+        kinds |= {step_kind(tensor.shape, layout, step.axis, step.after, mesh) for layout, step in steps}
+    return kinds
+
+
+# --- what a reduced model does not execute --------------------------------------------------------------------------
+
+
+def only_at_full_size(full_plan: Plan, full: Graph, small_plan: Plan, small: Graph) -> list[str]:
+    """The kinds of strategy that a plan uses at full size and its counterpart at reduced sizes does not."""
+    return sorted(plan_kinds(full_plan, full) - plan_kinds(small_plan, small))

@@ -1,0 +1,111 @@
+"""`autoshard verify DIR`: the files in DIR, at full size where that is quick, else the same plan at reduced sizes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autoshard import pipeline
+from autoshard.emit import emit
+from autoshard.errors import CheckError, UsageError
+from autoshard.graph.capture import capture
+from autoshard.graph.load import find_callable, verify_arguments
+from autoshard.graph.model import Graph
+from autoshard.hardware import Hardware, load_hardware
+from autoshard.plan import Plan
+from autoshard.program.lower import lower
+from autoshard.reapply import reapply
+from autoshard.verify.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
+from autoshard.verify.coverage import only_at_full_size
+from autoshard.verify.proof import Proof
+from autoshard.verify.sizes import changed, heads_per_device, is_quick, lost_evenness, reduced_arguments
+
+THIS_MACHINE = "cpu-local"  # the profile that predicts how long full size takes here
+
+
+@dataclass(frozen=True)
+class _Package:
+    folder: Path
+    plan: Plan
+    graph: Graph
+    hardware: Hardware
+    arguments: dict[str, Any]  # of the model's callable, defaults filled in
+
+
+def verify_package(
+    directory: Path | str,
+    *,
+    backend: Backend = "gloo",
+    full: bool = False,
+    arguments: Mapping[str, Any] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Proof:
+    """Runs the package in `directory` against the original model.
+
+    `arguments` reduce the model (`{"n_layer": 2}`), on top of its VERIFY; `full` runs the files at full size whatever
+    it takes. Raises UsageError where the reduced model is not split as the planned one is, CheckError where a file that
+    would have to be emitted anew was edited. A failed comparison is a Proof that has not passed.
+    """
+    plan, graph, hardware = pipeline.read_package(Path(directory))
+    package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
+    given = dict(arguments or {})
+    if full and given:
+        raise UsageError(f"full size and {', '.join(given)} at once", "leave one of --full and --verify-with out")
+    if full or (not given and is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE))):
+        return _at_full_size(package, backend, timeout_seconds)
+    small = reduced_arguments(package.arguments, verify_arguments(plan.model), given)
+    if not changed(package.arguments, small):
+        raise UsageError(
+            f"{plan.model} is too large to verify here at full size, and names no smaller sizes",
+            "--verify-with n_layer=2 (arguments of the callable), a dict VERIFY beside it, or --full",
+        )
+    _check_unedited(package)
+    return _at_reduced_sizes(package, small, backend, timeout_seconds)
+
+
+def planned_arguments(plan: Plan) -> dict[str, Any]:
+    """The arguments that the plan's model was built with, defaults filled in."""
+    if plan.model.endswith((".json", ".pt2")):
+        return dict(plan.model_arguments)
+    signature = inspect.signature(find_callable(plan.model)).parameters.values()
+    return {p.name: p.default for p in signature if p.default is not p.empty} | dict(plan.model_arguments)
+
+
+def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float) -> Proof:
+    case = make_case(package.plan.model, package.arguments, package.graph)
+    return check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
+
+
+def _at_reduced_sizes(
+    package: _Package, small_arguments: dict[str, Any], backend: Backend, timeout_seconds: float
+) -> Proof:
+    plan, graph = package.plan, package.graph
+    small_graph = capture(plan.model, small_arguments, graph.precision, graph.optimizer, graph.training)
+    small_plan = reapply(plan, graph, small_graph, package.hardware)
+    program, small_program = lower(plan, graph), lower(small_plan, small_graph)
+    lost = list(lost_evenness(program, graph, small_program, small_graph))
+    if lost:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise UsageError(f"the reduced model would not be split as the planned one is: {lost[0]}{more}", "other sizes")
+    case = make_case(plan.model, small_arguments, small_graph)
+    files = emit(small_program, small_plan, small_graph)
+    proof = check_files(case, small_program, files, backend, timeout_seconds)
+    unverified = [
+        f"{kind}, which only layers that were left out use"
+        for kind in only_at_full_size(plan, graph, small_plan, small_graph)
+    ]
+    if heads_per_device(program) != heads_per_device(small_program):
+        unverified.append("the planned number of attention heads of a device")
+    return replace(proof, reduced=changed(package.arguments, small_arguments), unverified=tuple(unverified))
+
+
+def _check_unedited(package: _Package) -> None:
+    """The files must be what the plan says, since it is the plan that is verified at reduced sizes."""
+    for name, text in emit(lower(package.plan, package.graph), package.plan, package.graph).items():
+        path = package.folder / name
+        if name.endswith(".py") and (not path.is_file() or path.read_text(encoding="utf-8") != text):
+            what = "was edited, so it is not what its plan.json says" if path.is_file() else "is missing"
+            raise CheckError(f"{path} {what}", "--full, which runs the files themselves at full size")
