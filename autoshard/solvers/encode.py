@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.problem import Floats, Integers, Value
 from autoshard.solvers.additive import Additive, charge, hull, scaled, span_of, unary
 from autoshard.solvers.tables import Contents, Store, Term
 
+Flags = NDArray[np.bool_]
 _MOST_SETS = 1 << 14
 
 
@@ -74,6 +76,7 @@ class _Encoder:
         self.domains = [len(some) for some in kept]
         self.relaxed: list[int] = []
         self.known: dict[tuple[object, ...], int] = {}
+        self.sets: dict[tuple[object, ...], list[int]] = {}
         self.merged: dict[int, tuple[int, list[Integers]]] = {}
 
     def encoded(self) -> Encoded:
@@ -121,18 +124,25 @@ class _Encoder:
 
     def add_set(self, v: int, ends: _Ends) -> None:
         value, variable = ends.value, len(self.domains)
-        everything = np.unique(np.concatenate(ends.columns))
-        members = self.members(everything, len(ends.columns))
-        self.domains.append(len(members))
-        identity = np.arange(len(members))
-        made = scaled(self.sum, value.seconds)[np.ix_(ends.rows, everything)]
-        with np.errstate(invalid="ignore"):
-            pay = np.where(members[None], made[:, None, :], 0.0).sum(axis=2)
-        self.add_term((value.producer, variable), (ends.maps[0], identity), self.store.base(pay))
-        for i, c in enumerate(value.consumers):
-            missing = np.where(members[:, np.searchsorted(everything, ends.columns[i])], 0.0, np.inf)
-            self.add_term((variable, c), (identity, ends.maps[i + 1]), self.store.base(missing))
+        key = self.key(ends, ())
+        if key not in self.sets:
+            self.sets[key] = self.set_tables(ends)
+        count, pay, *missing = self.sets[key]
+        self.domains.append(count)
+        identity = np.arange(count)
+        self.add_term((value.producer, variable), (ends.maps[0], identity), pay)
+        for c, classes, table in zip(value.consumers, ends.maps[1:], missing, strict=True):
+            self.add_term((variable, c), (identity, classes), table)
         self.add_split_bytes(v, ends)
+
+    def set_tables(self, ends: _Ends) -> list[int]:
+        """The number of sets, the table of what making each costs, and of each consumer where its layout is missing."""
+        everything = np.unique(np.concatenate(ends.columns))
+        members = _members(len(everything), len(ends.columns))
+        made = scaled(self.sum, ends.value.seconds)[np.ix_(ends.rows, everything)]
+        pay = np.stack([np.where(members, row, 0.0).sum(axis=1) for row in made])
+        lacks = [~members[:, np.searchsorted(everything, column)] for column in ends.columns]
+        return [len(members), self.store.base(pay), *(self.store.base(np.where(lack, np.inf, 0.0)) for lack in lacks)]
 
     def add_split_bytes(self, v: int, ends: _Ends) -> None:
         """Each keeper pays an equal part of its bytes: exact for one keeper, a bound for more."""
@@ -196,14 +206,14 @@ class _Encoder:
         targets = len(np.unique(np.concatenate(ends.columns)))
         return sum(math.comb(targets, size) for size in range(1, len(ends.columns) + 1))
 
-    def members(self, everything: Integers, consumers: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-        """Every set that could be needed, as flags: shape (sets, targets)."""
-        count = len(everything)
-        picks = [pick for size in range(1, consumers + 1) for pick in combinations(range(count), size)]
-        flags = np.zeros((len(picks), count), bool)
-        for row, pick in enumerate(picks):
-            flags[row, list(pick)] = True
-        return flags
+
+def _members(count: int, most: int) -> Flags:
+    """Every set of 1 to `most` of `count` targets, as flags: shape (sets, targets)."""
+    picks = [pick for size in range(1, most + 1) for pick in combinations(range(count), size)]
+    flags = np.zeros((len(picks), count), bool)
+    for row, pick in enumerate(picks):
+        flags[row, list(pick)] = True
+    return flags
 
 
 def _distinct_rows(cost: Floats) -> tuple[Integers, Integers]:

@@ -74,7 +74,7 @@ def _best_plan(sum_: Additive, kept: Sequence[Integers], contents: Contents, bud
 
 def _candidates(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Iterator[_Candidate]:
     several = any(len(value.consumers) > 2 for value in sum_.problem.values)
-    for prefer_sets in (True, False) if several else (False,):
+    for prefer_sets in (False, True) if several else (False,):
         store = Store()
         encoded = encode(store, sum_, kept, contents, budget, prefer_sets)
         keys: tuple[order.Key, ...] = ("size", "fill")

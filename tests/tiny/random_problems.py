@@ -23,13 +23,13 @@ def random_problem(seed: int, *, most_nodes: int = 6, most_strategies: int = 4, 
 
 
 def limited(problem: Problem, seed: int) -> Problem:
-    """With a capacity between the smallest and the largest peak of a few random choices."""
+    """With a capacity from somewhat below the smallest peak of a few random choices up to the largest."""
     rng = np.random.default_rng(seed)
     picks = [[int(rng.integers(len(node.seconds))) for node in problem.nodes] for _ in range(12)]
     peaks = sorted(float(memory(problem, pick).max()) for pick in picks if np.isfinite(objective(problem, pick)))
     if not peaks:
         return problem
-    return replace(problem, capacity_bytes=float(np.floor(peaks[0] + rng.random() ** 2 * (peaks[-1] - peaks[0]))))
+    return replace(problem, capacity_bytes=float(np.floor(0.8 * peaks[0] + rng.random() ** 2 * (peaks[-1] - 0.8 * peaks[0]))))
 
 
 def _some(rng: np.random.Generator) -> range:
