@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard import plan_io, words
 from autoshard.graph.model import Graph
+from autoshard.layout import parse_placement
 from autoshard.plan import Plan, RedistributionPlan
+from autoshard.simulate.transfers import LOCAL, actions
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.hardware import Hardware
     from autoshard.simulate import Timeline
 
-SHOWN_SHARE = 0.02  # an op without parameters and redistributions is shown from this share of the compute time
+SHOWN_SHARE = 0.02  # an op without parameters and redistributions is shown from this share of its block
 
 
 def summary(plan: Plan, graph: Graph) -> str:
@@ -29,15 +31,15 @@ def summary(plan: Plan, graph: Graph) -> str:
 
 def _block_table(plan: Plan, graph: Graph) -> list[str]:
     rows: list[Sequence[str]] = [("module", "operator", "strategy", "redistributed before it")]
-    total = sum(op.forward_seconds + op.backward_seconds for op in plan.ops) or math.inf
     parameters = {parameter.tensor for parameter in graph.parameters}
     for block in words.blocks(plan, graph):
-        shown = [row for row in block.rows if _is_shown(row, parameters, total / len(block.names))]
+        total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
+        shown = [row for row in block.rows if _is_shown(row, parameters, total)]
         if not shown:
             continue
         rows.append((block.title, "", "", ""))
         for row in shown:
-            moves = [move_words(move, plan, graph) for move in row.moves] or [""]
+            moves = [move_words(move, graph) for move in row.moves if communicates(move)] or [""]
             rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words, moves[0]))
             rows += [("", "", "", move) for move in moves[1:]]
     return table(rows)
@@ -46,12 +48,21 @@ def _block_table(plan: Plan, graph: Graph) -> list[str]:
 def _is_shown(row: words.Row, parameters: set[str], block_total: float) -> bool:
     uses_parameter = any(operand in parameters for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
-    return uses_parameter or costly or bool(row.moves)
+    return uses_parameter or costly or any(map(communicates, row.moves))
 
 
-def move_words(move: RedistributionPlan, plan: Plan, graph: Graph) -> str:
-    """`x S1 -> R over tp, 24 MiB, 1.2 ms`: bytes are those of the whole tensor; seconds forward and backward."""
-    steps = ", ".join(f"{before} -> {after} over {axis}" for axis, before, after in move.steps)
+def communicates(move: RedistributionPlan) -> bool:
+    """False where every step is local in both directions: a slice, a mask, nothing."""
+    kinds = [actions(parse_placement(before), parse_placement(after)) for _, before, after in move.steps]
+    return any(action not in (*LOCAL, "") for pair in kinds for action in pair)
+
+
+def move_words(move: RedistributionPlan, graph: Graph) -> str:
+    """`x S1 -> R over tp: 24 MiB, 1.2 ms`: bytes are those of the whole tensor; seconds forward and backward."""
+    axes: dict[tuple[str, str], list[str]] = {}
+    for axis, before, after in move.steps:
+        axes.setdefault((before, after), []).append(axis)
+    steps = ", ".join(f"{before} -> {after} over {' and '.join(names)}" for (before, after), names in axes.items())
     seconds = move.forward_seconds + move.backward_seconds
     return f"{move.tensor} {steps}: {format_bytes(graph.tensor(move.tensor).bytes)}, {format_seconds(seconds, 3)}"
 

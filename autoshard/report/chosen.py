@@ -37,7 +37,7 @@ def _row(row: words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
         row.op.target,
         row.words + variant,
         row.result,
-        "\n".join(move_words(move, plan, graph) for move in row.moves),
+        "\n".join(move_words(move, graph) for move in row.moves),
         format_seconds(row.plan.forward_seconds, 3),
         format_seconds(row.plan.backward_seconds, 3),
         row.plan.decided_by,
