@@ -1,0 +1,47 @@
+"""The wheel: one name in site-packages, every data file of the clone inside the package, and it works from there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ("costmodels", "hardware_profiles", "reports")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+def tree(folder: str) -> set[str]:
+    files = {path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    return {path.relative_to(ROOT).as_posix() for path in files if not path.name.startswith(".")}
+
+
+def test_the_wheel_holds_the_tree(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    data = {f"autoshard/_data/{name}" for folder in DATA for name in tree(folder)}
+    assert names == tree("autoshard") | data
+    assert {name.split("/")[2] for name in data} == set(DATA)
+
+
+def test_it_works_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    program = (
+        "import sys; sys.path.insert(0, 'site')\n"
+        "import autoshard; assert 'site' in autoshard.__file__, autoshard.__file__\n"
+        "from autoshard.cli import main; sys.exit(main(['profiles']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "cpu-local" in done.stdout
