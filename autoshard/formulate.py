@@ -287,19 +287,12 @@ class Pricer:
         key = (op.target, op.attributes, _signature(self.graph, op), op.saved, tuple(map(id, site.strategies)))
         if key not in self._ops:
             seconds = [sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, s)) for s in site.strategies]
-            sizes = [self._kept_bytes(op, s) for s in site.strategies]
+            kept = self.graph.loss is not None
+            sizes = [costs.kept_bytes(self.graph, op, s, self.mesh) if kept else 0.0 for s in site.strategies]
             self._ops[key] = (np.array(seconds), np.array(sizes))
         seconds_array, bytes_array = self._ops[key]
         time = self.time[op.name]
         return Node(op.name, seconds_array, bytes_array, (time, self.backward_time(time) + 1))
-
-    def _kept_bytes(self, op: Op, strategy: Strategy) -> float:
-        """What autograd keeps of the op beyond its operands: extra bytes, in proportion to the first result."""
-        if not (self.graph.loss and op.saved.extra_bytes):
-            return 0.0
-        result = self.graph.tensor(op.results[0])
-        share = costs.activation_bytes(result, strategy.results[0], self.mesh) / max(result.bytes, 1)
-        return op.saved.extra_bytes * share
 
     def _parameter_node(self, parameter: Parameter, layouts: tuple[Layout, ...]) -> Node:
         tensor = self.graph.tensor(parameter.tensor)
@@ -329,11 +322,14 @@ class Pricer:
 
     def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
         differentiable = tensor.requires_grad and self.graph.loss is not None
-        key = (tensor.shape, tensor.dtype, differentiable, sources, targets)
+        stored = tensor.name in self.parameters
+        key = (tensor.shape, tensor.dtype, differentiable, stored, sources, targets)
         if key not in self._pairs:
-            self._pairs[key] = redistribute.pair_seconds(
+            forward, backward = redistribute.all_pairs(
                 sources, targets, tensor.shape, tensor.dtype, self.mesh, differentiable, self.collective_seconds
             )
+            # A parameter that is gathered for use is gathered again in backward: autograd keeps its shard.
+            self._pairs[key] = forward * (2.0 if stored and differentiable else 1.0) + backward
         return self._pairs[key]
 
     def _interval(self, demand: _Demand, consumer: Site) -> tuple[int, int]:

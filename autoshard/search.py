@@ -13,7 +13,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulate import Allowed, Formulation, Site, formulate
 from autoshard.graph.model import Graph, Op
 from autoshard.graph.serialize import graph_hash
-from autoshard.hardware import Hardware, hardware_text
+from autoshard.hardware import Hardware, check_mesh, check_precision, hardware_text
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
@@ -45,6 +45,8 @@ def search(
     decided_by: str = "search",
 ) -> Plan:
     """The fastest plan that fits. Raises InfeasibleError only where a lower bound on memory is above the limit."""
+    check_mesh(hardware, mesh)
+    check_precision(hardware, graph.precision)
     limit = memory_limit_bytes or hardware.usable_memory_bytes
     formulation = formulate(graph, mesh, hardware, limit, allowed)
     target = limit
