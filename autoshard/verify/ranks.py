@@ -65,7 +65,7 @@ def run_rank(package: Package, mesh: Any, job: Job) -> RankResult:
                     outputs, norm = model(*inputs), 0.0
             else:
                 optimizer.zero_grad()
-                outputs = package.train.compute_gradients(model, inputs)
+                outputs = package.train.compute_gradients(model, mesh, inputs)
                 gradients = gradients or _gradients(package.runtime, model)
                 norm = float(package.runtime.clip_gradients(mesh, model.parameters(), job.max_norm))
                 optimizer.step()

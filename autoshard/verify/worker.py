@@ -1,4 +1,4 @@
-"""One gloo process of a verification: `python -m autoshard.verify.worker PACKAGE JOB RESULTS`, started as by torchrun."""
+"""One gloo process: `python -m autoshard.verify.worker PACKAGE JOB RESULTS`, with the environment that torchrun sets."""
 
 from __future__ import annotations
 
