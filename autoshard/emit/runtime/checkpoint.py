@@ -79,7 +79,7 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
         wanted[f"model.{names[0]}"] = tensor.detach(), sharding(tensor)
         prefix = f"optimizer.{names[0]}."
         for key in sorted(key for key in saved if key.startswith(prefix)):
-            slot = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key])
+            slot = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key], optimizer)
             wanted[key] = slot, sharding(tensor)
     missing = [key for key in wanted if key not in saved]
     if missing:
@@ -97,8 +97,9 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     return int(training["step"])
 
 
-def _slot(parameter: Tensor, saved: Any) -> Tensor:
+def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Tensor:
     """An empty optimizer state: as the parameter is, or (a step count) one small tensor."""
     if math.prod(saved.size) == parameter.numel() and len(saved.size) > 0:
         return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
-    return torch.zeros(saved.size, dtype=saved.properties.dtype)
+    on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    return torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device if on_device else "cpu")

@@ -64,7 +64,8 @@ def shard_buffer(
 
 def shard_parameter(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *, split_shape: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), init: Sequence[str | float] = (), trainable: bool = True,
+    dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), init: Sequence[str | float] = (),
+    trainable: bool = True,
 ) -> nn.Parameter:  # fmt: skip
     """The same as a parameter. `name` and `ties` are its names in the original state dict."""
     held = shard_buffer(name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init)

@@ -71,7 +71,8 @@ def random_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Random, *, dropout_p: float, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False, index: int, shape: Sequence[int], layout: str,
 ) -> Tensor:  # fmt: skip
-    """Attention with dropout on the probabilities. `shape` and `layout` are those of q; k and v hold all positions."""
+    """Attention with dropout on the probabilities. `shape` and `layout` are those of the scores; k and v hold all
+    positions."""
     if not random.exact:
         with random.fork(index, layout):
             return F.scaled_dot_product_attention(
