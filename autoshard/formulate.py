@@ -149,8 +149,8 @@ def _input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tupl
 def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
     """Where a parameter may be kept between steps (its optimizer layout).
 
-    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one (blocks, unit)
-    a dim, so that it can be held unflattened, and no device with nothing.
+    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one
+    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing.
     """
     alphabet: dict[Placement, None] = {REPLICATE: None}
     for layout in wanted:

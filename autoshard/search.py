@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoshard import redistribute, rules, solvers
+from autoshard import redistribute, solvers
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulate import Allowed, Formulation, Site, formulate
 from autoshard.graph.model import Graph, Op

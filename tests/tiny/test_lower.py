@@ -1,0 +1,88 @@
+"""Lowering: unflattened storage, gradient buckets, and every invariant of `program.check` on many plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.errors import UsageError
+from autoshard.hardware import load_hardware
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.plan import Plan
+from autoshard.program.check import check
+from autoshard.program.lower import chosen_strategies, lower, split
+from autoshard.search import covering_plans, megatron_plan, random_plan, search
+from tests.graphs import mlp_graph
+
+GRAPH = mlp_graph(batch=6, hidden=10)
+HARDWARE = load_hardware("a100-80g-sxm")
+BATCH = ("a", "b", "i0")  # the names of the batch factor in the ops of this graph
+MESHES = ("dp=1", "dp=2", "dp=3", "dp=2,tp=2", "dp=2,sp=2,tp=2")
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "expected"),
+    [
+        ((2304, 768), "S0/3*64", ((3, 12, 64, 768), "S1")),
+        ((2304, 768), "S1 S0/3", ((3, 768, 768), "S2 S1")),
+        ((768,), "S0*64 S0*64", ((12, 64), "S0 S0")),
+        ((5, 7), "R S1", ((5, 7), "R S1")),
+        ((4, 6), "S1/2 S0", ((4, 2, 3), "S2 S0")),
+    ],
+)
+def test_blocked_shards_are_held_unflattened(shape, layout, expected):
+    sizes, split_layout = split(shape, Layout.parse(layout))
+    assert (sizes, str(split_layout)) == expected
+
+
+def checked(plan: Plan) -> None:
+    check(lower(plan, GRAPH), GRAPH, chosen_strategies(plan, GRAPH))
+
+
+@pytest.mark.parametrize("text", MESHES)
+def test_the_best_the_megatron_and_random_plans_lower_to_sound_programs(text):
+    mesh = Mesh.parse(text)
+    checked(search(GRAPH, mesh, HARDWARE))
+    checked(megatron_plan(GRAPH, mesh, HARDWARE))
+    for seed in range(10):
+        checked(random_plan(GRAPH, mesh, HARDWARE, seed))
+
+
+def test_every_strategy_lowers_to_a_sound_program():
+    plans = covering_plans(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, seed=0)
+    assert len({op.strategy for plan in plans for op in plan.ops}) > 20
+    for plan in plans:
+        checked(plan)
+
+
+def test_a_partial_gradient_is_reduced_once_in_a_bucket():
+    plan = _data_parallel()
+    program = lower(plan, GRAPH)
+    paths = {path for bucket in program.gradient_buckets for path in bucket.parameters}
+    assert paths == {parameter.path for parameter in program.parameters}
+    assert all(bucket.axes == ("dp",) for bucket in program.gradient_buckets)
+    assert not [i for i in program.instructions if not hasattr(i, "op")], "nothing moves in a data-parallel forward"
+
+
+def _data_parallel() -> Plan:
+    """The batch cut over dp, parameters stored whole: plain data parallelism."""
+    mesh = Mesh.parse("dp=2")
+    plan = search(GRAPH, mesh, HARDWARE, allowed=lambda op, strategy: strategy.choices[0].factor in BATCH)
+    assert {str(parameter.layout) for parameter in plan.parameters} == {"R"}
+    return plan
+
+
+def test_an_unknown_strategy_lists_those_offered():
+    plan = search(GRAPH, Mesh.parse("dp=2"), HARDWARE)
+    broken = replace(plan, ops=(replace(plan.ops[0], strategy="nonsense"), *plan.ops[1:]))
+    with pytest.raises(UsageError, match="linear_0"):
+        lower(broken, GRAPH)
+
+
+def test_a_corrupted_program_is_caught_by_check():
+    plan = _data_parallel()
+    program = lower(plan, GRAPH)
+    with pytest.raises(AssertionError):
+        check(replace(program, gradient_buckets=()), GRAPH, chosen_strategies(plan, GRAPH))
