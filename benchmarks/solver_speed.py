@@ -131,7 +131,7 @@ def _gap(solution: dp.Solution) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", action="store_true", help="also between the smallest and the free peak, at 0.5 and 0.2")
+    parser.add_argument("--memory", action="store_true", help="also with half and a fifth of the free memory")
     parser.add_argument("--kind", choices=sorted(BLOCKS), action="append")
     parser.add_argument("--most", type=int, default=216, help="skip problems with more strategies than this")
     arguments = parser.parse_args()

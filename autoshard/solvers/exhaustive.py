@@ -44,7 +44,7 @@ def solve(problem: Problem) -> Solution:
 
 def _infeasible(problem: Problem, least: float) -> InfeasibleError:
     if math.isinf(least):
-        return InfeasibleError("every combination of strategies is forbidden")
+        return InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
     over = least - problem.capacity_bytes
     return InfeasibleError(f"no plan fits: the smallest peak is {over:.0f} bytes above {problem.capacity_bytes:.0f}")
 

@@ -52,19 +52,24 @@ def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sw
         for n, node in enumerate(problem.nodes):
             if len(node.seconds) < 2:
                 continue
-            scores = aim.weight * options(problem, linked, current, n)
+            seconds = options(problem, linked, current, n)
+            scores = np.where(np.isinf(seconds), np.inf, aim.weight * np.where(np.isinf(seconds), 0.0, seconds))
             if bounded:
                 prints = footprints(problem, linked, current, n)
                 peaks = (alive - prints[current[n]] + prints).max(axis=1, initial=0.0)
                 scores = scores + aim.penalty * np.maximum(peaks - aim.capacity, 0.0)
             best = int(np.argmin(scores))
-            if scores[best] < scores[current[n]] - 1e-12 * abs(scores[current[n]]):
+            if _clearly_less(float(scores[best]), float(scores[current[n]])):
                 if bounded:
                     alive = alive - prints[current[n]] + prints[best]
                 current[n], moved = best, True
         if not moved:
             break
     return tuple(current)
+
+
+def _clearly_less(a: float, b: float) -> bool:
+    return a < b and (math.isinf(b) or b - a > 1e-12 * abs(b))
 
 
 def options(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> Floats:
@@ -76,8 +81,7 @@ def options(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> F
     for value, position in linked.consumed[n]:
         pay = value.seconds[value.source[choice[value.producer]]].copy()
         shared = [int(t[choice[c]]) for c, t in _others(value, position)]
-        if shared and not math.isinf(float(pay[shared].max())):
-            pay[shared] = 0.0
+        pay[[t for t in shared if math.isfinite(pay[t])]] = 0.0
         total += pay[value.targets[position]]
     return total
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem
 from autoshard.solvers import eliminate, order
 from autoshard.solvers.additive import Additive, additive
@@ -44,12 +46,15 @@ def minimise(
     """Minimises scale x seconds + sum over t of multipliers[t] x memory(t), without a limit on memory.
 
     `allowed`: the strategies of each node that may be used; `shares`: see Additive. `contents` is made of `problem`.
+    Raises InfeasibleError where no allowed combination exists.
     """
     sum_ = additive(problem, multipliers, scale)
     sum_ = Additive(problem, scale, sum_.cumulative, shares or {})
     kept = reduce(sum_, contents, allowed)
     store, encoded, plan = _best_plan(sum_, kept, contents, budget_entries)
     bound = eliminate.run(store, plan)
+    if math.isinf(bound):
+        raise InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
     picked = eliminate.backtrack(store, plan)
     choice = tuple(int(some[s]) for some, s in zip(kept, picked, strict=False))
     return Minimum(bound, choice, plan.exact and not encoded.relaxed, encoded.relaxed, plan.work)

@@ -29,7 +29,8 @@ def limited(problem: Problem, seed: int) -> Problem:
     peaks = sorted(float(memory(problem, pick).max()) for pick in picks if np.isfinite(objective(problem, pick)))
     if not peaks:
         return problem
-    return replace(problem, capacity_bytes=float(np.floor(0.8 * peaks[0] + rng.random() ** 2 * (peaks[-1] - 0.8 * peaks[0]))))
+    low, high = 0.8 * peaks[0], peaks[-1]
+    return replace(problem, capacity_bytes=float(np.floor(low + rng.random() ** 2 * (high - low))))
 
 
 def _some(rng: np.random.Generator) -> range:

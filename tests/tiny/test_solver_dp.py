@@ -1,0 +1,221 @@
+"""The dp solver against brute force, below its budget and above it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.problem import Node, Problem, Solution, Value, memory, objective
+from autoshard.solvers import dp, eliminate, exhaustive, order, solve
+from autoshard.solvers.additive import additive
+from autoshard.solvers.domains import finite, reduce
+from autoshard.solvers.encode import encode
+from autoshard.solvers.tables import Contents, Store
+from tests.random_problems import random_problem
+
+SEEDS = st.integers(0, 10**9)
+
+
+def attempt(problem: Problem, solver: str = "exhaustive") -> Solution | None:
+    try:
+        return solve(problem, solver)
+    except InfeasibleError:
+        return None
+
+
+def close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(SEEDS)
+@settings(max_examples=60)
+def test_the_oracle_is_the_definition(seed: int) -> None:
+    problem = replace(random_problem(seed, most_nodes=4), capacity_bytes=14.0)
+    every = itertools.product(*(range(len(node.seconds)) for node in problem.nodes))
+    fitting = [c for c in every if memory(problem, c).max() <= 14.0 and math.isfinite(objective(problem, c))]
+    found = attempt(problem)
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert close(found.objective, min(objective(problem, c) for c in fitting))
+        assert found.objective == found.lower_bound == objective(problem, found.choice)
+        assert found.peak_bytes == memory(problem, found.choice).max()
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.1, 0.4]))
+@settings(max_examples=500)
+def test_dp_is_optimal(seed: int, forbid: float) -> None:
+    problem = random_problem(seed, forbid=forbid)
+    expected, found = attempt(problem), attempt(problem, "dp")
+    assert (expected is None) == (found is None)
+    if expected is not None and found is not None:
+        assert found.status == "optimal"
+        assert close(found.objective, expected.objective)
+        assert found.objective == objective(problem, found.choice)
+        assert found.choice == dp.solve(problem).choice
+
+
+@given(SEEDS, st.sampled_from([0, 4, 20, 100]))
+@settings(max_examples=200)
+def test_a_small_budget_never_gives_a_wrong_optimum(seed: int, budget: int) -> None:
+    problem = random_problem(seed, forbid=0.05)
+    expected = attempt(problem)
+    try:
+        found = dp.solve(problem, budget_entries=budget)
+    except InfeasibleError as error:
+        assert expected is None or "not proven" in error.message
+        return
+    assert expected is not None
+    assert found.lower_bound <= expected.objective + 1e-9
+    assert expected.objective <= found.objective + 1e-9
+    assert (found.status == "optimal") == (found.lower_bound == found.objective)
+
+
+def test_a_small_budget_still_finds_good_plans() -> None:
+    worse = []
+    for seed in range(150):
+        problem = random_problem(seed, forbid=0.0)
+        best, found = solve(problem, "exhaustive"), dp.solve(problem, budget_entries=10)
+        worse.append(found.objective - best.objective > 1e-9)
+    assert np.mean(worse) < 0.05
+
+
+@given(SEEDS, st.booleans(), st.sampled_from(["size", "fill"]), st.sampled_from([1, 8, 1e9]))
+@settings(max_examples=300)
+def test_every_encoding_and_order_is_exact_or_says_so(seed: int, sets: bool, key: order.Key, limit: float) -> None:
+    problem = random_problem(seed)
+    expected = attempt(problem)
+    if expected is None:
+        return
+    sum_, contents, store = additive(problem), Contents(problem), Store()
+    kept = finite(problem)
+    encoded = encode(store, sum_, kept, contents, limit, sets)
+    plan = order.plan(store, encoded.terms, encoded.domains, limit, key)
+    bound = eliminate.run(store, plan)
+    if plan.exact and not encoded.relaxed:
+        picked = eliminate.backtrack(store, plan)
+        choice = [some[s] for some, s in zip(kept, picked, strict=False)]
+        assert close(bound, expected.objective) and close(objective(problem, choice), bound)
+    else:
+        assert bound <= expected.objective + 1e-9
+    assert plan.entries == sum(store.table(number).size for number in plan.tables)
+
+
+@given(SEEDS)
+@settings(max_examples=200)
+def test_reduction_keeps_an_optimum(seed: int) -> None:
+    problem = random_problem(seed)
+    expected = attempt(problem)
+    if expected is None:
+        return
+    kept = reduce(additive(problem), Contents(problem))
+    best = min(objective(problem, choice) for choice in itertools.product(*kept))
+    assert close(best, expected.objective)
+
+
+def test_reduction_drops_the_dominated_and_keeps_the_lowest_of_equals() -> None:
+    kept = reduce(additive(chain(2, [1.0, 1.0, 9.0])), Contents(None))
+    assert [some.tolist() for some in kept] == [[0], [0]]
+
+
+def test_min_plus_in_slabs() -> None:
+    rng = np.random.default_rng(0)
+    shapes = ((40, 60, 1, 1), (40, 1, 70, 1), (40, 60, 1, 30), (40, 1, 1, 1))
+    parts = [rng.random(shape) for shape in shapes]
+    assert np.allclose(eliminate.min_plus(parts), sum(parts).min(axis=0), rtol=0, atol=1e-12)
+
+
+def chain(length: int, costs: list[float], seconds: np.ndarray | None = None) -> Problem:
+    """Nodes in a row, each strategy its own layout; free redistribution unless given."""
+    k = len(costs)
+    own, table = np.arange(k), np.zeros((k, k)) if seconds is None else seconds
+    nodes = tuple(Node(f"n{i}", np.array(costs), np.zeros(k)) for i in range(length))
+    values = tuple(
+        Value(f"v{i}", i, (i + 1,), own, (own,), table, np.zeros(k), ((0, 0),)) for i in range(length - 1)
+    )
+    return Problem(nodes, values)
+
+
+def blocks(count: int, k: int = 8) -> Problem:
+    """Residual blocks with equal content: input -> a -> b, and add(input, b)."""
+    rng = np.random.default_rng(1)
+    own, move = np.arange(k), rng.random((k, k))
+    costs = [rng.random(k) for _ in range(3)]
+    nodes, values = [Node("input", np.zeros(k), np.zeros(k))], []
+    for _ in range(count):
+        base = len(nodes) - 1
+        nodes += [Node(f"n{base + 1 + i}", cost, np.zeros(k)) for i, cost in enumerate(costs)]
+        for producer, consumers in ((base, (base + 1, base + 3)), (base + 1, (base + 2,)), (base + 2, (base + 3,))):
+            spans = ((0, 0),) * len(consumers)
+            targets = tuple((own * (1 + 2 * (c - base))) % k for c in consumers)
+            values.append(Value(f"v{len(values)}", producer, consumers, own, targets, move, np.zeros(k), spans))
+    return Problem(tuple(nodes), tuple(values))
+
+
+def test_equal_blocks_are_computed_once() -> None:
+    work = {}
+    for count in (16, 64, 256):
+        problem = blocks(count)
+        sum_, store = additive(problem), Store()
+        encoded = encode(store, sum_, finite(problem), Contents(problem), 1e9, False)
+        plan = order.plan(store, encoded.terms, encoded.domains, math.inf, "size")
+        work[count] = plan.work
+        assert plan.exact and plan.largest <= 8**3
+    folding = 3 * 8**3  # what the inside of one block costs
+    assert work[256] - work[64] < 192 * folding / 20, "each further block costs one message along the chain"
+    assert work[64] - work[16] < 48 * folding / 20
+
+
+def test_equal_blocks_by_brute_force() -> None:
+    problem = blocks(2, 5)
+    assert close(dp.solve(problem).objective, solve(problem, "exhaustive").objective)
+
+
+def test_a_hub_with_many_consumers_is_exact() -> None:
+    rng = np.random.default_rng(2)
+    spread, k = 24, 12
+    nodes = [Node(f"n{i}", rng.random(k), np.zeros(k)) for i in range(spread + 1)]
+    targets = tuple(rng.integers(0, 4, k) for _ in range(spread))
+    ends = (0, tuple(range(1, spread + 1)), np.arange(k) % 4, targets)
+    hub = Value("hub", *ends, rng.random((4, 4)), np.zeros(4), ((0, 0),) * spread)
+    problem = Problem(tuple(nodes), (hub,))
+    found = dp.solve(problem)
+    best = min(_hub_objective(problem, hub, source, made) for source in range(4) for made in _subsets(4))
+    assert found.status == "optimal" and close(found.objective, best)
+
+
+def _subsets(count: int) -> list[tuple[int, ...]]:
+    return [pick for size in range(1, count + 1) for pick in itertools.combinations(range(count), size)]
+
+
+def _hub_objective(problem: Problem, hub: Value, source: int, made: tuple[int, ...]) -> float:
+    """The best where the producer leaves `source` and everything in `made` is paid for."""
+    total = problem.nodes[0].seconds[hub.source == source].min() + hub.seconds[source, list(made)].sum()
+    for node, targets in zip(problem.nodes[1:], hub.targets, strict=True):
+        total += node.seconds[np.isin(targets, made)].min(initial=np.inf)
+    return float(total)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UsageError, match="dp, exhaustive"):
+        solve(Problem((), ()), "magic")
+    with pytest.raises(UsageError, match="at most"):
+        exhaustive.solve(chain(30, [1.0, 2.0]))
+    with pytest.raises(InfeasibleError, match="none of its 2 strategies"):
+        dp.solve(chain(2, [1.0, 2.0], np.full((2, 2), np.inf)))
+    odd = np.array([[np.inf, 0.0], [0.0, np.inf]])
+    triangle = chain(3, [1.0, 1.0], odd)
+    own = np.arange(2)
+    closing = Value("back", 0, (2,), own, (own,), odd, np.zeros(2), ((0, 0),))
+    with pytest.raises(InfeasibleError, match="every combination"):
+        dp.solve(replace(triangle, values=(*triangle.values, closing)))
+
+
+def test_an_empty_problem() -> None:
+    assert dp.solve(Problem((), ())).choice == () == solve(Problem((), ()), "exhaustive").choice

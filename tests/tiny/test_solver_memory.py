@@ -1,0 +1,162 @@
+"""Memory limits: bounds are always valid, a plan that fits is found, and "infeasible" is proven or says it is not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from autoshard.errors import InfeasibleError
+from autoshard.problem import Problem, memory, objective
+from autoshard.solvers import dp, exhaustive
+from autoshard.solvers.lagrangian import condensed, minimum_memory_bound
+from autoshard.solvers.local import Aim, descend, footprints, links, options
+from autoshard.solvers.master import mixture
+from autoshard.solvers.result import peak
+from tests.random_problems import limited, random_problem
+
+SEEDS = st.integers(0, 10**9)
+
+
+def every(problem: Problem) -> list[tuple[int, ...]]:
+    choices = itertools.product(*(range(len(node.seconds)) for node in problem.nodes))
+    return [choice for choice in choices if math.isfinite(objective(problem, choice))]
+
+
+@given(SEEDS)
+@settings(max_examples=300)
+def test_the_bound_is_valid_and_the_plan_fits(seed: int) -> None:
+    problem = limited(random_problem(seed), seed)
+    try:
+        found = dp.solve(problem)
+    except InfeasibleError as error:
+        if "not proven" not in error.message:
+            with pytest.raises(InfeasibleError):
+                exhaustive.solve(problem)
+        return
+    best = exhaustive.solve(problem)
+    assert found.lower_bound <= best.objective + 1e-9
+    assert best.objective <= found.objective + 1e-9
+    assert found.objective == objective(problem, found.choice)
+    assert found.peak_bytes == memory(problem, found.choice).max() <= problem.capacity_bytes
+    assert found.choice == dp.solve(problem).choice
+
+
+def test_plans_that_fit_are_found_and_are_near_the_best() -> None:
+    """Over a fixed set; the measured figures are 100 % found and 99 % best."""
+    found = exact = total = 0
+    for seed in range(600):
+        problem = limited(random_problem(seed), seed)
+        try:
+            best = exhaustive.solve(problem).objective
+        except InfeasibleError:
+            continue
+        total += 1
+        try:
+            reached = dp.solve(problem).objective
+        except InfeasibleError:
+            continue
+        found += 1
+        exact += reached <= best + 1e-9
+    assert total > 200
+    assert found >= 0.98 * total and exact >= 0.95 * total
+
+
+@given(SEEDS)
+@settings(max_examples=150)
+def test_the_memory_bound_is_below_every_peak(seed: int) -> None:
+    problem = random_problem(seed, most_nodes=5)
+    choices = every(problem)
+    if choices:
+        assert minimum_memory_bound(problem) <= min(peak(problem, c) for c in choices) * (1 + 1e-9)
+
+
+def test_the_memory_bound_is_often_tight() -> None:
+    gaps = []
+    for seed in range(100):
+        problem = random_problem(seed, most_nodes=5, forbid=0.0)
+        least = min(peak(problem, c) for c in every(problem))
+        gaps.append(1 - minimum_memory_bound(problem) / least if least else 0.0)
+    assert np.mean(gaps) < 0.05
+
+
+def test_infeasible_is_proven_with_the_shortfall() -> None:
+    problem = random_problem(3, forbid=0.0)
+    least = min(peak(problem, c) for c in every(problem))
+    assert least > 0
+    bound = minimum_memory_bound(problem)
+    capacity = 0.5 * bound
+    with pytest.raises(InfeasibleError, match=f"at least {bound - capacity:.0f} bytes more than the capacity"):
+        dp.solve(replace(problem, capacity_bytes=capacity))
+    assert dp.solve(replace(problem, capacity_bytes=least)).peak_bytes == least
+
+
+@given(SEEDS)
+@settings(max_examples=150)
+def test_condensed_times_keep_every_peak(seed: int) -> None:
+    problem = random_problem(seed)
+    rng = np.random.default_rng(seed)
+    small = condensed(problem)
+    assert small.horizon <= problem.horizon
+    for _ in range(5):
+        choice = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
+        assert peak(small, choice) == peak(problem, choice)
+
+
+@given(SEEDS)
+@settings(max_examples=150)
+def test_local_moves_are_priced_as_the_problem_says(seed: int) -> None:
+    problem = random_problem(seed, forbid=0.0)
+    rng = np.random.default_rng(seed)
+    linked = links(problem)
+    choice = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
+    n = int(rng.integers(len(choice)))
+    moves = [[*choice[:n], s, *choice[n + 1 :]] for s in range(len(problem.nodes[n].seconds))]
+    seconds, prints = options(problem, linked, choice, n), footprints(problem, linked, choice, n)
+    for s, move in enumerate(moves):
+        change = objective(problem, move) - objective(problem, moves[0])
+        assert math.isclose(seconds[s] - seconds[0], change, abs_tol=1e-9)
+        assert np.allclose(prints[s] - prints[0], memory(problem, move) - memory(problem, moves[0]))
+
+
+@given(SEEDS, st.floats(0, 1))
+@settings(max_examples=100)
+def test_descent_never_makes_it_worse(seed: int, penalty: float) -> None:
+    problem = random_problem(seed)
+    rng = np.random.default_rng(seed)
+    start = tuple(int(rng.integers(len(node.seconds))) for node in problem.nodes)
+    aim = Aim(1.0, penalty, 6.0)
+    end = descend(problem, links(problem), start, aim)
+
+    def score(choice: tuple[int, ...]) -> float:
+        return objective(problem, choice) + penalty * max(0.0, peak(problem, choice) - aim.capacity)
+
+    assert score(end) <= score(start) + 1e-9
+
+
+@given(SEEDS, st.integers(1, 5), st.integers(1, 12))
+@settings(max_examples=200)
+def test_the_master_program_against_scipy(seed: int, rows: int, plans: int) -> None:
+    rng = np.random.default_rng(seed)
+    costs, usages = rng.random(plans), rng.integers(0, 5, (rows, plans)) / 4.0
+    limits = rng.random(rows)
+    penalty = float(rng.choice([0.5, 3.0, 1e4]))
+    multipliers, weights, value = mixture(costs, usages, limits, penalty)
+    expected = linprog(
+        np.append(costs, penalty),
+        A_ub=np.hstack([usages, -np.ones((rows, 1))]),
+        b_ub=limits,
+        A_eq=[[1.0] * plans + [0.0]],
+        b_eq=[1.0],
+    )
+    assert math.isclose(value, expected.fun, rel_tol=1e-6, abs_tol=1e-6)
+    assert math.isclose(weights.sum(), 1.0, abs_tol=1e-9) and (weights >= 0).all()
+    assert (multipliers >= 0).all() and multipliers.sum() <= penalty * (1 + 1e-9)
+    dual = (costs + multipliers @ usages).min() - multipliers @ limits
+    assert math.isclose(dual, value, rel_tol=1e-6, abs_tol=1e-6)
