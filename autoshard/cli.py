@@ -76,7 +76,7 @@ def trace(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
-    from autoshard import folder, pipeline, plan_text
+    from autoshard import folder, package, pipeline, plan_text
     from autoshard.hardware import check_mesh, load_hardware
     from autoshard.mesh import Mesh
     from autoshard.units import parse_bytes
@@ -94,7 +94,7 @@ def plan(options: argparse.Namespace) -> int:
     with step(f"searching {mesh}", quiet):
         made = pipeline.make_plan(graph, mesh, hardware, request, options.strategy, options.solver, limit)
     with step("writing the package", quiet):
-        files = pipeline.package_files(pipeline.build(made, graph, hardware))
+        files = package.package_files(package.build(made, graph, hardware))
         folder.write_package(options.out, files)
     summary = plan_text.as_dict(made, graph) | {"out": str(options.out), "files": sorted(files)}
     if not options.json:
@@ -135,12 +135,12 @@ def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Simulate a package's step and write the timeline."""
-    from autoshard import pipeline, plan_text
+    from autoshard import package, plan_text
 
     with step("simulating", options.json):
-        built = pipeline.build(*pipeline.read_package(options.plan))
+        built = package.build(*package.read_package(options.plan))
     timeline = built.timeline
-    pipeline.write_output(options.plan, options.output, pipeline.TIMELINE, pipeline.trace_text(timeline))
+    package.write_output(options.plan, options.output, package.TIMELINE, package.trace_text(timeline))
     if options.json:
         _print_json(plan_text.timeline_dict(timeline))
     else:
@@ -150,12 +150,12 @@ def simulate(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write a package's HTML report."""
-    from autoshard import pipeline
+    from autoshard import package
 
     with step("rendering the report", options.json):
-        built = pipeline.build(*pipeline.read_package(options.plan))
-        page = pipeline.report_text(built, pipeline.read_verification(options.plan))
-    path = pipeline.write_output(options.plan, options.output, pipeline.REPORT, page)
+        built = package.build(*package.read_package(options.plan))
+        page = package.report_text(built, package.read_verification(options.plan))
+    path = package.write_output(options.plan, options.output, package.REPORT, page)
     if options.json:
         _print_json({"report": str(path)})
     else:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autoshard import pipeline
 from autoshard.errors import CheckError, UsageError
 from autoshard.graph.capture import capture
 from autoshard.graph.load import find_callable, verify_arguments
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, load_hardware
+from autoshard.package import read_package
 from autoshard.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.reapply import reapply
@@ -48,7 +48,7 @@ def verify_package(
     it takes. Raises UsageError where the reduced model is not split as the planned one is, CheckError where a file that
     would have to be emitted anew was edited. A failed comparison is a Proof that has not passed.
     """
-    plan, graph, hardware = pipeline.read_package(Path(directory))
+    plan, graph, hardware = read_package(Path(directory))
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
     if full and given:

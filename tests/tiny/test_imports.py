@@ -32,14 +32,17 @@ RANKS = [
     ["reapply"],
     ["words"],
     ["emit", "plan_text"],
-    ["verify", "report"],
+    ["report"],
+    ["package"],
+    ["verify"],
     ["pipeline"],
     ["cli"],
     ["__main__"],
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
-USES_TORCH = r"graph/(?!model|codec|check|serialize|__init__)\w+\.py|verify/|emit/runtime/"
-NEEDS_TORCH = re.compile(rf"^autoshard/({USES_TORCH})")
+COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
+USES_TORCH = r"graph/(?!model|codec|check|serialize|__init__)\w+\.py|verify/|rules/prove"
+NEEDS_TORCH = re.compile(rf"^autoshard/({USES_TORCH}|{COPIED})")
 LIMIT = 500
 
 
@@ -143,8 +146,9 @@ def test_dependencies_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [name for group in project["optional-dependencies"].values() for name in group]
     declared = {re.split(r"[\[<>=,; ]", text)[0].lower() for text in project["dependencies"] + extras}
-    used = {name.split(".")[0] for path in modules() for name, _ in imported(path)}
-    third_party = used - set(sys.stdlib_module_names) - {"autoshard", "torch_npu"}  # a vendor's plugin
+    own = [path for path in modules() if not re.search(COPIED, path.as_posix())]
+    used = {name.split(".")[0] for path in own for name, _ in imported(path)}
+    third_party = used - set(sys.stdlib_module_names) - {"autoshard"}
     assert {name.lower() for name in third_party} <= declared
 
 

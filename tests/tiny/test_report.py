@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from autoshard import pipeline
+from autoshard import package
 from autoshard.errors import UsageError
 from autoshard.graph.model import Graph
 from autoshard.hardware import load_hardware
@@ -33,14 +33,14 @@ PROOF = {
 }
 
 
-def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> pipeline.Built:
+def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package.Built:
     graph, hardware = graph or mlp_graph(4, 64, 128), load_hardware("a100-80g-sxm")
     origin = Origin("mlp.py:build")
     if seed is None:
         plan = search(graph, Mesh.parse(mesh), hardware, origin=origin)
     else:
         plan = random_plan(graph, Mesh.parse(mesh), hardware, seed, origin=origin)
-    return pipeline.build(plan, graph, hardware)
+    return package.build(plan, graph, hardware)
 
 
 class Checker(HTMLParser):
@@ -89,7 +89,7 @@ def data_of(html: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_well_formed_and_self_contained(seed: int | None) -> None:
-    html = pipeline.report_text(built(seed=seed), None)
+    html = package.report_text(built(seed=seed), None)
     page = checked(html)
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.references) <= set(page.ids)
@@ -101,14 +101,14 @@ def test_well_formed_and_self_contained(seed: int | None) -> None:
 
 
 def test_the_same_plan_gives_the_same_page() -> None:
-    assert pipeline.report_text(built(), PROOF) == pipeline.report_text(built(), PROOF)
+    assert package.report_text(built(), PROOF) == package.report_text(built(), PROOF)
 
 
 def test_names_are_escaped() -> None:
     graph = mlp_graph(1)
     evil = "</script><img src=x onerror=alert(1)>"
     made = built(replace(graph, ops=tuple(replace(op, module=evil) for op in graph.ops), modules=()))
-    html = pipeline.report_text(made, None)
+    html = package.report_text(made, None)
     assert "<img" not in html
     assert html.count("</script>") == 2
     assert any(evil in str(detail) for detail in data_of(html)["details"])  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def test_the_drawn_events_are_the_timeline() -> None:
 
 def test_what_a_reader_must_find() -> None:
     made = built()
-    text = " ".join(checked(pipeline.report_text(made, PROOF)).text)
+    text = " ".join(checked(package.report_text(made, PROOF)).text)
     for needed in (
         "mlp.py:build",
         "dp=2,tp=2",
@@ -155,7 +155,7 @@ def test_verdicts() -> None:
 
 
 def test_a_plan_that_was_not_searched_says_so() -> None:
-    text = " ".join(checked(pipeline.report_text(built(seed=3), None)).text)
+    text = " ".join(checked(package.report_text(built(seed=3), None)).text)
     assert "decided by random:3" in text
     assert "No lower bound was proved" in text
 
