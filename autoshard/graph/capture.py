@@ -98,7 +98,12 @@ def _finish(
     optimizer: str,
     training: bool,
 ) -> Graph:
-    graph = replace(_raw(program, model, init_of), source=source, name=_name(source), optimizer=optimizer, training=training)
+    try:
+        graph = _raw(program, model, init_of)
+    except CaptureError as error:
+        name = type(model).__name__ if model is not None else source
+        raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
+    graph = replace(graph, source=source, name=_name(source), optimizer=optimizer, training=training)
     for run in PASSES:
         graph = run(graph)
     graph = apply_precision(graph, precision)

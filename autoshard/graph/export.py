@@ -17,6 +17,7 @@ from autoshard.errors import CaptureError
 from autoshard.graph.lines import culprit, headline
 
 _REWRITE = "rewrite that line so that shapes and branches follow from sizes, not from values; or capture a part of the model"
+_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
     (r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero", "the program depends on a tensor's value"),
     (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
@@ -81,7 +82,7 @@ def is_fake(value: Any) -> bool:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """torch.export logs pages about a failure; the one sentence that matters is in the error."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

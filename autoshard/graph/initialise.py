@@ -103,10 +103,10 @@ def _shifted(kind: str, values: list[float], offset: float) -> Init:
 
 
 def watch_library_init(model: torch.nn.Module, watcher: InitWatcher) -> None:
-    """Runs the initialisation that transformers leaves out on the meta device, on whatever model holds one of its models."""
+    """Runs the initialisation that transformers leaves out on the meta device: each of its models, inner ones first, as they
+    are when they are built for real."""
     with watcher, torch.no_grad():
-        for module in model.modules():
+        for module in reversed(list(model.modules())):
             run = getattr(module, "initialize_weights", None)
-            if callable(run) and hasattr(module, "_init_weights") and next(module.parameters()).is_meta:
+            if callable(run) and hasattr(module, "_init_weights") and all(p.is_meta for p in module.parameters()):
                 run()
-                return

@@ -16,23 +16,21 @@ def inline(module: fx.GraphModule) -> None:
     """In place. What enters a no-grad region is detached there, so that the flat graph has the same gradients."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and str(node.target) in _REGIONS:
-            start = _REGIONS[str(node.target)](node)
-            _splice(module, node, getattr(module, node.args[start].target), node.args[start + 1 :], _detaches(node))
+            start = _REGIONS[str(node.target)]
+            inner = getattr(module, node.args[start].target)
+            if start == _AUTOCAST and node.args[2]:
+                _refuse_autocast(inner)
+            _splice(module, node, inner, node.args[start + 1 :], _detaches(node))
 
 
-def _grad_region(node: fx.Node) -> int:
-    return 1
+def _refuse_autocast(inner: fx.GraphModule) -> None:
+    first = next((node for node in inner.graph.nodes if node.meta.get("stack_trace")), None)
+    place = f", around {node_quote(first)}" if first else ""
+    raise CaptureError(f"the forward turns autocast on{place}", "leave it out and plan with --precision bf16-mixed")
 
 
-def _autocast_region(node: fx.Node) -> int:
-    if node.args[2]:
-        raise CaptureError(
-            f"the model turns autocast on at {node_quote(node)}", "leave it out and plan with --precision bf16-mixed"
-        )
-    return 4
-
-
-_REGIONS = {"wrap_with_set_grad_enabled": _grad_region, "wrap_with_autocast": _autocast_region}
+_AUTOCAST = 4
+_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": _AUTOCAST}  # where the inner graph stands in the arguments
 
 
 def _detaches(node: fx.Node) -> bool:

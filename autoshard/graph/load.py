@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph.lines import blame
@@ -74,11 +75,13 @@ def load_exported(spec: str) -> Any:
 
 
 def saved_module(program: Any, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """The module and example inputs of an exported program. What was saved without values is made, empty, on `device`."""
+    """The module and example inputs of an exported program. What was saved without values is zero on `device`."""
     if program.example_inputs is None or program.example_inputs[1]:
         raise CaptureError("the exported program has no positional example inputs", "export it with positional inputs only")
     if device != "meta" and any(value.device.type == "meta" for value in program.state_dict.values()):
-        program = torch.export.passes.move_to_device_pass(program, device)
+        for store in (program.state_dict, program.constants):
+            store.update({path: _placed(value, device) for path, value in store.items()})
+        program = move_to_device_pass(program, device)
     inputs = tuple(_placed(value, device) for value in program.example_inputs[0])
     return program.module(), inputs
 
@@ -86,7 +89,8 @@ def saved_module(program: Any, device: str) -> tuple[torch.nn.Module, tuple[Any,
 def _placed(value: Any, device: str) -> Any:
     if device == "meta" or value.device.type != "meta":
         return value
-    return torch.zeros(value.shape, dtype=value.dtype, device=device)
+    placed = torch.zeros(value.shape, dtype=value.dtype, device=device)
+    return torch.nn.Parameter(placed, value.requires_grad) if isinstance(value, torch.nn.Parameter) else placed
 
 
 def _module_of(spec: str) -> tuple[ModuleType, str]:
