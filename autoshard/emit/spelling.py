@@ -62,7 +62,8 @@ class Speller:
             sides.insert(0, self.literal(given["self"]))
         sides += [self.literal(given[name]) for name in ("other", "exponent") if name in given]
         left, right = sides
-        return f"({left}) {symbol} {right}" if left.startswith("-") else f"{left} {symbol} {right}"
+        left = f"({left})" if left.startswith("-") else left
+        return f"{left}**{right}" if symbol == "**" else f"{left} {symbol} {right}"
 
     def _fill(self, template: str, operands: Operands, given: Attributes) -> str:
         text = re.sub(r"<([^>]*)>", lambda match: self._optional(match[1], operands, given), template)

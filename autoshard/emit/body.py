@@ -1,0 +1,232 @@
+"""The statements of one forward: operators, visible collectives, calls of inner modules and loops over them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from autoshard import redistribute
+from autoshard.emit.lines import quoted, statement
+from autoshard.emit.members import Members, access
+from autoshard.emit.names import MOVES
+from autoshard.emit.spelling import RETURNS_LIST
+from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute, Program
+from autoshard.program.modules import Call, Loop
+from autoshard.program.scopes import RANDOM, operands_of, random_index, results_of
+
+if TYPE_CHECKING:
+    from autoshard.emit.classes import ClassWriter
+
+_DEFAULTS: dict[str, LocalAttribute] = {
+    "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean", "keepdim": False, "padding_idx": -1,
+    "is_causal": False, "scale": None, "enable_gqa": False,
+}  # fmt: skip
+_GRAD_DEFAULTS = {
+    "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
+    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity",
+}  # fmt: skip
+_ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "dropout", "relu", "gelu", "silu"))
+
+
+class Body:
+    """The statements of forward."""
+
+    def __init__(self, owner: ClassWriter) -> None:
+        self.owner = owner
+        self.program = owner.package.program
+        self.names = owner.naming.names
+        self.pending: tuple[str, str] | None = None  # (value, expression) that the next statement takes in
+        self.uses: dict[str, int] = {}
+        for item in owner.definition.body:
+            read = item.arguments if isinstance(item, Call | Loop) else operands_of(item)
+            for value in read:
+                if value is not None:
+                    self.uses[value] = self.uses.get(value, 0) + 1
+        self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
+
+    def items(self) -> Iterator[list[str]]:
+        body = self.owner.definition.body
+        for i, item in enumerate(body):
+            for new, value in self.owner.naming.copies.get(i, []):
+                yield statement(f"{new} = {self.text(value)}", 2)
+            if isinstance(item, Call):
+                yield self._call(item)
+            elif isinstance(item, Loop):
+                yield self._loop(i, item)
+            elif isinstance(item, Collective):
+                yield self._assign(item.result, self._collective(item), self._reason(item))
+            else:
+                following = body[i + 1] if i + 1 < len(body) else None
+                yield self._compute(item, following)
+
+    def text(self, value: str | None) -> str:
+        if self.pending is not None and value == self.pending[0]:
+            expression, self.pending = self.pending[1], None
+            return expression
+        return "None" if value is None else self.owner.operand(value)
+
+    def _assign(self, value: str, expression: str, comment: str = "") -> list[str]:
+        return statement(f"{self.names[value]} = {expression}", 2, comment)
+
+    def _targets(self, results: list[str | None]) -> str:
+        return ", ".join("_" if value is None else self.names[value] for value in results)
+
+    # --- calls ---
+
+    def _call(self, call: Call) -> list[str]:
+        arguments = ", ".join(self.text(value) for value in call.arguments)
+        expression = f"{access(self.owner.members, call.path)}({arguments})"
+        return statement(f"{self._targets(list(call.results))} = {expression}" if call.results else expression, 2)
+
+    def _loop(self, i: int, loop: Loop) -> list[str]:
+        stem, _, first = loop.paths[0].rpartition(".")
+        container = access(self.owner.members, stem)
+        held = self.owner.members
+        for name in stem.split("."):
+            inner = held.items[name]
+            assert isinstance(inner, Members)
+            held = inner
+        start, stop = int(first), int(first) + len(loop.paths)
+        if len(loop.paths) < len(held.items):
+            part = f"[{start or ''}:{stop if stop < len(held.items) else ''}]"
+            container = f"{container}{part}" if held.is_list else container
+        each = container
+        if not held.is_list:
+            each = f"({', '.join(access(self.owner.members, path) for path in loop.paths)})"
+        variable = "block" if "block" not in self.names.values() else "each_block"
+        carried = dict(loop.carried)
+        arguments = [
+            self.names[f"{i}:{a}"] if a in carried else self.text(value) for a, value in enumerate(loop.arguments)
+        ]
+        targets = {r: self.names[f"{i}:{a}"] for a, r in carried.items()}
+        results = [targets.get(r) or ("_" if v is None else self.names[v]) for r, v in enumerate(loop.results)]
+        inner_call = f"{', '.join(results)} = {variable}({', '.join(arguments)})"
+        return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3)]
+
+    # --- operators ---
+
+    def _compute(self, op: Compute, following: object) -> list[str]:
+        expression = self._variant(op) if op.variant else self._plain(op)
+        results = list(results_of(op))
+        if len(results) == 1:
+            if self._merges(op, following, expression):
+                self.pending = (results[0], expression)
+                return []
+            if op.target.rpartition(".")[2] in RETURNS_LIST:
+                return statement(f"({self.names[results[0]]},) = {expression}", 2)
+            return self._assign(results[0], expression, self._layout_note(op))
+        targets = self._targets(list(results))
+        if op.target == "aten.batch_norm":
+            first, *rest = (self.names[value] for value in results)
+            targets = ", ".join([first, "_", "_", *rest])
+        return statement(f"{targets} = {expression}", 2)
+
+    def _plain(self, op: Compute) -> str:
+        texts = [None if value is None else self.text(value) for value in op.operands]
+        expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
+        self.owner.uses_device |= "self.device" in expression
+        return expression
+
+    def _variant(self, op: Compute) -> str:
+        """A call of the runtime."""
+        operands = [self.text(value) for value in op.operands]
+        if op.variant == "random_attention":
+            operands += ["None"] * (4 - len(operands))
+        else:
+            operands = operands[: max((i + 1 for i, value in enumerate(op.operands) if value is not None), default=0)]
+        if op.variant in RANDOM:
+            self.owner.uses_random = True
+            operands.append(f"self.{self.owner.attribute('random')}")
+        keywords = {k: v for k, v in op.attributes if not (k in _DEFAULTS and v == _DEFAULTS[k])}
+        arguments = [f"{name}={self._argument(op, name, value)}" for name, value in keywords.items()]
+        for role, axes in op.axes:
+            names = [self.owner.axis(axis) for axis in axes]
+            arguments.append(f"{role}=({', '.join(names)}{',' if len(names) == 1 else ''})")
+        return f"{op.variant}({', '.join([*operands, *arguments])})"
+
+    def _argument(self, op: Compute, name: str, value: LocalAttribute) -> str:
+        if name != "index" or op.variant not in RANDOM:
+            return self.owner.speller.literal(value)
+        number = random_index(op)
+        assert number is not None
+        if self.owner.is_root:
+            return str(number)
+        offset = number - self.owner.definition.random_base
+        return f"self.{self.owner.attribute('first_random')}" + (f" + {offset}" if offset else "")
+
+    def _merges(self, op: Compute, following: object, expression: str) -> bool:
+        """True where the next statement is a method call on this value alone: `x.reshape(...).transpose(1, 2)`."""
+        if not isinstance(following, Compute) or following.variant or not {op.target, following.target} <= MOVES:
+            return False
+        value = op.results[0]
+        alone = self.uses.get(value) == 1 and value not in self.kept and following.operands[0] == value
+        return alone and len(expression) < 70
+
+    def _layout_note(self, op: Compute) -> str:
+        """The layout of a result that lies otherwise than the first operand."""
+        first = next((v for v in op.operands if v is not None and v in self.names), None)
+        result = self.program.value(op.results[0])
+        moves = op.target in MOVES or op.target in _ELEMENTWISE
+        if moves or first is None or self.program.value(first).layout == result.layout or not result.shape:
+            return ""
+        return f"{result.shape} {result.layout.on(self.program.mesh)}"
+
+    # --- collectives ---
+
+    def _collective(self, step: Collective) -> str:
+        name, grad = redistribute.runtime_call(step.before, step.after)
+        arguments = [self.text(step.operand), self.owner.axis(step.axis)]
+        if name == "all_to_all":
+            assert step.joined is not None and step.cut is not None
+            arguments += [str(step.joined.dim), str(step.cut.dim), *self._cut(step, step.joined, "joined_", True)]
+            arguments += self._cut(step, step.cut, "cut_", False)
+        elif (cut := step.joined or step.cut) is not None:
+            arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
+        if name == "all_gather" and grad == "reduce_scatter" and self._is_stored(step.operand):
+            name, grad = "regather", None
+        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
+        return f"{name}({', '.join(arguments)})"
+
+    def _is_stored(self, value: str) -> bool:
+        """True for a parameter, or what collectives alone made of one."""
+        made = {item.result: item.operand for item in self.owner.definition.body if isinstance(item, Collective)}
+        while value in made:
+            value = made[value]
+        return value in self.owner.package.state
+
+    def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
+        """The keywords of a cut dim that differ from the defaults."""
+        arguments = [f"{prefix}blocks={cut.blocks}"] if cut.blocks != 1 else []
+        arguments += [f"{prefix}unit={cut.unit}"] if cut.unit != 1 else []
+        if joined and not self._divides(step, cut):
+            arguments.insert(0, f"{prefix}size={self.owner.size(cut.size)}")
+        return arguments
+
+    def _divides(self, step: Collective, cut: DimCut) -> bool:
+        """True where every device along the axis holds an equal part, so that the runtime can tell the length."""
+        mesh = self.program.mesh
+        local = self.program.value(step.operand).local_shape[cut.dim]
+        parts = mesh.axis_size(step.axis)
+        if local.is_even(mesh) and cut.size.is_even(mesh):
+            return local.largest(mesh) * parts == cut.size.largest(mesh)
+        return False
+
+    def _reason(self, step: Collective) -> str:
+        """The reason in the names that a reader of the class sees."""
+        place = self.owner.definition.path
+        leaf = step.module.rpartition(".")[2] if step.module != place and not step.module.endswith(place or ".") else ""
+        replace = partial(_readable, step, self.program, self.names, leaf)
+        return re.sub(r"[A-Za-z_]\w*", lambda match: replace(match[0]), step.reason)
+
+
+def _readable(step: Collective, program: Program, names: dict[str, str], leaf: str, word: str) -> str:
+    """A graph name in a reason becomes the variable, the inner module or the kind of operator; other words stay."""
+    if word == program.value(step.operand).tensor:
+        variable = names.get(step.result, "_")
+        return variable if variable != "_" else names.get(step.operand, word)
+    number = re.fullmatch(r"([a-z]\w*?)_\d+", word)
+    if leaf and word == step.reason.partition(" ")[0]:
+        return leaf
+    return number[1] if number else word

@@ -1,0 +1,323 @@
+"""One definition of the module tree as the text of one nn.Module class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from autoshard.emit.body import Body
+from autoshard.emit.lines import docstring, quoted, statement
+from autoshard.emit.members import Members, access, leaves, members
+from autoshard.emit.names import Naming, identifier, name_values
+from autoshard.emit.spelling import CREATES, Speller
+from autoshard.layout import AxisShard, LocalSize
+from autoshard.program.model import Compute, LocalAttribute, Program, ProgramParameter
+from autoshard.program.modules import Call, Child, Definition, Loop, ModuleTree
+from autoshard.program.scopes import RANDOM, inside, relative
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the classes of one package share."""
+
+    program: Program
+    tree: ModuleTree
+    reserved: frozenset[str]  # names that no variable may take
+    state: dict[str, ProgramParameter]  # value -> parameter or buffer
+
+    def needs_mesh(self, name: str) -> bool:
+        """True where the class prepares anything: it holds members, talks to other devices, or draws numbers."""
+        definition = self.tree.definition(name)
+        if definition.parameters or definition.children or definition is self.tree.root:
+            return True
+        return any(self._talks(item) for item in definition.body)
+
+    def _talks(self, item: object) -> bool:
+        if not isinstance(item, Compute):
+            return True
+        created = item.target.rpartition(".")[2] in CREATES
+        uneven = any(not size.is_even(self.program.mesh) for _, value in item.attributes for size in _sizes(value))
+        return bool(item.axes) or item.variant in RANDOM or created or uneven
+
+    def needs_path(self, name: str) -> bool:
+        """True where the class or one inside holds parameters, whose names begin with the module's path."""
+        definition = self.tree.definition(name)
+        return bool(definition.parameters) or any(self.needs_path(child.definition) for child in definition.children)
+
+
+def class_texts(package: Package) -> list[list[str]]:
+    """The lines of each class, in the order of the definitions."""
+    called: dict[str, list[str]] = {}  # definition -> what its first caller calls the arguments
+    texts: list[list[str]] = []
+    for definition in reversed(package.tree.definitions):  # callers first
+        writer = ClassWriter(package, definition, called.get(definition.name, []))
+        texts.append(writer.lines())
+        for item in definition.body:
+            if isinstance(item, Call | Loop):
+                names = [writer.naming.names.get(value, "") for value in item.arguments]
+                called.setdefault(item.definition, names)
+    return texts[::-1]
+
+
+@dataclass
+class ClassWriter:
+    package: Package
+    definition: Definition
+    called: list[str]  # names that a caller gives the inputs
+    axes: set[str] = field(default_factory=set)  # used by forward
+    sizes: dict[str, str] = field(default_factory=dict)  # expression -> attribute, computed once
+    uses_random: bool = False
+    uses_device: bool = False
+
+    def __post_init__(self) -> None:
+        program = self.package.program
+        self.is_root = self.definition is self.package.tree.root
+        self.members = members(self.definition, self.package.state)
+        self.naming: Naming = name_values(program, self.definition, self.package.reserved, self.is_root, self.called)
+        self.speller = Speller(self.size, "self.device")
+        self.buffers = {b.value for b in program.buffers}
+
+    def lines(self) -> list[str]:
+        forward = self._forward()  # first: it finds out which axes and sizes __init__ prepares
+        base = "nn.Module" if all(name.isidentifier() for name in self.members.items) else "nn.ModuleDict"
+        head = [f"class {self.definition.name}({base}):", *docstring(self._describe(), 1), ""]
+        init = self._init()
+        return [*head, *([*init, ""] if init else []), *forward]
+
+    # --- names of attributes that are ours, not the model's ---
+
+    def attribute(self, name: str) -> str:
+        return identifier(name, [*self.members.items, "axes" if name == "axes" else ""])
+
+    def axis(self, name: str) -> str:
+        self.axes.add(name)
+        return f"self.{self.attribute(name)}"
+
+    def size(self, size: LocalSize) -> str:
+        """A local size: one integer where all devices agree, else an attribute that __init__ computes."""
+        mesh = self.package.program.mesh
+        if size.is_even(mesh):
+            return str(size.largest(mesh))
+        expression = size_expression(size, self.package.program)
+        stem = f"local_{size.size}"
+        if expression not in self.sizes:
+            taken = set(self.sizes.values())
+            name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, 99))) if n not in taken)
+            self.sizes[expression] = name
+        return f"self.{self.sizes[expression]}"
+
+    # --- class docstring ---
+
+    def _describe(self) -> str:
+        d = self.definition
+        where = f"The whole model{f', {d.original_class}' if d.original_class else ''}."
+        if not self.is_root:
+            times = f" and {d.instances - 1} more like it" if d.instances > 1 else ""
+            where = f"{d.original_class or 'Module'} {d.path}{times}."
+        values = [(self.naming.names[v], v) for v in d.inputs]
+        rows = [f"{name}: {self._shape(v)}" for name, v in values]
+        rows += [f"returns {self._shape(v)}" for v in self._outputs()]
+        return "\n".join([where, "", *rows]) if rows else where
+
+    def _shape(self, value: str) -> str:
+        """Global shape, dtype and layout: `(8, 256, 768) float32, S0@dp R@tp`."""
+        v = self.package.program.value(value)
+        return f"{v.shape} {v.dtype}, {v.layout.on(self.package.program.mesh)}"
+
+    def _outputs(self) -> list[str]:
+        """The root returns the loss first."""
+        outputs, loss = list(self.definition.outputs), self.package.program.loss
+        if self.is_root and loss in outputs:
+            outputs.remove(loss)
+            outputs.insert(0, loss)
+        return outputs
+
+    # --- __init__ ---
+
+    def _init(self) -> list[str]:
+        if not self.package.needs_mesh(self.definition.name):
+            return []
+        arguments = ["self", "mesh: ParallelMesh"]
+        if not self.is_root:
+            arguments += ["path: str"] if self.package.needs_path(self.definition.name) else []
+            arguments += ["first_random: int"] if self.definition.random_base >= 0 else []
+        body = ["super().__init__()"]
+        axes = self._ordered_axes()
+        if axes:
+            targets = ", ".join(f"self.{self.attribute(name)}" for name in axes)
+            body.append(f"{targets} = {', '.join(f'mesh[{quoted(name)}]' for name in axes)}")
+        body += [f"self.{self.attribute('random')} = mesh.random"] if self.uses_random else []
+        if self.uses_random and not self.is_root:
+            body.append(f"self.{self.attribute('first_random')} = first_random")
+        body += [f"self.{self.attribute('device')} = mesh.device"] if self.uses_device else []
+        body += [f"self.{name} = {expression}" for expression, name in self.sizes.items()]
+        result = [*statement(f"def __init__({', '.join(arguments)}) -> None:", 1)]
+        for line in body:
+            result += statement(line, 2)
+        for name, member in self.members.items.items():
+            result += self._member(name, member)
+        return result
+
+    def _ordered_axes(self) -> list[str]:
+        return [name for name in self.package.program.mesh.names if name in self.axes]
+
+    def _member(self, name: str, member: Members | ProgramParameter | Child) -> list[str]:
+        target = f"self.{name}" if name.isidentifier() else f"self[{quoted(name)}]"
+        if isinstance(member, ProgramParameter) and member.value in self.buffers:
+            persistent = "" if member.persistent else ", persistent=False"
+            return statement(f"self.register_buffer({quoted(name)}, {self._stored(member)}{persistent})", 2)
+        lines = statement(f"{target} = {self._made(member)}", 2)
+        for path, leaf in leaves(member) if isinstance(member, Members) else ():
+            if isinstance(leaf, ProgramParameter) and not leaf.persistent:
+                owner, _, last = f"{name}.{path}".rpartition(".")
+                holder, stored = access(self.members, owner), self._stored(leaf)
+                lines += statement(f"{holder}.register_buffer({quoted(last)}, {stored}, persistent=False)", 2)
+        return lines
+
+    def _made(self, member: Members | ProgramParameter | Child) -> str:
+        """The expression that makes one member."""
+        if isinstance(member, ProgramParameter):
+            return self._stored(member)
+        if isinstance(member, Child):
+            return self._child(member)
+        saved = {n: m for n, m in member.items.items() if not (isinstance(m, ProgramParameter) and not m.persistent)}
+        if member.is_list:
+            return f"nn.ModuleList([{', '.join(self._elements(list(member.items.values())))}])"
+        if member.is_dict:
+            return f"nn.ModuleDict({{{', '.join(f'{quoted(n)}: {self._made(m)}' for n, m in saved.items())}}})"
+        return f"Holder({', '.join(f'{n}={self._made(m)}' for n, m in saved.items())})"
+
+    def _elements(self, items: list[Members | ProgramParameter | Child]) -> list[str]:
+        """The elements of a list: one by one, or a comprehension for equal ones in a row."""
+        result: list[str] = []
+        i = 0
+        while i < len(items):
+            count = self._equal_from(items[i:])
+            first = items[i]
+            if count > 1 and isinstance(first, Child):
+                each = self._in_series(first, items[i + 1], i)
+                series = f"{each} for i in range({f'{i}, ' if i else ''}{i + count})"
+                result.append(series if count == len(items) else f"*({series})")
+            else:
+                result.append(self._made(first))
+            i += max(count, 1)
+        return result
+
+    def _equal_from(self, items: list[Members | ProgramParameter | Child]) -> int:
+        """How many items from the first on have one class, and random numbers that grow steadily."""
+        count = 0
+        for i, item in enumerate(items):
+            first, second = items[0], items[min(1, i)]
+            if not (isinstance(item, Child) and isinstance(first, Child) and isinstance(second, Child)):
+                break
+            steady = item.random_index == first.random_index + i * (second.random_index - first.random_index)
+            if item.definition != first.definition or not steady:
+                break
+            count += 1
+        return count
+
+    def _in_series(self, first: Child, second: Members | ProgramParameter | Child, number: int) -> str:
+        assert isinstance(second, Child)
+        step = second.random_index - first.random_index
+        shift = first.random_index - number * step  # the number is shift + step * i
+        growth = f"{step} * i" if step != 1 else "i"
+        return self._construct(replace(first, random_index=shift), f"{first.path.rpartition('.')[0]}.{{i}}", growth)
+
+    def _child(self, child: Child) -> str:
+        return self._construct(child, child.path)
+
+    def _construct(self, child: Child, path: str, growth: str = "") -> str:
+        """The constructor call; `growth` is added to the number of the first random operator."""
+        inner = self.package.tree.definition(child.definition)
+        arguments = ["mesh"] if self.package.needs_mesh(child.definition) else []
+        if self.package.needs_path(child.definition):
+            arguments.append(self._name(path))
+        if inner.random_base >= 0:
+            first = child.random_index + (self.definition.random_base if self.is_root else 0)
+            terms = ["" if self.is_root else "first_random", str(first) if first else "", growth]
+            arguments.append((" + ".join(filter(None, terms)) or "0").replace("+ -", "- "))
+        return f"{child.definition}({', '.join(arguments)})"
+
+    def _name(self, path: str) -> str:
+        """The original name of what is held at `path`."""
+        if self.is_root:
+            return f'f"{path}"' if "{" in path else quoted(path)
+        return f'f"{{path}}.{path}"'
+
+    def _stored(self, p: ProgramParameter) -> str:
+        """The call that makes a parameter or buffer in its storage layout, uninitialised."""
+        path = relative(p.path, self.definition.path)
+        arguments = [self._name(path), str(p.shape), quoted(str(p.split_layout)), "mesh"]
+        arguments += [f"split_shape={p.split_shape}"] if p.split_shape != p.shape else []
+        arguments += [f"dtype=torch.{p.dtype}"] if p.dtype != "float32" else []
+        if p.ties:
+            scope = self.definition.path
+            ties = [self._name(relative(t, scope)) if inside(t, scope) else quoted(t) for t in p.ties]
+            arguments.append(f"ties=({', '.join(ties)}{',' if len(ties) == 1 else ''})")
+        is_buffer = p.value in self.buffers
+        arguments += ["trainable=False"] if not p.trainable and not is_buffer else []
+        arguments += [f"init={Speller(str, '').literal(p.init)}"] if p.init else []
+        return f"{'shard_buffer' if is_buffer else 'shard_parameter'}({', '.join(arguments)})"
+
+    # --- forward ---
+
+    def _forward(self) -> list[str]:
+        inputs = [f"{self.naming.names[v]}: Tensor" for v in self.definition.inputs]
+        outputs = self._outputs()
+        count = len(outputs)
+        returned = "None" if not count else "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+        lines = statement(f"def forward({', '.join(['self', *inputs])}) -> {returned}:", 1)
+        body: list[str] = []
+        for writer in Body(self).items():
+            body += writer
+        if self.definition.updates:
+            body += statement("with torch.no_grad():", 2)
+            for buffer, new in self.definition.updates:
+                target = f"local({self.reference_to_state(buffer)})"
+                view = f".view_as({target})" if self._is_split(buffer) else ""
+                body += statement(f"{target}.copy_({self.operand(new)}{view})", 3)
+        if outputs:
+            body += statement(f"return {', '.join(map(self.operand, outputs))}", 2)
+        return [*lines, *(body or ["        pass"])]
+
+    def _is_split(self, value: str) -> bool:
+        stored = self.package.state[value]
+        return stored.split_shape != stored.shape
+
+    def reference_to_state(self, value: str) -> str:
+        return access(self.members, relative(self.package.state[value].path, self.definition.path))
+
+    def operand(self, value: str) -> str:
+        """A variable, or the local part of a parameter or buffer that this module holds."""
+        if value in self.naming.names:
+            return self.naming.names[value]
+        reference = self.reference_to_state(value)
+        if not self._is_split(value):
+            return f"local({reference})"
+        sizes = self.package.program.value(value).local_shape
+        return f"local({reference}, {self.speller.literal(sizes)})"
+
+
+def _sizes(value: LocalAttribute) -> list[LocalSize]:
+    if isinstance(value, tuple):
+        return [size for item in value for size in _sizes(item)]
+    return [value] if isinstance(value, LocalSize) else []
+
+
+def size_expression(size: LocalSize, program: Program) -> str:
+    """How __init__ computes an uneven local size: nested shard_size, or by counting where that is not the same."""
+    mesh = program.mesh
+    text = str(size.size)
+    for shard in size.shards:
+        options = f", blocks={shard.blocks}" if shard.blocks != 1 else ""
+        options += f", unit={shard.unit}" if shard.unit != 1 else ""
+        text = f'shard_size({text}, mesh["{shard.axis}"]{options})'
+    if len(size.shards) == 1 or all(shard.blocks == 1 for shard in size.shards):
+        return text
+    placements = {shard.axis: _cut_text(shard) for shard in size.shards}
+    layout = " ".join(placements.get(axis, "R") for axis in mesh.names)
+    return f'len(held_indices({size.size}, 0, "{layout}", mesh))'
+
+
+def _cut_text(shard: AxisShard) -> str:
+    blocks = f"/{shard.blocks}" if shard.blocks != 1 else ""
+    return f"S0{blocks}" + (f"*{shard.unit}" if shard.unit != 1 else "")

@@ -1,0 +1,138 @@
+"""`model_parallel.py`: the header, what train.py and convert.py need to know, and the classes."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from autoshard.emit.classes import Package, class_texts
+from autoshard.emit.header import Header
+from autoshard.emit.lines import WIDTH, docstring, quoted, statement
+from autoshard.layout import PARTIAL
+from autoshard.program.model import Program
+from autoshard.program.modules import module_tree
+from autoshard.units import format_bytes, format_seconds
+
+RUNTIME_NAMES = frozenset({
+    "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "held_indices", "local", "mask", "regather",
+    "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
+    "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
+    "random_attention", "random_dropout",
+})  # fmt: skip
+_OURS = {"F", "Holder", "Tensor", "block", "build_model", "len", "mesh", "nn", "path", "self", "torch"}
+_RESERVED = RUNTIME_NAMES | _OURS
+_HOLDER = '''
+class Holder(nn.Module):
+    """Parameters and modules under the names that the original model gives them."""
+
+    def __init__(self, **members: Tensor | nn.Module) -> None:
+        super().__init__()
+        for name, member in members.items():
+            if isinstance(member, nn.Parameter | nn.Module):
+                setattr(self, name, member)
+            else:
+                self.register_buffer(name, member)
+'''
+
+
+def model_file(program: Program, header: Header) -> str:
+    """The text of model_parallel.py."""
+    tree = module_tree(program, _RESERVED | {"Sharding", "Random", "Axis"})
+    state = {p.value: p for p in (*program.parameters, *program.buffers)}
+    reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
+    package = Package(program, tree, reserved, state)
+    classes = class_texts(package)
+    code = "\n\n\n".join("\n".join(lines) for lines in classes)
+    holder = [_HOLDER.strip("\n")] if "Holder(" in code else []
+    parts = [_docstring(program, header), _imports(code), _facts(program, header)]
+    head = "\n".join("\n".join(part) for part in parts)
+    end = ["\n".join(_build_model(tree.root.name)), "\n".join(_gradient_buckets(program))]
+    return "\n\n\n".join([head, *holder, code, *end]) + "\n"
+
+
+def _docstring(program: Program, header: Header) -> list[str]:
+    shape = " x ".join(f"{name}={size}" for name, size in program.mesh.axes)
+    predicted = (
+        f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
+    )
+    text = [
+        f"{program.name} over {program.mesh.size} devices: the mesh {shape}.",
+        "",
+        *textwrap.wrap(
+            f"Written by autoshard ({header.versions or 'unknown version'}) from plan {header.plan_hash}:", WIDTH
+        ),
+        *[
+            f"  {line}"
+            for line in textwrap.wrap(header.command, WIDTH - 4, break_on_hyphens=False, break_long_words=False)
+        ],
+        f"Predicted for {header.hardware}: {predicted}.",
+        "",
+        "Every rank runs this code on local tensors; what crosses devices is a call that names the mesh axis.",
+        *(line for words in header.strategy for line in textwrap.wrap(words + ".", WIDTH, subsequent_indent="  ")),
+        "",
+        "Comments give global shapes and layouts, one placement per mesh axis: S<d> sharded along dim d, R replicated,",
+        "R+ replicated with a gradient that is the sum over the axis, P a summand of the value.",
+    ]
+    return docstring("\n".join(text), 0)
+
+
+def _imports(code: str) -> list[str]:
+    words = set(re.findall(r"\b[A-Za-z_]\w*(?=[(:])|\bParallelMesh\b", re.sub(r"#.*", "", code)))
+    names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & words), key=lambda name: (name[0].islower(), name))
+    lines = ["", "from __future__ import annotations", ""]
+    lines += ["import torch"] if "torch." in code else []
+    lines += ["import torch.nn.functional as F"] if "F." in code else []
+    lines += ["from torch import Tensor, nn", ""]
+    one = f"from runtime import {', '.join(names)}"
+    lines += [one] if len(one) <= WIDTH else ["from runtime import (", *(f"    {name}," for name in names), ")"]
+    return lines
+
+
+def _facts(program: Program, header: Header) -> list[str]:
+    """Module-level constants."""
+    mesh = ", ".join(f"{quoted(name)}: {size}" for name, size in program.mesh.axes)
+    lines = [
+        "",
+        f"PLAN = {quoted(header.plan_hash)}",
+        f"MESH = {{{mesh}}}  # outermost first; ranks are row-major over it",
+    ]
+    lines += ["# name: global shape, dtype, layout, synthetic integers from [low, high)", "INPUTS = {"]
+    for item in header.inputs:
+        fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
+        lines += statement(f"{quoted(item.name)}: ({fields}),", 1)
+    lines += ["}", f"OPTIMIZER = {quoted(program.optimizer)}"]
+    loss = program.loss
+    lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
+    axes = _partial_axes(program, loss) if loss is not None else []
+    lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
+    return lines
+
+
+def _gradient_buckets(program: Program) -> list[str]:
+    lines = ["# Gradients that one flat all-reduce over these axes sums after backward, in this order."]
+    if not program.gradient_buckets:
+        return [*lines, "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = []"]
+    lines.append("GRADIENT_BUCKETS = [")
+    for bucket in program.gradient_buckets:
+        wrapped = textwrap.wrap(" ".join(bucket.parameters), WIDTH - 8, break_on_hyphens=False, break_long_words=False)
+        lines += ["    (", f"        {_names(list(bucket.axes))},", '        """']
+        lines += [f"        {line}" for line in wrapped]
+        lines += ['        """.split(),', "    ),"]
+    return [*lines, "]"]
+
+
+def _partial_axes(program: Program, loss: str) -> list[str]:
+    placements = program.value(loss).layout.placements
+    return [name for name, placement in zip(program.mesh.names, placements, strict=True) if placement == PARTIAL]
+
+
+def _names(axes: list[str]) -> str:
+    return f"({', '.join(map(quoted, axes))}{',' if len(axes) == 1 else ''})"
+
+
+def _build_model(root: str) -> list[str]:
+    return [
+        "def build_model(mesh: ParallelMesh) -> nn.Module:",
+        '    """The model of this rank; parameters and buffers are uninitialised."""',
+        f"    return {root}(mesh)",
+    ]

@@ -1,0 +1,142 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""Weights between the original model and this package; one process, no torchrun.
+
+    python convert.py --to-sharded model.safetensors checkpoint/        then: train.py --resume checkpoint/
+    python convert.py --to-original checkpoint/step-100 model.safetensors
+
+Weight files are .safetensors, .pt or .bin (a state dict with the original names and shapes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+from model_parallel import MESH, build_model
+from runtime import ParallelMesh, Sharding, sharding
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """A state dict from .safetensors, .pt or .bin. ValueError on another kind of file."""
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        return dict(_safetensors().load_file(path))
+    if path.suffix not in (".pt", ".pth", ".bin"):
+        raise ValueError(f"expected .safetensors, .pt or .bin, got {path.name!r}")
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    state = state.get("state_dict", state) if isinstance(state, Mapping) else state
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError("it holds no state dict")
+    return dict(state)
+
+
+def write_state_dict(path: str | Path, state: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
+    """Under a temporary name, then renamed. Tied names share a tensor: safetensors takes it once, with a note."""
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        kept = {name: tensor.contiguous() for name, tensor in state.items() if name not in ties}
+        _safetensors().save_file(kept, partial, metadata={"format": "pt", **ties})
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        torch.save(dict(state), partial)
+    else:
+        raise ValueError(f"expected .safetensors, .pt or .bin, got {path.name!r}")
+    os.replace(partial, path)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError("a .safetensors file needs the package safetensors: pip install safetensors") from None
+    return safetensors.torch
+
+
+def shardings() -> dict[str, tuple[Sharding, torch.dtype]]:
+    """Original name -> how this package holds it; built on the meta device, without memory."""
+    mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
+    model: nn.Module = build_model(mesh)
+    held = model.state_dict(keep_vars=True).values()
+    return {sharding(tensor).name: (sharding(tensor), tensor.dtype) for tensor in held}
+
+
+def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
+    """Writes a checkpoint that train.py resumes from, at step 0. Returns names of `source` that the model lacks."""
+    original = read_state_dict(source)
+    state: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, (held, dtype) in shardings().items():
+        found = next((n for n in (name, *held.ties) if n in original), None)
+        if found is None:
+            raise ValueError(f"{source} lacks {name}")
+        if tuple(original[found].shape) != held.shape:
+            raise ValueError(f"{name}: expected shape {held.shape}, got {tuple(original[found].shape)}")
+        used |= {name, *held.ties}
+        state[f"model.{name}"] = original[found].to(dtype).reshape(held.split_shape)
+    partial = Path(f"{folder}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    dcp.save(state, checkpoint_id=partial, no_dist=True)
+    (partial / "training.json").write_text(json.dumps({"step": 0, "groups": [{}]}, indent=1))
+    if Path(folder).exists():
+        shutil.rmtree(folder)
+    os.replace(partial, folder)
+    return sorted(set(original) - used)
+
+
+def to_original(folder: str | Path, target: str | Path) -> None:
+    """Writes the state dict of the original model from a checkpoint of any mesh."""
+    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state: dict[str, Tensor] = {}
+    ties: dict[str, str] = {}
+    for name, (held, _) in shardings().items():
+        key = f"model.{name}"
+        if key not in saved:
+            raise ValueError(f"{folder} lacks {name}: not a checkpoint of this model")
+        whole = torch.empty(saved[key].size, dtype=saved[key].properties.dtype)
+        dcp.load({key: whole}, checkpoint_id=folder, no_dist=True)
+        state[name] = whole.reshape(held.shape)
+        ties |= dict.fromkeys(held.ties, name)
+    state |= {tie: state[name] for tie, name in ties.items()}
+    write_state_dict(target, state, ties)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    direction = parser.add_mutually_exclusive_group(required=True)
+    direction.add_argument(
+        "--to-sharded", nargs=2, metavar=("WEIGHTS", "FOLDER"), help="original weights to a checkpoint"
+    )
+    direction.add_argument(
+        "--to-original", nargs=2, metavar=("FOLDER", "WEIGHTS"), help="a checkpoint to original weights"
+    )
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is meant
+    try:
+        if options.to_sharded:
+            ignored = to_sharded(*options.to_sharded)
+            if ignored:
+                print(f"ignored {len(ignored)} names that the model has not: {', '.join(ignored[:5])}")
+        else:
+            folder, target = options.to_original
+            to_original(folder, target)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""Trains the model in model_parallel.py; start it with torchrun, one process per device (see README.md).
+
+    torchrun --nproc-per-node 4 train.py --backend gloo --steps 5
+
+Without --data it makes synthetic batches from the seed. A loader is a function that yields batches:
+
+    torchrun --nproc-per-node 4 train.py --backend nccl --steps 1000 --data data.py:make_loader
+
+A batch is a tuple in the order of model_parallel.INPUTS, or a dict with its names. Every rank may yield the same global
+batch (it takes its own part) or only its local part; the shapes tell which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from model_parallel import GRADIENT_BUCKETS, HAS_LOSS, INPUTS, LOSS_AXES, MESH, OPTIMIZER, PLAN, build_model
+from runtime import (
+    ParallelMesh,
+    clip_gradients,
+    held_indices,
+    init_parameters,
+    load_checkpoint,
+    load_full_state_dict,
+    reduce_gradients,
+    regathering,
+    save_checkpoint,
+    sharding,
+)
+
+BACKENDS = ("gloo", "nccl", "hccl")
+
+
+class UserError(Exception):
+    """Something the person who started this can mend: shown without a traceback."""
+
+
+# --- one step ---
+
+
+def make_optimizer(model: nn.Module, lr: float = 3e-4) -> torch.optim.Optimizer:
+    """The optimizer that the plan was made for. Parameters are DTensors: any stock optimizer works on them."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if OPTIMIZER == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=lr)
+
+
+def compute_gradients(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Forward, backward, and the gradient sums that are still missing. Inputs are local; returns the local outputs."""
+    with regathering():
+        result = model(*inputs)
+        outputs = result if isinstance(result, tuple) else (result,)
+        outputs[0].backward()
+    parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
+    reduce_gradients(mesh, parameters, GRADIENT_BUCKETS)
+    return outputs
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    mesh: ParallelMesh,
+    inputs: Sequence[Tensor],
+    max_norm: float = math.inf,
+) -> tuple[Tensor, Tensor]:
+    """One optimizer step; returns the local loss and the gradient norm before clipping."""
+    optimizer.zero_grad(set_to_none=True)
+    outputs = compute_gradients(model, mesh, inputs)
+    norm = clip_gradients(mesh, model.parameters(), max_norm)
+    optimizer.step()
+    return outputs[0].detach(), norm
+
+
+def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
+    """The loss of the global batch, from the summand of each rank."""
+    total = loss.detach().to(torch.float32).clone()
+    for axis in LOSS_AXES:
+        mesh[axis].transport.all_reduce(total)()
+    return float(total)
+
+
+# --- batches ---
+
+
+def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
+    """The shape of this rank's part of an input."""
+    shape, _, layout, *_ = INPUTS[name]
+    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
+
+
+def local_part(name: str, x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """This rank's part of a global input."""
+    shape, _, layout, *_ = INPUTS[name]
+    for dim, size in enumerate(shape):
+        held = held_indices(size, dim, layout, mesh)
+        if len(held) < size:
+            x = x.index_select(dim, held.to(x.device))
+    return x
+
+
+def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
+    """Batches made from the seed and the step alone: the same global batch on every mesh."""
+    step = start
+    while True:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        batch = []
+        for name, (shape, dtype, _, low, high) in INPUTS.items():
+            kind: torch.dtype = getattr(torch, dtype)
+            if kind.is_floating_point:
+                x = torch.randn(shape, generator=generator).to(kind)
+            else:
+                x = torch.randint(low, high, shape, generator=generator).to(kind)
+            batch.append(local_part(name, x, mesh).to(mesh.device))
+        yield batch
+        step += 1
+
+
+def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
+    """The local tensors of a loader's batch. Raises UserError that says what was expected."""
+    names = list(INPUTS)
+    if isinstance(batch, Mapping):
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise UserError(f"the batch lacks {', '.join(missing)}: it has {', '.join(map(str, batch)) or 'nothing'}")
+        batch = [batch[name] for name in names]
+    if isinstance(batch, Tensor):
+        batch = [batch]
+    if not isinstance(batch, list | tuple) or len(batch) != len(names):
+        got = f"{len(batch)} tensors" if isinstance(batch, list | tuple) else type(batch).__name__
+        raise UserError(f"a batch must hold {len(names)} tensors ({', '.join(names)}), got {got}")
+    return [_checked_tensor(name, x, mesh) for name, x in zip(names, batch, strict=True)]
+
+
+def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise UserError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
+    shape, own = INPUTS[name][0], local_shape(name, mesh)
+    dtype: torch.dtype = getattr(torch, INPUTS[name][1])
+    if x.dtype.is_floating_point != dtype.is_floating_point:
+        raise UserError(f"input {name!r}: expected {dtype}, got {x.dtype}")
+    if tuple(x.shape) == tuple(shape):
+        x = local_part(name, x, mesh)
+    elif tuple(x.shape) != own:
+        got = tuple(x.shape)
+        raise UserError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
+    return x.to(device=mesh.device, dtype=dtype, non_blocking=True)
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """`file.py:function` as that function."""
+    path, _, name = spec.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise UserError(f"--data {spec}: expected file.py:function, and there is no file {path or spec!r}")
+    module_spec = importlib.util.spec_from_file_location("user_data", path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    module_spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"--data {spec}: {path} has no function {name!r}")
+    return function
+
+
+def loader_batches(spec: str, mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
+    """Batches of a user's loader, from batch `start` on; an ended loader begins again.
+
+    The function gets those of the keywords `mesh`, `rank`, `seed` and `inputs` that it takes.
+    """
+    make_loader = load_function(spec)
+    offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS}
+    taken = inspect.signature(make_loader).parameters
+    keywords = {name: value for name, value in offered.items() if name in taken}
+    position = 0
+    while True:
+        before = position
+        for batch in make_loader(**keywords):
+            position += 1
+            if position > start:
+                yield checked(batch, mesh)
+        if position == before:
+            raise UserError(f"--data {spec}: the loader yields no batch")
+
+
+# --- the run ---
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default="nccl", help="gloo: CPU, nccl: CUDA, hccl: Ascend")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps in all, those before --resume included")
+    parser.add_argument("--lr", type=float, default=3e-4, help="learning rate")
+    parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
+    parser.add_argument("--seed", type=int, default=0, help="of initialisation, synthetic batches and dropout")
+    parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
+    parser.add_argument("--weights", metavar="FILE", help="start from the original model's .safetensors, .pt or .bin")
+    parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR/step-N")
+    parser.add_argument(
+        "--save-every", type=int, default=0, metavar="N", help="also every N steps, not only at the end"
+    )
+    parser.add_argument("--resume", metavar="DIR", help="continue from a checkpoint, or from the last one in DIR")
+    parser.add_argument("--log-every", type=int, default=1, metavar="N", help="print every N steps")
+    parser.add_argument("--dry-run", action="store_true", help="build the model, say what it holds, and stop")
+    return parser.parse_args(argv)
+
+
+def check_launch() -> None:
+    """UserError where the number of processes is not that of the mesh."""
+    size, started = math.prod(MESH.values()), int(os.environ.get("WORLD_SIZE", "1"))
+    if size != started:
+        mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
+        processes = "1 process was" if started == 1 else f"{started} processes were"
+        line = f"torchrun --nproc-per-node {size} {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
+        raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
+
+
+def last_checkpoint(folder: str) -> Path:
+    """The folder itself, or its subfolder step-N with the largest N."""
+    path = Path(folder)
+    if (path / ".metadata").exists():
+        return path
+    steps = [p for p in path.glob("step-*") if p.name[5:].isdecimal() and (p / ".metadata").exists()]
+    if not steps:
+        raise UserError(f"--resume {folder}: there is no checkpoint here")
+    return max(steps, key=lambda p: int(p.name[5:]))
+
+
+def read_weights(path: str) -> Mapping[str, Tensor]:
+    from convert import read_state_dict
+
+    try:
+        return read_state_dict(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"--weights {path}: {error}") from None
+
+
+def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
+    """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
+    if options.resume:
+        folder = last_checkpoint(options.resume)
+        try:
+            done = load_checkpoint(folder, model, optimizer)
+        except KeyError as error:
+            raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
+        if rank == 0:
+            print(f"resumed {folder} at step {done}", flush=True)
+        return done
+    guessed = init_parameters(model, options.seed)
+    if options.weights:
+        try:
+            load_full_state_dict(model, read_weights(options.weights))
+        except (KeyError, ValueError) as error:
+            raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
+    elif guessed and rank == 0:
+        shown = ", ".join(guessed[:3]) + (", ..." if len(guessed) > 3 else "")
+        print(f"note: {len(guessed)} parameters start from a guess, how the model makes them is unknown: {shown}")
+    return 0
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def rate(seconds: float) -> str:
+    """Samples (or tokens, where the first input is rows of integers) a second."""
+    shape, dtype, *_ = next(iter(INPUTS.values()))
+    tokens = "int" in dtype and len(shape) == 2
+    count = math.prod(shape) if tokens else shape[0] if shape else 1
+    return f"{count / seconds:.0f} {'tokens' if tokens else 'samples'}/s"
+
+
+def describe(model: nn.Module, mesh: ParallelMesh) -> None:
+    """What this rank holds, by rank 0."""
+    local = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
+    whole = sum(math.prod(sharding(p).shape) for p in model.parameters())
+    axes = ", ".join(f"{name}={n}" for name, n in mesh.axes.items())
+    print(f"plan {PLAN}, mesh {axes} on {mesh.device.type}: {whole:,} parameters, {local:,} on rank 0", flush=True)
+    for name in INPUTS:
+        print(f"  input {name}: global {tuple(INPUTS[name][0])}, local {local_shape(name, mesh)}", flush=True)
+
+
+def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
+    if not HAS_LOSS:
+        raise UserError("this package was planned without a loss: it can't be trained")
+    model = build_model(mesh)
+    if options.dry_run:
+        if mesh.rank == 0:
+            describe(model, mesh)
+        return
+    optimizer = make_optimizer(model, options.lr)
+    mesh.random.seed = options.seed
+    done = prepare(model, optimizer, options, mesh.rank)
+    if options.data:
+        batches = loader_batches(options.data, mesh, options.seed, done)
+    else:
+        batches = synthetic_batches(mesh, options.seed, done)
+    for step in range(done + 1, options.steps + 1):
+        batch = next(batches)
+        synchronise(mesh.device)
+        start = time.perf_counter()
+        mesh.random.step = step
+        loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm)
+        synchronise(mesh.device)
+        seconds = time.perf_counter() - start
+        if step % options.log_every == 0 or step == options.steps:
+            total = whole_loss(loss, mesh)
+            if mesh.rank == 0:
+                timing = f"{seconds * 1e3:.1f} ms, {rate(seconds)}"
+                print(f"step {step}: loss {total:.6f}, gradient norm {float(norm):.4f}, {timing}", flush=True)
+        last = step == options.steps
+        if options.save and (last or (options.save_every and step % options.save_every == 0)):
+            Path(options.save).mkdir(parents=True, exist_ok=True)
+            save_checkpoint(f"{options.save}/step-{step}", model, optimizer, step)
+
+
+def main() -> int:
+    options = parse_arguments()
+    try:
+        check_launch()
+        run(options, ParallelMesh.from_environment(MESH, options.backend))
+    except UserError as error:
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

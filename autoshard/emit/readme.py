@@ -1,0 +1,98 @@
+"""The package's README.md."""
+
+from __future__ import annotations
+
+from autoshard.emit.header import Header
+from autoshard.program.model import Program
+from autoshard.units import format_bytes, format_seconds
+
+
+def readme(program: Program, header: Header) -> str:
+    """How to launch the package, what is in it, and how data and weights go in and out."""
+    size = program.mesh.size
+    mesh = ", ".join(f"{name}={n}" for name, n in program.mesh.axes)
+    ranks = "\n".join(f"| {rank} | {_coordinates(program, rank)} |" for rank in _shown(size))
+    more = "\n| ... | ... |" if size > 16 else ""
+    inputs = "\n".join(f"| `{i.name}` | {i.shape} | {i.dtype} | `{i.layout}` |" for i in header.inputs)
+    words = "\n".join(f"- {sentence}" for sentence in header.strategy)
+    names = ", ".join(i.name for i in header.inputs)
+    nodes = max(size // 8, 1) if size > 8 else 2
+    return f"""# {program.name} on {size} devices
+
+Written by autoshard from plan `{header.plan_hash}`. Needs only PyTorch. Mesh: {mesh} (outermost, slowest links first).
+
+{words}
+
+Predicted for {header.hardware}: {format_seconds(header.predicted_seconds, 3)} a step,
+{format_bytes(header.predicted_peak_bytes)} at the peak on each device.
+
+## Launch
+
+One node:
+
+```
+torchrun --nproc-per-node {size} train.py --backend nccl --steps 100
+```
+
+`--backend nccl` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. {nodes} nodes, on each of them
+(`NODE` is 0 on the first):
+
+```
+torchrun --nnodes {nodes} --node-rank $NODE --nproc-per-node {max(size // nodes, 1)} \\
+    --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 train.py --backend nccl --steps 100
+```
+
+`--dry-run` builds the model and says what each rank holds. `--help` lists everything.
+
+Ranks are row-major over the mesh, so that the last axis is on neighbouring ranks (within a node):
+
+| rank | {" | ".join(program.mesh.names)} |
+|---|{"---|" * len(program.mesh.names)}
+{ranks}{more}
+
+## Files
+
+| file | what it is |
+|---|---|
+| `model_parallel.py` | the model: local tensors, every collective a visible call with its mesh axis and its reason |
+| `train.py` | the training loop: batches, gradient reduction, clipping, checkpoints |
+| `convert.py` | weights of the original model in and out |
+| `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |
+| `plan.json` | the plan: every decision with its predicted cost |
+
+## Data
+
+Without `--data`, batches are synthetic. With `--data data.py:make_loader`:
+
+```python
+def make_loader():
+    for batch in my_dataset:
+        yield {{{", ".join(f'"{i.name}": batch.{i.name}' for i in header.inputs)}}}  # or a tuple: {names}
+```
+
+Every rank may yield the same global batch, of which it takes its part, or its local part alone. Global shapes:
+
+| input | shape | dtype | layout |
+|---|---|---|---|
+{inputs}
+
+## Weights and checkpoints
+
+```
+torchrun ... train.py --weights model.safetensors            # start from the original model's weights
+torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step
+torchrun ... train.py --resume checkpoints                   # also in a package planned for another mesh
+python convert.py --to-original checkpoints/step-100 model.safetensors
+python convert.py --to-sharded model.safetensors checkpoint
+```
+
+Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
+"""
+
+
+def _shown(size: int) -> range:
+    return range(min(size, 16))
+
+
+def _coordinates(program: Program, rank: int) -> str:
+    return " | ".join(map(str, program.mesh.coordinates(rank)))
