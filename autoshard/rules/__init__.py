@@ -1,7 +1,7 @@
-"""Rules: what each operator's loops are, and the ways to split it that follow. Reading `table.RULES` is reading what is known."""
+"""Rules: each operator's loops, and the ways to split it that follow. Reading `RULES` is reading what we know."""
 
 from autoshard.rules.candidates import Candidates, candidates
-from autoshard.rules.enumerate import explain, find, offered, strategies
+from autoshard.rules.enumerate import carry, explain, find, offered, strategies
 from autoshard.rules.instance import Facts, Instance, bind
 from autoshard.rules.localise import LocalOp, localise
 from autoshard.rules.notation import Dim, Rule, RuleError, Term
@@ -22,6 +22,7 @@ __all__ = [
     "Term",
     "bind",
     "candidates",
+    "carry",
     "explain",
     "find",
     "has_rule",

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: b batch, h heads (g groups of r, when grouped), s queries, t keys, d their size, e the values'."""
+"""Scaled dot-product attention: b batch, h heads (or g groups of r), s queries, t keys, d their size, e the values'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoshard.rules.random import random_index
 
 
 def attention(call: Call) -> str:
-    """Queries can be cut where no causal mask counts positions; keys and their size are whole (softmax, then a product)."""
+    """Queries can be cut where no causal mask counts positions; the softmax needs all keys, and all of their size."""
     query, key, _ = (shape for shape in call.shapes[:3] if shape is not None)
     if any(len(shape or query) > len(query) for shape in call.shapes) or len(query) < 2:
         raise NoRule

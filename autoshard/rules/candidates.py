@@ -1,9 +1,9 @@
 """Which (blocks, unit) each factor may be cut by: proposed by products, carried both ways through the graph.
 
-A factor f in a product (pre f post) of dim d, cut plainly, cuts d in `pre` blocks in units of `post`. So a view `(n d) -> n d`
-proposes unit d to what makes its operand, and a split `(3 h) -> h, h, h` proposes 3 blocks. A proposal for a dim of a tensor
-is one for the factors there, in every op that makes or reads it, and from there for the other dims with the same factor,
-until nothing changes. Nearest first: proposals travel breadth-first, and each factor keeps the first few.
+A factor f in a product (pre f post) of a dim, cut plainly, cuts the dim in `pre` blocks in units of `post`. So a view
+`(n d) -> n d` proposes unit d to what makes its operand, and a split `(3 h) -> h, h, h` proposes 3 blocks. A proposal
+for a dim of a tensor is one for the factors there, in every op that makes or reads it, and from there for the other
+dims with the same factor, until nothing changes. It travels breadth-first, and each factor keeps the first few.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def _spread(op: Op, bound: Instance, factor: str, refinement: Refinement) -> Ite
 
 
 def _received(op: Op, bound: Instance, proposal: _Proposal) -> Iterator[tuple[str, Refinement]]:
-    """What a proposal for a dim means for the assignable factors in it: the inverse of `dim_cut`, where there is one."""
+    """What a proposal for a dim means for the factors in it that can be cut: the inverse of `dim_cut`, if any."""
     for tensor, index, dim in _places(op, bound):
         if (tensor, index) != (proposal.tensor, proposal.dim):
             continue
         for factor in dim.factors:
-            if factor not in bound.assignable:
+            if factor not in bound.assignable or factor in bound.rule.plain:
                 continue
             _, pre, post = dim_cut(part_sizes(bound, dim), dim.parts.index(factor), (1, 1, 1))
             if proposal.blocks % pre == 0 and proposal.unit % post == 0:

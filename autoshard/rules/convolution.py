@@ -20,15 +20,12 @@ def convolution(call: Call) -> str:
     return f"{operands} -> b {out} {term(y)} | sum: c | whole: {term(x + k + y)}"
 
 
-def pooling(spatial: int) -> RuleFor:
-    """Batch and channels stand alone; the image is whole."""
-
-    def rule(call: Call) -> str:
-        x, y = ([f"{name}{i}" for i in range(spatial)] for name in "xy")
-        results = ", ".join(f"... {term(y)}" for _ in call.results)
-        return f"... {term(x)} -> {results} | whole: {term(x + y)}"
-
-    return rule
+def pooling(call: Call) -> str:
+    """Batch and channels stand alone; the image (two dims of a `max_pool2d`) is whole."""
+    spatial = int(call.op.target.partition("pool")[2][0])
+    x, y = ([f"{name}{i}" for i in range(spatial)] for name in "xy")
+    results = ", ".join(f"... {term(y)}" for _ in call.results)
+    return f"... {term(x)} -> {results} | whole: {term(x + y)}"
 
 
 def localise_groups(local: Local) -> dict[str, LocalAttribute]:
@@ -38,8 +35,8 @@ def localise_groups(local: Local) -> dict[str, LocalAttribute]:
 
 POOLS = ["avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool"]
 RULES: dict[str, str | RuleFor] = {
-    **{f"aten.{name}{n}d": pooling(n) for name in POOLS for n in (1, 2, 3)},
-    **{f"aten.max_pool{n}d_with_indices": pooling(n) for n in (2, 3)},
+    **{f"aten.{name}{n}d": pooling for name in POOLS for n in (1, 2, 3)},
+    **{f"aten.max_pool{n}d_with_indices": pooling for n in (2, 3)},
     **{f"aten.conv{n}d": convolution for n in (1, 2, 3)},
 }
 LOCALISE: dict[str, Localise] = {f"aten.conv{n}d": localise_groups for n in (1, 2, 3)}

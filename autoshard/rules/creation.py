@@ -1,4 +1,4 @@
-"""Tensors made from the shape of another. Those made from nothing (arange, zeros) depend on no operand and are repeated."""
+"""Tensors made from the shape of another. Those made from nothing (arange, zeros) are repeated on every device."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """From a choice per mesh axis to the layout of every operand and result: the design's section 5, for one axis.
 
-| axis on               | an operand with it | a multiplied operand without | an added operand without | a result with it | without |
-|-----------------------|--------------------|------------------------------|--------------------------|------------------|---------|
-| a factor              | Shard              | R+                           | R+                       | Shard            | –       |
-| a summed factor       | Shard              | R+                           | Partial                  | Shard            | Partial |
-| a joined factor       | Shard              | R+                           | R+                       | Shard            | R       |
-| nothing, `=`          |                    | R                            | R                        |                  | R       |
-| nothing, `+`          |                    | R+                           | R+                       |                  | R+      |
-| `~0` (a linear group) | Partial in it      | R+                           | Partial                  |                  | Partial |
+| axis on               | operand with it | multiplied, without | added, without | result with it | without |
+|-----------------------|-----------------|---------------------|----------------|----------------|---------|
+| a factor              | Shard           | R+                  | R+             | Shard          | –       |
+| a summed factor       | Shard           | R+                  | Partial        | Shard          | Partial |
+| a joined factor       | Shard           | R+                  | R+             | Shard          | R       |
+| nothing, `=`          |                 | R                   | R              |                | R       |
+| nothing, `+`          |                 | R+                  | R+             |                | R+      |
+| `~0` (a linear group) | Partial         | R+                  | Partial        |                | Partial |
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def choices(instance: Instance, refinements: tuple[tuple[str, tuple[tuple[int, i
     result = []
     for factor in instance.assignable:
         result.append(Choice("factor", factor))
-        result += [Choice("factor", factor, blocks, unit) for blocks, unit in refined.get(factor, ())]
+        own = refined.get(factor, ()) if factor not in instance.rule.plain else ()
+        result += [Choice("factor", factor, blocks, unit) for blocks, unit in own]
     result.append(Choice("repeat"))
     if instance.differentiable:
         result.append(Choice("repeat_partial"))

@@ -4,84 +4,16 @@ from __future__ import annotations
 
 from autoshard.rules.kinds import Call, Localise, LocaliseVariant, RuleFor
 
-UNARY = [
-    "abs",
-    "bitwise_not",
-    "ceil",
-    "celu",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "cos",
-    "elu",
-    "erf",
-    "erfc",
-    "exp",
-    "expm1",
-    "floor",
-    "frac",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "leaky_relu",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_sigmoid",
-    "logical_not",
-    "logit",
-    "mish",
-    "nan_to_num",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "round",
-    "rsqrt",
-    "selu",
-    "sigmoid",
-    "sign",
-    "signbit",
-    "silu",
-    "sin",
-    "softplus",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "trunc",
-    "rsub",
-]
-BINARY = [
-    "__and__",
-    "__or__",
-    "__xor__",
-    "atan2",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "eq",
-    "floor_divide",
-    "fmod",
-    "ge",
-    "gt",
-    "le",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "lt",
-    "maximum",
-    "minimum",
-    "ne",
-    "pow",
-    "remainder",
-    "xlogy",
-]
-LINEAR = ["_to_copy", "alias", "clone", "contiguous", "neg", "positive", "to", "type_as"]
+UNARY = """
+abs bitwise_not ceil celu clamp clamp_max clamp_min cos elu erf erfc exp expm1 floor frac gelu hardsigmoid hardswish
+hardtanh isfinite isinf isnan leaky_relu log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num reciprocal
+relu relu6 round rsqrt rsub selu sigmoid sign signbit silu sin softplus sqrt square tan tanh trunc
+"""
+BINARY = """
+__and__ __or__ __xor__ atan2 bitwise_and bitwise_or bitwise_xor eq floor_divide fmod ge gt le logical_and logical_or
+logical_xor lt maximum minimum ne pow remainder xlogy
+"""
+LINEAR = "_to_copy alias clone contiguous neg positive to type_as"
 
 
 def elementwise(call: Call) -> str:
@@ -116,8 +48,8 @@ def lerp(call: Call) -> str:
 
 
 RULES: dict[str, str | RuleFor] = {
-    **{f"aten.{name}": elementwise for name in UNARY + BINARY},
-    **{f"aten.{name}": "... -> ... | linear: 0" for name in LINEAR},
+    **{f"aten.{name}": elementwise for name in (UNARY + BINARY).split()},
+    **{f"aten.{name}": "... -> ... | linear: 0" for name in LINEAR.split()},
     "aten.add": add,
     "aten.addcdiv": elementwise,
     "aten.addcmul": elementwise,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -20,7 +21,7 @@ REPEAT = Choice("repeat")
 
 
 def strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> tuple[Strategy, ...]:
-    """Every combination of choices over the axes that the rule, the sizes and the layouts allow, plainest choices first.
+    """Every combination of choices over the axes that the rule, the sizes and the layouts allow, plainest first.
 
     Of those with the same layouts and variant only the first is kept.
     """
@@ -28,15 +29,63 @@ def strategies(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> tupl
 
 
 def find(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) -> Strategy:
-    """The strategy that prints as `text`; raises UsageError that lists those there are."""
-    offered = {str(strategy): strategy for strategy in strategies(graph, op, mesh, candidates)}
-    if text not in offered:
+    """The strategy that prints as `text`, or means the same; raises UsageError that lists those there are."""
+    bound, refined = instance(graph, op), candidates.refinements(op)
+    by_text = _by_text(bound, refined, mesh)
+    found = by_text.get(text) or _equivalent(bound, refined, mesh, text)
+    if found is None:
         reasons = dict(explain(graph, op, mesh, candidates))
         why = f" ({reasons[text]})" if text in reasons else ""
-        raise UsageError(
-            f"{op.name} ({op.target}) has no strategy {text!r} on {mesh}{why}", "one of: " + "; ".join(offered)
-        )
-    return offered[text]
+        message = f"{op.name} ({op.target}) has no strategy {text!r} on {mesh}{why}"
+        raise UsageError(message, f"one of: {'; '.join(by_text)}")
+    return found
+
+
+def carry(text: str, refined: Refinements, other: Refinements) -> str:
+    """The same strategy at other sizes: a refinement of a factor becomes the one in its place in `other`.
+
+    Both graphs must have the same structure: `n/3*64` with heads of 64 is `n/3*8` with heads of 8.
+    """
+    places, others = dict(refined), dict(other)
+
+    def carried(choice: Choice) -> Choice:
+        own, there = places.get(choice.factor, ()), others.get(choice.factor, ())
+        place = own.index((choice.blocks, choice.unit)) if (choice.blocks, choice.unit) in own else len(there)
+        return replace(choice, blocks=there[place][0], unit=there[place][1]) if place < len(there) else choice
+
+    return " ".join(str(carried(Choice.parse(part))) for part in text.split())
+
+
+@cache
+def _by_text(bound: Instance, refined: Refinements, mesh: Mesh) -> dict[str, Strategy]:
+    return {str(strategy): strategy for strategy in derive(bound, refined, mesh)}
+
+
+def _equivalent(bound: Instance, refined: Refinements, mesh: Mesh, text: str) -> Strategy | None:
+    """The strategy offered under another name: `n*64` is `n` where the axis leaves whole units anyway."""
+    try:
+        chosen = tuple(Choice.parse(part) for part in text.split())
+    except ValueError:
+        return None
+    if len(chosen) != len(mesh.axes) or not all(_permitted(bound, choice) for choice in chosen):
+        return None
+    if any(_reason(bound, c, n) for c, n in zip(chosen, mesh.sizes, strict=True)):
+        return None
+    if sizes_problem(bound, chosen, mesh.sizes):
+        return None
+    wanted = _strategy(bound, chosen, mesh)
+    same = (s for s in derive(bound, refined, mesh) if _meaning(s) == _meaning(wanted))
+    return next(same, None)
+
+
+def _permitted(bound: Instance, choice: Choice) -> bool:
+    """Is this a choice of the rule, with whatever blocks and unit?"""
+    refined = ((choice.factor, ((choice.blocks, choice.unit),)),) if choice.kind == "factor" else ()
+    return choice in choices(bound, refined)
+
+
+def _meaning(strategy: Strategy) -> tuple[object, ...]:
+    return strategy.operands, strategy.results, strategy.variant
 
 
 def explain(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tuple[str, str]]:
@@ -65,7 +114,7 @@ def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy,
     for chosen in product(*_options(bound, refined, mesh)):
         if not sizes_problem(bound, chosen, mesh.sizes):
             strategy = _strategy(bound, chosen, mesh)
-            kept.setdefault((strategy.operands, strategy.results, strategy.variant), strategy)
+            kept.setdefault(_meaning(strategy), strategy)
     return tuple(kept.values())
 
 

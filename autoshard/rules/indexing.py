@@ -25,7 +25,7 @@ def embedding(call: Call) -> str:
     if call.integer("padding_idx", -1) >= 0 or call.get("sparse"):
         return f"vocabulary d, {rows} -> {rows} d | whole: vocabulary"
     variant = "variant: vocabulary_parallel_embedding vocabulary"
-    return f"vocabulary d, {rows} -> {rows} d | sum: vocabulary | empty: vocabulary | {variant}"
+    return f"vocabulary d, {rows} -> {rows} d | sum: vocabulary | empty: vocabulary | plain: vocabulary | {variant}"
 
 
 def gather(call: Call) -> str:

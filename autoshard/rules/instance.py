@@ -102,7 +102,7 @@ def _multiple_ranks(rule: Rule, shapes: Sequence[tuple[Term, tuple[int, ...]]], 
         stars = [dim.factors[0] for dim in term.dims if dim.star]
         if len(stars) == 1 and ELLIPSIS not in term.factors:
             ranks.setdefault(stars[0], len(shape) - len(term.dims) + 1)
-    for term, shape in shapes:
+    for term, _ in shapes:
         for dim in term.dims:
             if dim.star and dim.factors[0] not in ranks:
                 ranks[dim.factors[0]] = 1 if star is None else star
@@ -196,6 +196,7 @@ def _finish(
         whole=whole,
         joined=names(rule.joined),
         empty=names(rule.empty),
+        plain=names(rule.plain),
         linear=linear,
         variant_factors=names(rule.variant_factors),
         variant="" if rule.variant_factors and not names(rule.variant_factors) else rule.variant,

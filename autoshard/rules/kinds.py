@@ -1,4 +1,4 @@
-"""What the files of the table share: how a rule that depends on arguments is written, and how a shard's arguments are."""
+"""What the files of the table share: rules that depend on arguments, and the arguments of a shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoRule(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One operator as a rule function sees it. `shapes` are of the operands (None where absent), `results` of the results."""
+    """One operator as a rule function sees it. `shapes` are the operands' (None: absent), `results` the results'."""
 
     op: Op
     shapes: tuple[tuple[int, ...] | None, ...]

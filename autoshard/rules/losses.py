@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from autoshard.rules.kinds import Axes, Call, Local, LocalAttribute, Localise, LocaliseVariant, RuleFor
+from autoshard.rules.kinds import Axes, Call, Local, LocalAttribute, Localise, LocaliseVariant, RuleFor, term
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's reduction argument
 
@@ -12,20 +12,19 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's reduction argument
 def cross_entropy(call: Call) -> str:
     """The mean counts labels that are not ignored, over all devices; cut classes exchange maximum and sum."""
     weighted = len(call.shapes) > 2 and call.shapes[2] is not None
-    if call.integer("reduction", MEAN) != MEAN or weighted or _probabilities(call) or call.rank > 2:
+    if call.integer("reduction", MEAN) != MEAN or weighted or _probabilities(call):
         return class_loss(call)
-    rows = "rows " if call.rank == 2 else ""
-    axes, target = f"{rows}vocabulary", rows.strip() or "()"
-    summed = "sum: rows | " if rows else ""
+    rows = ["rows"] * (call.rank > 1) + [f"d{i}" for i in range(call.rank - 2)]
+    dims = [*rows[:1], "vocabulary", *rows[1:]]
     absent = ", -" * (len(call.shapes) - 2)
-    return (
-        f"{axes}, {target}{absent} -> () | {summed}joined: vocabulary | empty: vocabulary"
-        f" | variant: parallel_cross_entropy {axes}"
-    )
+    summed = f"sum: {' '.join(rows)} | " if rows else ""
+    options = f"{summed}joined: vocabulary | empty: vocabulary | plain: vocabulary"
+    variant = f"variant: parallel_cross_entropy {' '.join(dims)}"
+    return f"{term(dims)}, {term(rows)}{absent} -> () | {options} | {variant}"
 
 
 def class_loss(call: Call) -> str:
-    """Plain losses over (rows, classes, ...): classes whole; rows too under a mean, whose count depends on the labels."""
+    """Plain losses over (rows, classes, ...): classes whole; rows too under a mean (its count is in the labels)."""
     rows = "rows " if call.rank > 1 else ""
     rest = " d*" if call.rank > 2 else ""
     names = ["rows"] * (call.rank > 1) + ["d"] * (call.rank > 2)
@@ -57,11 +56,11 @@ def localise_cross_entropy(local: Local) -> tuple[dict[str, LocalAttribute], Axe
     assert facts is not None
     given = dict(local.op.attributes)
     values: dict[str, LocalAttribute] = {
-        "size": facts.shape[-1],
+        "size": facts.shape[min(1, len(facts.shape) - 1)],
         "ignore_index": given.get("ignore_index", -100),
         "label_smoothing": given.get("label_smoothing", 0.0),
     }
-    return values, (("rows", local.axes("rows")), ("vocabulary", local.axes("vocabulary")))
+    return values, (("rows", local.axes(*local.instance.rule.sum)), ("vocabulary", local.axes("vocabulary")))
 
 
 def localise_mse(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:

@@ -1,7 +1,7 @@
 """Several mesh axes on one factor, or on several factors of one dim: what is held, and what can't be.
 
-A cut is (parts, blocks, unit): an axis of `parts` devices cuts, in each of `blocks` global blocks, in multiples of `unit`.
-Cuts stand in mesh order. Everything here is decided on `LocalSize.intervals`, the definition of what a device holds.
+A cut is (parts, blocks, unit): an axis of `parts` devices cuts, in each of `blocks` global blocks, in multiples of
+`unit`. Cuts stand in mesh order. All is decided on `LocalSize.intervals`, the definition of what a device holds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def nesting_problem(size: int, cuts: tuple[Cut, ...]) -> str:
 
 @cache
 def product_problem(sizes: tuple[int, ...], cuts: tuple[tuple[int, Cut], ...]) -> str:
-    """Why a dim (a product of parts of `sizes`) can't be cut by axes on several parts; `cuts` are (part, cut of the part).
+    """Why a dim (a product of parts of `sizes`) can't be cut by axes on several parts; `cuts` are (part, its cut).
 
     What the dim's own cuts hold must be exactly the product of what the parts hold.
     """

@@ -11,6 +11,7 @@
              `linear: 0+1`  a `Partial` passes in operands 0 and 1 together; `linear: 0, 1` in either alone
              `variant: f v` the runtime's `f` replaces the operator where an axis is on v (always, if none is named)
              `empty: v`     factors of which a device may hold nothing
+             `plain: v`     factors cut without blocks or units: the variant knows its range from the axes alone
 
 A factor that some result lacks must be listed as sum, whole or joined.
 """
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 ELLIPSIS = "..."
 _TOKEN = re.compile(r"\.\.\.|[A-Za-z_][A-Za-z0-9_]*\*?|\d+|\(|\)|\s+")
-_FACTOR_OPTIONS = ("sum", "whole", "joined", "empty")
+_FACTOR_OPTIONS = ("sum", "whole", "joined", "empty", "plain")
 
 
 class RuleError(ValueError):
@@ -77,6 +78,7 @@ class Rule:
     whole: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
     variant: str = ""
     variant_factors: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Dropout: linear in its input, with a mask that is a function of the global index, so always a variant when it draws."""
+"""Dropout: linear in its input. Its mask is a function of the global index, so it is a variant whenever it draws."""
 
 from __future__ import annotations
 

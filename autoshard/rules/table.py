@@ -23,7 +23,8 @@ from autoshard.rules.kinds import Call, Localise, LocaliseVariant, NoRule, RuleF
 from autoshard.rules.notation import Rule, RuleError
 
 KINDS = (
-    linear_algebra, attention, normalisation, elementwise, reductions, views, indexing, convolution, losses, random, creation,
+    linear_algebra, attention, normalisation, elementwise, reductions, views,
+    indexing, convolution, losses, random, creation,
 )  # fmt: skip
 RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}
 LOCALISE: dict[str, Localise] = {target: function for kind in KINDS for target, function in kind.LOCALISE.items()}
@@ -53,8 +54,8 @@ def call(graph: Graph, op: Op) -> Call:
 
 def instance(graph: Graph, op: Op) -> Instance:
     """The rule of an op bound to its shapes. What depends on no input, and what has no rule, can only be repeated."""
-    operands = tuple(None if name is None else _facts(graph.tensor(name)) for name in op.operands)
-    results = tuple(_facts(graph.tensor(name)) for name in op.results)
+    operands = tuple(None if name is None else facts_of(graph.tensor(name)) for name in op.operands)
+    results = tuple(facts_of(graph.tensor(name)) for name in op.results)
     if op.target in creation.REPEATED or all(name in graph.constants for name in op.results):
         return unbound(operands, results, True)
     normalised = integers(dict(op.attributes).get("normalized_shape"))
@@ -69,5 +70,6 @@ def _bound(text: str, operands: tuple[Facts | None, ...], results: tuple[Facts, 
     return bind(Rule.parse(text), operands, results, star)
 
 
-def _facts(tensor: Tensor) -> Facts:
+def facts_of(tensor: Tensor) -> Facts:
+    """What a rule needs to know of a tensor."""
     return Facts(tensor.shape, tensor.dtype, tensor.requires_grad)

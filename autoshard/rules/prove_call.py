@@ -1,0 +1,64 @@
+"""Call a torch operator from a graph's description of it: operands in schema order, other arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autoshard.layout import LocalSize
+from autoshard.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def evaluate(value: Any, mesh: Mesh, coordinates: Sequence[int]) -> Any:
+    """A local attribute on one device: every LocalSize as its length there."""
+    if isinstance(value, LocalSize):
+        return value.evaluate(mesh, coordinates)
+    return tuple(evaluate(item, mesh, coordinates) for item in value) if isinstance(value, tuple) else value
+
+
+def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Any:
+    """Run an operator on operands (tensor arguments in schema order, lists flattened) and attributes by name."""
+    import torch
+
+    if target == "autoshard.linear_in_out":
+        x, weight, *bias = operands
+        assert x is not None and weight is not None
+        return x @ weight if not bias or bias[0] is None else x @ weight + bias[0]
+    packet = getattr(torch.ops.aten, target.removeprefix("aten."))
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        arguments = _arguments(overload._schema, operands, attributes)
+        if arguments is not None:
+            return overload(**arguments)
+    raise TypeError(
+        f"no overload of {target} takes {len(operands)} operands and {', '.join(attributes) or 'no attributes'}"
+    )
+
+
+def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments by name, or None where this overload does not fit."""
+    names = {argument.name for argument in schema.arguments if "Tensor" not in str(argument.type)}
+    if not set(attributes) <= names or any(argument.is_out for argument in schema.arguments):
+        return None
+    slots = [argument for argument in schema.arguments if argument.name not in attributes]
+    left = list(operands)
+    result = dict(attributes)
+    for argument in slots:
+        kind = str(argument.type)
+        if "Tensor" not in kind:
+            if argument.has_default_value():
+                continue
+            return None
+        if "List" in kind:
+            result[argument.name], left = left, []
+        elif left:
+            result[argument.name] = left.pop(0)
+        elif not argument.has_default_value():
+            return None
+    return None if left else {name: _argument(value) for name, value in result.items()}
+
+
+def _argument(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,80 @@
+"""Nested cuts against sets of indices enumerated one by one."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from autoshard.rules.nesting import Cut, dim_cut, factor_problem, held, product_problem
+
+PARTS = st.sampled_from([2, 3])
+
+
+def indices(size: int, cuts: tuple[Cut, ...]) -> list[list[int]]:
+    return [[i for start, stop in runs for i in range(start, stop)] for runs in held(size, cuts)]
+
+
+@given(st.data())
+def test_a_cut_of_a_factor_is_the_same_cut_of_a_product(data: st.DataObject) -> None:
+    """One factor on any axes: the product dim holds exactly all of the other parts times what the factor holds."""
+    sizes = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    part = data.draw(st.integers(0, len(sizes) - 1))
+    size = data.draw(st.sampled_from([4, 6, 8, 12]))
+    sizes = (*sizes[:part], size, *sizes[part + 1 :])
+    blocks = data.draw(st.sampled_from([k for k in (1, 2, 3, 4) if size % k == 0]))
+    unit = data.draw(st.sampled_from([u for u in (1, 2, 3) if (size // blocks) % u == 0]))
+    cuts = tuple((parts, blocks, unit) for parts in data.draw(st.lists(PARTS, min_size=1, max_size=2)))
+    assume(not factor_problem(size, cuts, True))
+    whole = tuple(dim_cut(sizes, part, cut) for cut in cuts)
+    for own, got in zip(indices(size, cuts), indices(prod(sizes), whole), strict=True):
+        ranges = [own if index == part else range(n) for index, n in enumerate(sizes)]
+        assert got == sorted(_flat(point, sizes) for point in product(*ranges))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), PARTS), min_size=2, max_size=3), st.tuples(*[st.integers(2, 4)] * 3))
+def test_a_product_of_cut_factors_is_exact_or_refused(axes: list[tuple[int, int]], sizes: tuple[int, int, int]) -> None:
+    cuts = tuple((part, (parts, 1, 1)) for part, parts in axes)
+    own = [tuple(cut for at, cut in cuts if at == part) for part in range(3)]
+    assume(not any(factor_problem(size, chain, False) for size, chain in zip(sizes, own, strict=True)))
+    refused = product_problem(sizes, cuts)
+    if refused:
+        return
+    whole = indices(prod(sizes), tuple(dim_cut(sizes, part, cut) for part, cut in cuts))
+    for rank, point in enumerate(product(*(range(parts) for _, parts in axes))):
+        ranges = []
+        for part in range(3):
+            place = 0
+            for (at, parts), coordinate in zip(axes, point, strict=True):
+                place = place * parts + coordinate if at == part else place
+            ranges.append(indices(sizes[part], own[part])[place])
+        assert whole[rank] == sorted(_flat(entry, sizes) for entry in product(*ranges))
+
+
+def _flat(point: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    result = 0
+    for coordinate, size in zip(point, sizes, strict=True):
+        result = result * size + coordinate
+    return result
+
+
+def test_outer_factor_on_the_outer_axis_only() -> None:
+    """(b s): b on the outer axis and s on the inner is a layout; the other order is none."""
+    assert not product_problem((4, 6), ((0, (2, 1, 1)), (1, (2, 1, 1))))
+    assert "don't nest" in product_problem((4, 6), ((1, (2, 1, 1)), (0, (2, 1, 1))))
+
+
+def test_blocks_nest_in_an_outer_axis_that_leaves_whole_blocks() -> None:
+    assert not factor_problem(24, ((2, 1, 1), (3, 4, 1)), False)
+    assert "whole blocks" in factor_problem(24, ((2, 1, 1), (2, 3, 1)), False)
+    assert "don't nest" in factor_problem(24, ((2, 4, 1), (2, 1, 1)), False)
+    assert not factor_problem(24, ((2, 3, 2), (2, 3, 2)), False)
+
+
+def test_empty_shards() -> None:
+    """12 heads over 8 devices are two each on six devices; over 2 x 2 x 2 they are 2 or 1 on all."""
+    assert "nothing" in factor_problem(768, ((8, 1, 64),), False)
+    assert not factor_problem(768, ((8, 1, 64),), True)
+    assert not factor_problem(768, ((2, 1, 64),) * 3, False)
