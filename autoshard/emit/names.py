@@ -204,9 +204,9 @@ class _Namer:
                 continue
             operands = operands_of(item)
             if isinstance(item, Compute):
-                for value, role in zip(operands, _ROLES.get(item.target, ()), strict=False):
-                    if value is not None and uses[value] == 1:
-                        roles[value] = role
+                for operand, role in zip(operands, _ROLES.get(item.target, ()), strict=False):
+                    if operand is not None and uses[operand] == 1:
+                        roles[operand] = role
             moves = isinstance(item, Collective) or item.target in MOVES
             found = [roles.get(result, "") for result in results_of(item)]
             if moves and found[0] and operands[0] is not None and uses[operands[0]] == 1:

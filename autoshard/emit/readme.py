@@ -34,7 +34,7 @@ One node:
 torchrun --nproc-per-node {size} train.py --backend nccl --steps 100
 ```
 
-`--backend nccl` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. {nodes} nodes, on each of them
+`--backend nccl` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. On {nodes} nodes, on each
 (`NODE` is 0 on the first):
 
 ```
