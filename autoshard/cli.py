@@ -99,7 +99,7 @@ def plan(options: argparse.Namespace) -> int:
     summary = plan_text.as_dict(made, graph) | {"out": str(options.out), "files": sorted(files)}
     if not options.json:
         print(plan_text.summary(made, graph))
-        print(f"written to {options.out}: {', '.join(sorted(files))}")
+        print(f"written to {options.out}: {plan_text.file_names(files)}")
     wants_check = options.verify or options.verify_with
     code = _verify(options, summary) if wants_check else 0
     if options.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard import plan_io, words
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autoshard.hardware import Hardware
     from autoshard.simulate import Timeline
 
-SHOWN_SHARE = 0.02  # an op without parameters and redistributions is shown from this share of its block
+SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
 
 
 def summary(plan: Plan, graph: Graph) -> str:
@@ -30,7 +30,7 @@ def summary(plan: Plan, graph: Graph) -> str:
 
 
 def _block_table(plan: Plan, graph: Graph) -> list[str]:
-    rows: list[Sequence[str]] = [("module", "operator", "strategy", "redistributed before it")]
+    rows: list[Sequence[str]] = [("module", "operator", "strategy", "communicated before it")]
     parameters = {parameter.tensor for parameter in graph.parameters}
     for block in words.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
@@ -39,7 +39,7 @@ def _block_table(plan: Plan, graph: Graph) -> list[str]:
             continue
         rows.append((block.title, "", "", ""))
         for row in shown:
-            moves = [move_words(move, graph) for move in row.moves if communicates(move)] or [""]
+            moves = move_lines(row.moves, graph) or [""]
             rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words, moves[0]))
             rows += [("", "", "", move) for move in moves[1:]]
     return table(rows)
@@ -48,23 +48,38 @@ def _block_table(plan: Plan, graph: Graph) -> list[str]:
 def _is_shown(row: words.Row, parameters: set[str], block_total: float) -> bool:
     uses_parameter = any(operand in parameters for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
-    return uses_parameter or costly or any(map(communicates, row.moves))
+    return uses_parameter or costly or any(map(collectives, row.moves))
 
 
-def communicates(move: RedistributionPlan) -> bool:
-    """False where every step is local in both directions: a slice, a mask, nothing."""
-    kinds = [actions(parse_placement(before), parse_placement(after)) for _, before, after in move.steps]
-    return any(action not in (*LOCAL, "") for pair in kinds for action in pair)
+def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
+    """What is communicated, a line each: `x: all-reduce over tp, 3 MiB, 22 us`; nothing for slices, masks and pads.
+
+    Parameters of one op that move alike share a line. Sizes are of whole tensors, seconds forward and backward.
+    """
+    paths = {parameter.tensor: parameter.path for parameter in graph.parameters}
+    groups: dict[tuple[str, str], list[RedistributionPlan]] = {}
+    for move in moves:
+        done = collectives(move)
+        if done:
+            groups.setdefault(("" if move.tensor in paths else move.tensor, done), []).append(move)
+    lines = []
+    for (_, done), group in groups.items():
+        names = ", ".join(paths.get(move.tensor, move.tensor).rpartition(".")[2] for move in group)
+        size = format_bytes(sum(graph.tensor(move.tensor).bytes for move in group), 3)
+        seconds = format_seconds(sum(move.forward_seconds + move.backward_seconds for move in group), 3)
+        lines.append(f"{names}: {done}, {size}, {seconds}")
+    return lines
 
 
-def move_words(move: RedistributionPlan, graph: Graph) -> str:
-    """`x S1 -> R over tp: 24 MiB, 1.2 ms`: bytes are those of the whole tensor; seconds forward and backward."""
-    axes: dict[tuple[str, str], list[str]] = {}
+def collectives(move: RedistributionPlan) -> str:
+    """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local."""
+    axes: dict[str, list[str]] = {}
     for axis, before, after in move.steps:
-        axes.setdefault((before, after), []).append(axis)
-    steps = ", ".join(f"{before} -> {after} over {' and '.join(names)}" for (before, after), names in axes.items())
-    seconds = move.forward_seconds + move.backward_seconds
-    return f"{move.tensor} {steps}: {format_bytes(graph.tensor(move.tensor).bytes)}, {format_seconds(seconds, 3)}"
+        forward, backward = actions(parse_placement(before), parse_placement(after))
+        for action, where in ((forward, ""), (backward, " in backward")):
+            if action and action not in LOCAL:
+                axes.setdefault(f"{action.replace('_', '-')} over {{}}{where}", []).append(axis)
+    return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
 def _figures(plan: Plan) -> list[str]:
@@ -159,6 +174,12 @@ def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "lower_bound_seconds": plan.certificate.lower_bound_seconds,
         "gap": gap(plan),
     }
+
+
+def file_names(files: Iterable[str]) -> str:
+    """`README.md, runtime/, train.py`: files of a folder are not listed."""
+    names = sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in files})
+    return ", ".join(names)
 
 
 def profile_table(profiles: Mapping[str, Hardware]) -> str:

@@ -9,7 +9,7 @@ from autoshard import words
 from autoshard.graph.model import DTYPE_BYTES, Graph
 from autoshard.layout import parse_placement
 from autoshard.plan import Plan, RedistributionPlan, TensorPlan
-from autoshard.plan_text import move_words
+from autoshard.plan_text import move_lines
 from autoshard.program.model import Program
 from autoshard.program.reasons import reason
 from autoshard.units import format_bytes, format_seconds
@@ -37,7 +37,7 @@ def _row(row: words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
         row.op.target,
         row.words + variant,
         row.result,
-        "\n".join(move_words(move, graph) for move in row.moves),
+        "\n".join(move_lines(row.moves, graph)),
         format_seconds(row.plan.forward_seconds, 3),
         format_seconds(row.plan.backward_seconds, 3),
         row.plan.decided_by,
