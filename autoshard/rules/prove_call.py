@@ -39,8 +39,10 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
 
 def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> dict[str, Any] | None:
     """Arguments by name, or None where this overload does not fit."""
-    names = {argument.name for argument in schema.arguments if "Tensor" not in str(argument.type)}
-    if not set(attributes) <= names or any(argument.is_out for argument in schema.arguments):
+    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+    if any(argument.is_out for argument in schema.arguments):
+        return None
+    if not all(_takes(kinds.get(name, "Tensor"), value) for name, value in attributes.items()):
         return None
     slots = [argument for argument in schema.arguments if argument.name not in attributes]
     left = list(operands)
@@ -58,6 +60,10 @@ def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mappi
         elif not argument.has_default_value():
             return None
     return None if left else {name: _argument(value) for name, value in result.items()}
+
+
+def _takes(kind: str, value: Any) -> bool:
+    return "Tensor" not in kind and ("List" in kind or not isinstance(value, tuple))
 
 
 def _argument(value: Any) -> Any:
