@@ -24,6 +24,7 @@ from autoshard.mesh import Mesh
 from autoshard.problem import Floats, Integers, Node, Problem, Value
 from autoshard.rules.strategy import Strategy
 
+TIE_SECONDS = 1e-9  # a partial value, or a gradient of one, is passed on only where that pays
 STORED = ("input", "parameter", "buffer")
 Allowed = Callable[[Op, Strategy], bool]
 
@@ -286,7 +287,9 @@ class Pricer:
         op = self.graph.by_op[site.name]
         key = (op.target, op.attributes, _signature(self.graph, op), op.saved, tuple(map(id, site.strategies)))
         if key not in self._ops:
-            seconds = [sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, s)) for s in site.strategies]
+            seconds = [
+                sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, s)) + _ties(s) for s in site.strategies
+            ]
             kept = self.graph.loss is not None
             sizes = [costs.kept_bytes(self.graph, op, s, self.mesh) if kept else 0.0 for s in site.strategies]
             self._ops[key] = (np.array(seconds), np.array(sizes))
@@ -344,6 +347,10 @@ class Pricer:
         if saved and made is None and demand.tensor in self.parameters:
             saved = False  # a stored parameter is charged once, by its own node
         return (start, self.backward_time(end) + 1 if saved and self.graph.loss else end + 1)
+
+
+def _ties(strategy: Strategy) -> float:
+    return TIE_SECONDS * sum(choice.kind in ("linear", "repeat_partial") for choice in strategy.choices)
 
 
 def _tie(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
