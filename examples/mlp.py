@@ -20,6 +20,8 @@ class MLP(nn.Module):
         return functional.mse_loss(self.third(x), target)
 
 
-def build(batch: int = 64, features: int = 1024, hidden: int = 4096, outputs: int = 16) -> tuple[MLP, tuple[Tensor, ...]]:
+def build(
+    batch: int = 64, features: int = 1024, hidden: int = 4096, outputs: int = 16
+) -> tuple[MLP, tuple[Tensor, ...]]:
     """The model, and one example batch: inputs (batch, features) and targets (batch, outputs)."""
     return MLP(features, hidden, outputs), (torch.randn(batch, features), torch.randn(batch, outputs))

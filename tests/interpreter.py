@@ -49,7 +49,8 @@ def _batch_norm(op: Op, x: Any, weight: Any, bias: Any, mean: Any, variance: Any
 
 
 _SPECIAL = {
-    "autoshard.linear_in_out": _linear_in_out, "aten.to": _to, "autoshard.constant": _constant, "aten.batch_norm": _batch_norm,
+    "autoshard.linear_in_out": _linear_in_out, "aten.to": _to, "autoshard.constant": _constant,
+    "aten.batch_norm": _batch_norm,
 }  # fmt: skip
 
 
@@ -69,28 +70,19 @@ def _schema_call(op: Op, operands: list[torch.Tensor | None]) -> Any:
 
 
 def _bind(schema: Any, op: Op, operands: list[torch.Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
+    """Arguments for one overload, None if the op is not of this overload. What the graph leaves out keeps its default."""
     left, given = list(operands), dict(op.attributes)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for argument in schema.arguments:
         kind = str(argument.type)
         if argument.name in given:
-            value = given.pop(argument.name)
-            value = list(value) if isinstance(value, tuple) else value
-            if "Tensor" in kind or (isinstance(value, list) != ("List" in kind) and value is not None):
-                if not (op.target in ("aten.mul", "aten.add", "aten.sub", "aten.div") and kind == "Tensor"):
-                    return None
-            if argument.name == "dtype":
-                value = None if value is None else _dtype(value)
-        elif "List" in kind and "Tensor" in kind:
-            value, left = left, []
-        elif "Tensor" in kind:
-            if not left:
+            value = _value(argument.name, given.pop(argument.name))
+            if not _fits(kind, value, op):
                 return None
-            value = left.pop(0)
-        elif argument.has_default_value() and argument.name in ("device", "layout", "pin_memory", "memory_format", "generator"):
-            continue
-        elif argument.name in ("cudnn_enable", "implicit", "out"):
+        elif "Tensor" in kind and left:
+            value, left = (left, []) if "List" in kind else (left[0], left[1:])
+        elif argument.has_default_value() and "Tensor" not in kind:
             continue
         else:
             return None
@@ -99,3 +91,15 @@ def _bind(schema: Any, op: Op, operands: list[torch.Tensor | None]) -> tuple[lis
         else:
             positional.append(value)
     return None if left or given else (positional, named)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "dtype" and value is not None:
+        return _dtype(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _fits(kind: str, value: Any, op: Op) -> bool:
+    if "Tensor" in kind:  # a Python number beside a tensor
+        return op.target in ("aten.mul", "aten.add", "aten.sub", "aten.div") and kind == "Tensor"
+    return value is None or isinstance(value, list) == ("List" in kind)

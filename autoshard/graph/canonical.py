@@ -1,4 +1,4 @@
-"""One spelling for operators that mean the same: `view`, `flatten` and `reshape` are `aten.reshape`, sizes and dims are explicit."""
+"""One spelling for operators that mean the same: `view` is `aten.reshape`, sizes and dims are explicit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def _canonical(op: Op, tensors: Tensors) -> Op:
 
 
 def _reshape(op: Op, tensors: Tensors) -> Op:
-    return replace(op, target="aten.reshape", operands=op.operands[:1], attributes=(("shape", _result(op, tensors).shape),))
+    return replace(
+        op, target="aten.reshape", operands=op.operands[:1], attributes=(("shape", _result(op, tensors).shape),)
+    )
 
 
 def _view(op: Op, tensors: Tensors) -> Op:
@@ -53,7 +55,9 @@ def _transpose(op: Op, tensors: Tensors) -> Op:
 
 
 def _expand(op: Op, tensors: Tensors) -> Op:
-    return replace(op, target="aten.expand", operands=op.operands[:1], attributes=(("size", _result(op, tensors).shape),))
+    return replace(
+        op, target="aten.expand", operands=op.operands[:1], attributes=(("size", _result(op, tensors).shape),)
+    )
 
 
 def _split(op: Op, tensors: Tensors) -> Op:
@@ -72,7 +76,9 @@ def _slice(op: Op, tensors: Tensors) -> Op:
 def _arange(op: Op, tensors: Tensors) -> Op:
     given = dict(op.attributes)
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
-    return replace(op, attributes=(("start", start), ("end", end), ("step", step), ("dtype", _result(op, tensors).dtype)))
+    return replace(
+        op, attributes=(("start", start), ("end", end), ("step", step), ("dtype", _result(op, tensors).dtype))
+    )
 
 
 def _explicit_dtype(op: Op, tensors: Tensors) -> Op:
@@ -99,22 +105,27 @@ def _dropout(op: Op, tensors: Tensors) -> Op:
     return op if active else replace(op, target="aten.alias", attributes=())
 
 
+def _each(names: str, rule: Rule) -> dict[str, Rule]:
+    return {f"aten.{name}": rule for name in names.split()}
+
+
 _RENAMED = {
     "aten.__and__": "aten.bitwise_and", "aten.__or__": "aten.bitwise_or", "aten.__xor__": "aten.bitwise_xor",
     "aten.clone": "aten.alias", "aten.contiguous": "aten.alias", "aten.lift_fresh_copy": "aten.alias",
-    "aten.lift_fresh": "aten.alias", "aten.expand_copy": "aten.expand", "aten.true_divide": "aten.div", "aten.multiply": "aten.mul",
-    "aten.subtract": "aten.sub", "aten.divide": "aten.div", "aten.concat": "aten.cat", "aten.concatenate": "aten.cat",
+    "aten.lift_fresh": "aten.alias", "aten.expand_copy": "aten.expand", "aten.true_divide": "aten.div",
+    "aten.multiply": "aten.mul", "aten.subtract": "aten.sub", "aten.divide": "aten.div", "aten.concat": "aten.cat",
+    "aten.concatenate": "aten.cat",
     "aten.swapaxes": "aten.transpose",
 }  # fmt: skip
 _WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
 _WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as", "aten.reshape_as"), _reshape),
-    **dict.fromkeys(("aten.to", "aten.type_as", "aten._to_copy", "aten._cast_Float", "aten._autocast_to_full_precision"), _to),
-    **dict.fromkeys(("aten.t", "aten.numpy_T"), _transpose),
-    **dict.fromkeys(("aten.expand", "aten.expand_as", "aten.broadcast_to"), _expand),
-    **dict.fromkeys(("aten.split", "aten.chunk", "aten.split_with_sizes", "aten.tensor_split"), _split),
-    **dict.fromkeys(("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout"), _dropout),
+    **_each("reshape _unsafe_view flatten unflatten view_as reshape_as", _reshape),
+    **_each("to type_as _to_copy", _to),
+    **_each("t numpy_T", _transpose),
+    **_each("expand expand_as broadcast_to", _expand),
+    **_each("split chunk split_with_sizes tensor_split", _split),
+    **_each("dropout feature_dropout alpha_dropout", _dropout),
     **{f"aten.{name}{rank}d": _pairs for name in _WINDOWED for rank in (1, 2, 3)},
     "aten.view": _view,
     "aten.slice": _slice,

@@ -33,7 +33,8 @@ from autoshard.graph.translate import constant_op, tensor_of, translate
 
 OPTIMIZERS = ("adamw", "sgd")
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, deadcode, rename, mark_gradients, note_saved,
+    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, deadcode,
+    rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
     plain_creation(module.graph)
     recognise_masks(module.graph, stored.real_constants)
     ops, tensors, name = translate(module.graph, stored.names)
-    for node, value in written.items():
+    for node in written:
         if node in stored.parameter_nodes:
             raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place")
     outputs, loss = _outputs(program, name, tensors | stored.tensors)
@@ -133,7 +134,9 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
         ops=(*stored.constant_ops, *ops),
         outputs=outputs,
         loss=loss,
-        buffer_updates=tuple((stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes),
+        buffer_updates=tuple(
+            (stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes
+        ),
         modules=_modules(module.graph, model),
     )
 
@@ -212,12 +215,14 @@ def _stored_values(program: Any, model: torch.nn.Module | None) -> dict[str, Any
 
 def _identity(value: Any) -> Any:
     """Equal for the tied parameters of a loaded program: two objects on one storage."""
-    if not isinstance(value, torch.Tensor) or value.device.type == "meta" or not value.numel():
-        return id(value)
-    return (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return id(value)  # torch.export.save keeps no ties of tensors without values
+    return (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
 
 
-def _outputs(program: Any, name: Callable[[fx.Node], str], tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], str | None]:
+def _outputs(
+    program: Any, name: Callable[[fx.Node], str], tensors: Mapping[str, Tensor]
+) -> tuple[tuple[str, ...], str | None]:
     """The tensor outputs, and the loss: the scalar named `loss`, else the first scalar."""
     (returned,) = next(iter(reversed(program.graph.nodes))).args
     values = [name(value) if isinstance(value, fx.Node) else None for value in returned]

@@ -64,7 +64,9 @@ def _check_ends(graph: Graph, tensors: dict[str, Tensor]) -> None:
     if graph.loss is not None:
         assert graph.loss in tensors, f"the loss {graph.loss} has no tensor"
         loss = tensors[graph.loss]
-        assert loss.shape == () and "float" in loss.dtype, f"the loss {loss.name} is {loss.dtype} {loss.shape}, not a scalar"
+        assert loss.shape == () and "float" in loss.dtype, (
+            f"the loss {loss.name} is {loss.dtype} {loss.shape}, not a scalar"
+        )
     buffers = {buffer.tensor for buffer in graph.buffers}
     for buffer, value in graph.buffer_updates:
         assert buffer in buffers, f"{buffer} is updated but is no buffer"

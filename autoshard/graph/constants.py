@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def _apply(node: fx.Node, verdict: str) -> None:
 
 
 def _kind(mask: torch.Tensor | None, queries: int) -> str:
-    """"causal", "everything" or "other", from the values of a mask (..., queries, keys)."""
+    """ "causal", "everything" or "other", from the values of a mask (..., queries, keys)."""
     if mask is None:
         return "other"
     mask = _narrow(mask, {d for d in range(mask.dim() - 2) if mask.stride(d) == 0})
@@ -115,7 +116,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if not isinstance(node.target, torch._ops.OpOverload):
-        return node.target.__module__ == "_operator"
+        return node.target is operator.getitem
     return torch.Tag.nondeterministic_seeded not in node.target.tags and not node.target._schema.is_mutable
 
 
@@ -136,7 +137,7 @@ def _pointwise(target: Any, args: Any, kwargs: Any, shape: torch.Size) -> torch.
 
 
 def _repeats(tensor: torch.Tensor, dim: int) -> bool:
-    return dim < 0 or tensor.shape[dim] == 1 or tensor.stride(dim) == 0
+    return bool(dim < 0 or tensor.shape[dim] == 1 or tensor.stride(dim) == 0)
 
 
 def _narrow(tensor: torch.Tensor, dims: set[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Makes every tensor that a forward fills with one number an `aten.full`, so that nothing depends on whose shape it borrowed."""
+"""Makes every tensor that is filled with one number an `aten.full`: nothing depends on whose shape it borrowed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 _VALUES = {
-    "zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "empty": 0, "empty_like": 0, "new_empty": 0,
-    "zero_": 0, "zero": 0,
+    "zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1,
+    "empty": 0, "empty_like": 0, "new_empty": 0, "zero_": 0, "zero": 0,
 }  # fmt: skip
 _GIVEN = ("full", "full_like", "new_full", "fill", "fill_")
 

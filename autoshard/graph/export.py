@@ -1,4 +1,4 @@
-"""torch.export with what a capture needs around it: no memory, no merged inputs, and errors that name the model's line."""
+"""torch.export with what a capture needs around it: no memory, no merged inputs, errors that name the model's line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from autoshard.errors import CaptureError
 from autoshard.graph.lines import culprit, headline
 
-_REWRITE = "rewrite that line so that shapes and branches follow from sizes, not from values; or capture a part of the model"
+_REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
-    (r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero", "the program depends on a tensor's value"),
+    (
+        r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero",
+        "the program depends on a tensor's value",
+    ),
     (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
 )  # fmt: skip
 
@@ -113,5 +116,8 @@ def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
     name, place = type(model).__name__, culprit(error)
     text = f"{type(error).__name__}: {error}"
     reason = next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
-    what = f"{reason} at {place}" if reason and place else f"{place}: {headline(error)}" if place else reason or headline(error)
+    if reason:
+        what = f"{reason} at {place}" if place else reason
+    else:
+        what = f"{place}: {headline(error)}" if place else headline(error)
     return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else "")

@@ -1,6 +1,6 @@
 """Rewrites in-place operators as functional ones, so that every name is one value.
 
-A write to a view writes the tensor that it is a view of; whoever reads another view of that tensor later sees the change.
+A write to a view writes the tensor that it is a view of; whoever later reads another view of it sees the change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from autoshard.graph.lines import node_quote
 
 aten = torch.ops.aten
 _RENAMES_ITSELF = ("detach_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "requires_grad_", "resize_")
-_SCATTERS = {"slice": aten.slice_scatter.default, "select": aten.select_scatter.default, "diagonal": aten.diagonal_scatter.default}
+_SCATTERS = {
+    "slice": aten.slice_scatter.default, "select": aten.select_scatter.default,
+    "diagonal": aten.diagonal_scatter.default,
+}  # fmt: skip
 _SAME = ("alias", "detach", "contiguous", "to", "lift_fresh")
 _RESHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as")
 
@@ -110,7 +113,9 @@ class _Functionaliser:
             dims = [d % len(view.args[1]) for d in view.args[1]]
             inverse = sorted(range(len(dims)), key=dims.__getitem__)
             return self._call(aten.permute.default, (value, inverse), {}, shape, view)
-        raise CaptureError(f"the model writes into a {name or 'part'} of a tensor at {node_quote(view)}", "write it without changing a view")
+        raise CaptureError(
+            f"the forward writes into a {name or 'part'} of a tensor that can't be followed, {node_quote(view)}"
+        )
 
     def _write_op(self, node: fx.Node, name: str, target: fx.Node) -> None:
         value = self._functional(node, name)
@@ -130,7 +135,7 @@ class _Functionaliser:
         packet = getattr(aten, name.rstrip("_"), None)
         overload = getattr(packet, node.target._overloadname, None) if packet else None
         if overload is None or not name.endswith("_"):
-            raise CaptureError(f"{node.target} changes a tensor in place and has no functional form, at {node_quote(node)}")
+            raise CaptureError(f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}")
         operands = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with val.fake_mode:
             result = overload(*operands[0], **operands[1])
@@ -146,7 +151,7 @@ class _Functionaliser:
         """Gives the op three results: output, new running mean, new running variance."""
         stats = [node.args[3], node.args[4]]
         written = [self._identify(n) for n in operands if self._read(self._identify(n)) in stats]
-        parts = []
+        parts: list[fx.Node] = []
         with self.graph.inserting_after(node):
             for i in (2, 1, 0):
                 part = self.graph.call_function(operator.getitem, (node, i))

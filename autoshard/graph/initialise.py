@@ -1,8 +1,7 @@
-"""Watches a model being built, to know how each parameter starts: ("normal", mean, std), ("uniform", low, high), ("constant", x)."""
+"""Watches a model being built, to know how each parameter starts: ("normal", mean, std), ("uniform", low, high), …"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ _STARTS: dict[str, Callable[[dict[str, Any]], Init]] = {
 }
 
 
-class InitWatcher(TorchDispatchMode):  # type: ignore[misc]
+class InitWatcher(TorchDispatchMode):
     """Remembers per storage the last whole-tensor initialisation; anything it does not understand makes it unknown."""
 
     def __init__(self) -> None:
@@ -40,6 +39,22 @@ class InitWatcher(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(result, torch.Tensor):
             self._note(func, args, kwargs or {}, result)
         return result
+
+    def __enter__(self) -> Any:
+        """Besides: trunc_normal_ does nothing at all on meta, so it is told here what it is asked."""
+        self.original = torch.nn.init._no_grad_trunc_normal_
+        torch.nn.init._no_grad_trunc_normal_ = self._trunc_normal
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.nn.init._no_grad_trunc_normal_ = self.original
+        super().__exit__(*error)
+
+    def _trunc_normal(self, tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+        made = self.original(tensor, mean, std, a, b, generator)
+        init = ("trunc_normal", float(mean), float(std), float(a), float(b))
+        self.known[_storage(tensor)] = (tensor.untyped_storage(), init)
+        return made
 
     def init_of(self, tensor: torch.Tensor) -> Init:
         """How `tensor` starts, () where that is not known."""
@@ -56,7 +71,8 @@ class InitWatcher(TorchDispatchMode):  # type: ignore[misc]
         arguments = {a.name: a.default_value for a in schema.arguments} | dict(
             zip((a.name for a in schema.arguments), args, strict=False)
         ) | kwargs  # fmt: skip
-        init = _STARTS[name](arguments) if name in _STARTS else _changed(name.rstrip("_"), self._before(args), arguments)
+        start = _STARTS.get(name)
+        init = start(arguments) if start else _changed(name.rstrip("_"), self._before(args), arguments)
         self.known[_storage(result)] = (result.untyped_storage(), init)
 
     def _before(self, args: tuple[Any, ...]) -> Init:
@@ -77,34 +93,29 @@ def _changed(name: str, before: Init, arguments: Mapping[str, Any]) -> Init:
     values = [float(number) for number in numbers]
     if name in ("copy", "clone", "detach", "_to_copy"):
         return before
-    if name == "erfinv" and kind == "uniform":  # the second step of trunc_normal_
-        return ("trunc_normal", 0.0, 1.0 / math.sqrt(2.0))
     other = arguments.get("other")
     if name == "mul" and isinstance(other, int | float):
         return _scaled(str(kind), values, float(other))
-    if name == "add" and isinstance(other, int | float) and arguments.get("alpha", 1) == 1:
-        return _shifted(str(kind), values, float(other))
-    if name == "clamp" and kind == "trunc_normal" and None not in (arguments.get("min"), arguments.get("max")):
-        return (kind, *values, float(arguments["min"]), float(arguments["max"]))
+    if name in ("add", "sub") and isinstance(other, int | float) and arguments.get("alpha", 1) == 1:
+        return _shifted(str(kind), values, float(other) if name == "add" else -float(other))
     return ()
 
 
 def _scaled(kind: str, values: list[float], factor: float) -> Init:
+    if kind == "normal":
+        return (kind, values[0] * factor, values[1] * abs(factor))
     scaled = [value * factor for value in values]
-    if kind in ("normal", "trunc_normal"):
-        scaled[1] = abs(scaled[1])
-    return (kind, *(sorted(scaled) if kind == "uniform" else scaled))
+    return (kind, *sorted(scaled)) if kind in ("uniform", "constant") else ()
 
 
 def _shifted(kind: str, values: list[float], offset: float) -> Init:
-    if kind in ("normal", "trunc_normal"):
-        return (kind, values[0] + offset, *values[1:])
-    return (kind, *(value + offset for value in values))
+    if kind == "normal":
+        return (kind, values[0] + offset, values[1])
+    return (kind, *(value + offset for value in values)) if kind in ("uniform", "constant") else ()
 
 
 def watch_library_init(model: torch.nn.Module, watcher: InitWatcher) -> None:
-    """Runs the initialisation that transformers leaves out on the meta device: each of its models, inner ones first, as they
-    are when they are built for real."""
+    """Runs the initialisation that transformers leaves out on meta: its models one by one, inner ones first."""
     with watcher, torch.no_grad():
         for module in reversed(list(model.modules())):
             run = getattr(module, "initialize_weights", None)

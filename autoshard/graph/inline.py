@@ -30,7 +30,8 @@ def _refuse_autocast(inner: fx.GraphModule) -> None:
 
 
 _AUTOCAST = 4
-_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": _AUTOCAST}  # where the inner graph stands in the arguments
+# Where the inner graph stands in the arguments.
+_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": _AUTOCAST}
 
 
 def _detaches(node: fx.Node) -> bool:

@@ -1,5 +1,5 @@
-"""Folds the ways to write a linear layer into one N-dimensional op: `aten.linear`, or `autoshard.linear_in_out` for a weight
-stored (in, out): input @ weight + bias."""
+"""Folds the ways to write a linear layer into one N-dimensional op: `aten.linear`, or `autoshard.linear_in_out` for a
+weight stored (in, out): input @ weight + bias."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINEAR, LINEAR_IN_OUT = "aten.linear", "autoshard.linear_in_out"
 
 
 def fold_linears(graph: Graph) -> Graph:
-    """`addmm` with a vector bias, and `mm` of a parameter, become linear; a linear between two reshapes takes the outer shape."""
+    """`addmm` with a vector bias and `mm` of a parameter become linear; between reshapes it takes the outer shape."""
     graph = rewrite(graph, (_as_linear(op, graph) for op in graph.ops))
     ops: list[Op] = []
     tensors: dict[str, Tensor] = {}
@@ -44,7 +44,8 @@ def _linear(op: Op, left: str | None, right: str | None, bias: str | None, graph
 
 def _is_matrix_parameter(name: str | None, graph: Graph) -> bool:
     name = _transposed(name, graph) or name
-    return name is not None and name not in graph.producers and name not in graph.inputs and len(graph.tensor(name).shape) == 2
+    stored = name is not None and name not in graph.producers and name not in graph.inputs
+    return stored and name is not None and len(graph.tensor(name).shape) == 2
 
 
 def _transposed(name: str | None, graph: Graph) -> str | None:

@@ -32,11 +32,13 @@ def headline(error: BaseException) -> str:
 
 
 def culprit(error: BaseException) -> str:
-    """`file.py:12 `code``: the innermost frame that is not torch's, autoshard's or Python's own; "" if there is none."""
+    """`file.py:12 `code``: the innermost frame that is not torch's, autoshard's or Python's; "" if there is none."""
     frames: list[tuple[str, int]] = []
     seen: BaseException | None = error
     while seen is not None and not frames:
-        frames = [(f.f_code.co_filename, line) for f, line in walk_tb(seen.__traceback__) if _visible(f.f_code.co_filename)]
+        frames = [
+            (f.f_code.co_filename, line) for f, line in walk_tb(seen.__traceback__) if _visible(f.f_code.co_filename)
+        ]
         seen = seen.__cause__ or seen.__context__
     return quote(*frames[-1]) if frames else ""
 

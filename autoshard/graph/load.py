@@ -1,4 +1,4 @@
-"""From what a person named (`file.py:callable`, `package.module:callable`, `file.pt2`) to a model and its example inputs."""
+"""From what a person named (`file.py:callable`, `package.module:callable`, `file.pt2`) to a model and its inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from autoshard.graph.lines import blame
 _RETURNS = "return the model and a tuple of example tensors: `return model, (input_ids, labels)`"
 
 
-def load_model(spec: str, arguments: Mapping[str, Any], device: str = "meta") -> tuple[torch.nn.Module, tuple[Any, ...]]:
+def load_model(
+    spec: str, arguments: Mapping[str, Any], device: str = "meta"
+) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     """The model and its example inputs.
 
     `device="meta"` builds without memory or values, for planning; "cpu" builds it for real, for verification. A model
@@ -36,13 +38,15 @@ def load_model(spec: str, arguments: Mapping[str, Any], device: str = "meta") ->
 
 
 def verify_arguments(spec: str) -> dict[str, Any]:
-    """The reduced sizes for verification: the module-level dict `VERIFY` beside the callable, {} where there is none."""
+    """The reduced sizes for verification: the dict `VERIFY` beside the callable, {} where there is none."""
     if spec.endswith(".pt2"):
         return {}
     module, _ = _module_of(spec)
     sizes = getattr(module, "VERIFY", {})
     if not isinstance(sizes, dict):
-        raise UsageError(f"VERIFY beside {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values")
+        raise UsageError(
+            f"VERIFY beside {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values"
+        )
     _check_arguments(f"VERIFY of {spec}", find_callable(spec), sizes)
     return dict(sizes)
 
@@ -50,11 +54,13 @@ def verify_arguments(spec: str) -> dict[str, Any]:
 def find_callable(spec: str) -> Callable[..., Any]:
     """The function that `spec` names; UsageError lists those that the file has."""
     module, name = _module_of(spec)
-    build = getattr(module, name, None)
-    if not callable(build):
+    build: Callable[..., Any] | None = getattr(module, name, None)
+    if build is None or not callable(build):
         own = sorted(key for key, value in vars(module).items() if _is_own(module, key, value))
         listed = f"it has {', '.join(own)}" if own else "it defines no functions"
-        raise UsageError(f"{spec}: there is no function {name!r}; {listed}", f"name one as {spec.rpartition(':')[0]}:NAME")
+        raise UsageError(
+            f"{spec}: there is no function {name!r}; {listed}", f"name one as {spec.rpartition(':')[0]}:NAME"
+        )
     return build
 
 
@@ -71,19 +77,23 @@ def load_exported(spec: str) -> Any:
     except Exception as error:
         text = str(error).strip().splitlines()
         reason = text[0] if text else type(error).__name__
-        raise InvalidFileError(f"{spec} is not a saved torch.export program: {reason}", "torch.export.save(...)") from None
+        raise InvalidFileError(
+            f"{spec} is not a saved torch.export program: {reason}", "torch.export.save(...)"
+        ) from None
 
 
 def saved_module(program: Any, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     """The module and example inputs of an exported program. What was saved without values is zero on `device`."""
     if program.example_inputs is None or program.example_inputs[1]:
-        raise CaptureError("the exported program has no positional example inputs", "export it with positional inputs only")
+        raise CaptureError(
+            "the exported program has no positional example inputs", "export it with positional inputs only"
+        )
     if device != "meta" and any(value.device.type == "meta" for value in program.state_dict.values()):
         for store in (program.state_dict, program.constants):
             store.update({path: _placed(value, device) for path, value in store.items()})
+        program._example_inputs = (tuple(_placed(value, device) for value in program.example_inputs[0]), {})
         program = move_to_device_pass(program, device)
-    inputs = tuple(_placed(value, device) for value in program.example_inputs[0])
-    return program.module(), inputs
+    return program.module(), tuple(program.example_inputs[0])
 
 
 def _placed(value: Any, device: str) -> Any:

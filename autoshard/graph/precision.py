@@ -12,25 +12,25 @@ from autoshard.graph.rewrite import rewrite
 from autoshard.graph.saved import note_saved
 
 PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16"}
-_LOW = {
-    "autoshard.linear_in_out", "aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.addbmm",
-    "aten.mv", "aten.einsum", "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose1d",
-    "aten.conv_transpose2d", "aten.conv_transpose3d", "aten.scaled_dot_product_attention", "aten.prelu",
-}  # fmt: skip
-_HIGH = {
-    f"aten.{name}" for name in (
-        "layer_norm native_layer_norm rms_norm group_norm softmax _softmax log_softmax _log_softmax softmin cross_entropy_loss nll_loss "
-        "nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy_with_logits "
-        "cosine_embedding_loss cosine_similarity pow exp expm1 log log10 log2 log1p rsqrt reciprocal acos asin cosh sinh tan erfinv "
-        "cumsum cumprod prod sum norm linalg_vector_norm softplus logsumexp renorm dist cdist"
-    ).split()
-}  # fmt: skip
-_BY_FIRST = {"aten.batch_norm", "aten.instance_norm"}  # statistics may be wider than the input: they take no part in the dtype
+_LOW_NAMES = """
+    linear matmul mm bmm addmm baddbmm addbmm mv einsum conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d
+    conv_transpose3d scaled_dot_product_attention prelu
+"""
+_HIGH_NAMES = """
+    layer_norm native_layer_norm rms_norm group_norm softmax _softmax log_softmax _log_softmax softmin
+    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div
+    binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
+    pow exp expm1 log log10 log2 log1p rsqrt reciprocal acos asin cosh sinh tan erfinv softplus logsumexp
+    cumsum cumprod prod sum norm linalg_vector_norm renorm dist cdist
+"""
+_LOW = {"autoshard.linear_in_out", *(f"aten.{name}" for name in _LOW_NAMES.split())}
+_HIGH = {f"aten.{name}" for name in _HIGH_NAMES.split()}
+_BY_FIRST = {"aten.batch_norm", "aten.instance_norm"}  # wider statistics take no part in the result's dtype
 _KEEPS_DTYPE = {"aten.to", "aten.full", "aten.arange", "autoshard.constant"}
 
 
 def apply_precision(graph: Graph, precision: str) -> Graph:
-    """`graph` as it runs under `precision`: "fp32" (as written) or "bf16-mixed". One cast per value and dtype, shared."""
+    """`graph` as it runs under `precision`: "fp32" (as written) or "bf16-mixed". A cast is made once and shared."""
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
     if not PRECISIONS[precision]:
@@ -92,7 +92,7 @@ class _Caster:
 
 
 def result_dtype(operands: Sequence[Tensor]) -> str | None:
-    """The floating dtype that torch promotes `operands` to, None without floating ones. Scalars (no dims) only count alone."""
+    """The floating dtype that torch promotes `operands` to, None without floating ones; 0-d ones only count alone."""
     floating = [tensor for tensor in operands if "float" in tensor.dtype]
     dims = [tensor for tensor in floating if tensor.shape] or floating
     if not dims:

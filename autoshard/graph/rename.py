@@ -1,4 +1,4 @@
-"""Readable names, the same whatever the passes dropped: the operator's own name, numbered in order: `linear`, `linear_1`."""
+"""Readable names whatever the passes dropped: the operator's own name, numbered in order: `linear`, `linear_1`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def rename(graph: Graph) -> Graph:
         results = (name,) if len(op.results) == 1 else tuple(f"{name}_out{i}" for i in range(len(op.results)))
         taken.update(results)
         names |= dict(zip(op.results, results, strict=True))
-        ops.append(replace(op, name=name, operands=tuple(None if n is None else names[n] for n in op.operands), results=results))
+        ops.append(
+            replace(
+                op, name=name, operands=tuple(None if n is None else names[n] for n in op.operands), results=results
+            )
+        )
     return replace(
         graph,
         ops=tuple(ops),

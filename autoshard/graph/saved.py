@@ -1,4 +1,4 @@
-"""What autograd keeps of each op until its backward, as the kernels of an accelerator do (fused attention, byte dropout masks)."""
+"""What autograd keeps of each op until its backward, with an accelerator's kernels (fused attention, byte masks)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rule = Callable[[Op, "list[Tensor | None]", list[Tensor]], Kept]
 
 
 def note_saved(graph: Graph) -> Graph:
-    """`Saved` on every op; needs `requires_grad` on the tensors. An op without a rule keeps all its floating operands."""
+    """`Saved` on every op; needs `requires_grad` on the tensors. An op without a rule keeps its floating operands."""
     aliases = memory_layout(graph).aliases
     return replace(graph, ops=tuple(replace(op, saved=_saved(op, graph, aliases.get(op.name, ()))) for op in graph.ops))
 
@@ -103,11 +103,14 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 
 _RULES: dict[str, Rule] = {
     **_each(
-        "add sub neg reshape transpose permute expand slice select split unbind unsqueeze squeeze cat stack sum mean to detach "
-        "alias pad constant_pad_nd narrow roll flip full select_scatter slice_scatter repeat cumsum", _keeps(),
+        "add sub neg reshape transpose permute expand slice select split unbind unsqueeze squeeze cat stack sum mean "
+        "to detach alias pad constant_pad_nd narrow roll flip full select_scatter slice_scatter repeat cumsum",
+        _keeps(),
     ),
     **_each("relu tanh sigmoid exp sqrt rsqrt softmax _softmax log_softmax reciprocal", _keeps(results=(0,))),
-    **_each("gelu silu log sin cos abs erf leaky_relu clamp avg_pool2d adaptive_avg_pool2d hardtanh softplus", _keeps((0,))),
+    **_each(
+        "gelu silu log sin cos abs erf leaky_relu clamp avg_pool2d adaptive_avg_pool2d hardtanh softplus", _keeps((0,)),
+    ),
     **_each("embedding masked_fill index_select", _keeps((1,))),
     **_each("conv1d conv2d conv3d convolution mse_loss", _keeps((0, 1))),
     **_each("linear mm bmm matmul mul", _product()),

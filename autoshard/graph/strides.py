@@ -1,4 +1,4 @@
-"""How the values of a graph lie in memory when each op runs on whole tensors: strides in elements, and who shares storage."""
+"""How values lie in memory when each op runs on whole tensors: strides in elements, and who shares storage."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import cast
 from autoshard.graph.model import Graph, Op, Tensor
 
 Strides = tuple[int, ...]
-_KEEP_ORDER = frozenset(
-    f"aten.{name}"
-    for name in (
-        "add sub mul div neg relu gelu silu tanh sigmoid exp log sqrt rsqrt pow dropout where to masked_fill clamp abs sin cos erf"
-    ).split()
-)
+_POINTWISE = """
+    add sub mul div neg relu gelu silu tanh sigmoid exp log sqrt rsqrt pow dropout where to masked_fill clamp abs sin cos erf
+"""
+_KEEP_ORDER = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 
 
 @dataclass
@@ -131,7 +129,7 @@ def _without(op: Op, operand: Tensor, strides: Strides, results: list[Tensor]) -
 
 
 _VIEWS: dict[str, View] = {
-    "aten.reshape": _reshape, "aten.unsqueeze": _reshape, "aten.squeeze": _reshape, "aten.detach": _same, "aten.alias": _same,
-    "aten.split": _same, "aten.transpose": _transpose, "aten.permute": _permute, "aten.expand": _expand, "aten.slice": _slice,
-    "aten.select": _without, "aten.unbind": _without,
+    "aten.reshape": _reshape, "aten.unsqueeze": _reshape, "aten.squeeze": _reshape, "aten.detach": _same,
+    "aten.alias": _same, "aten.split": _same, "aten.transpose": _transpose, "aten.permute": _permute,
+    "aten.expand": _expand, "aten.slice": _slice, "aten.select": _without, "aten.unbind": _without,
 }  # fmt: skip

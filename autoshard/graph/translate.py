@@ -1,4 +1,4 @@
-"""A functional export graph as a raw Graph: one Op per node, every schema argument by name. Nothing is simplified here."""
+"""A functional export graph as a raw Graph: one Op a node, every schema argument by name, nothing simplified."""
 
 from __future__ import annotations
 
@@ -14,12 +14,23 @@ from autoshard.errors import CaptureError
 from autoshard.graph.lines import node_quote, node_source
 from autoshard.graph.model import DTYPE_BYTES, Attribute, Op, Tensor
 
-_PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "cudnn_enable", "cudnn_enabled")
+_PLACEMENT = (
+    "device",
+    "layout",
+    "pin_memory",
+    "memory_format",
+    "non_blocking",
+    "generator",
+    "cudnn_enable",
+    "cudnn_enabled",
+)
 _TENSOR_TYPES = re.compile(r"^(Optional\[)?(List\[)?(Optional\[)?Tensor\]*$")
 CONSTANT_ELEMENTS = 4096
 
 
-def translate(graph: fx.Graph, name_of: Mapping[fx.Node, str]) -> tuple[list[Op], dict[str, Tensor], Callable[[fx.Node], str]]:
+def translate(
+    graph: fx.Graph, name_of: Mapping[fx.Node, str]
+) -> tuple[list[Op], dict[str, Tensor], Callable[[fx.Node], str]]:
     """Ops, the tensors they make, and the tensor name of any node. `name_of` names the placeholders."""
     names: dict[fx.Node, Any] = dict(name_of)
     ops: list[Op] = []
@@ -51,10 +62,11 @@ def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
 
 
 def constant_op(name: str, value: torch.Tensor) -> tuple[Op, Tensor]:
-    """A tensor that the forward holds as a literal: `autoshard.constant` with its numbers, flat, as the attribute `values`."""
+    """A tensor that the forward holds as a literal: `autoshard.constant`, its numbers flat in `values`."""
     if value.numel() > CONSTANT_ELEMENTS:
         raise CaptureError(
-            f"the forward holds a literal tensor of shape {tuple(value.shape)}", "make it a buffer: self.register_buffer(...)"
+            f"the forward holds a literal tensor of shape {tuple(value.shape)}",
+            "make it a buffer: self.register_buffer(...)",
         )
     dtype = str(value.dtype).removeprefix("torch.")
     attributes = (("values", tuple(value.flatten().tolist())), ("shape", tuple(value.shape)), ("dtype", dtype))
@@ -78,10 +90,14 @@ def _op(node: fx.Node, names: Mapping[fx.Node, Any], results: tuple[str, ...]) -
     attributes: list[tuple[str, Attribute]] = []
     for argument, value in _arguments(node):
         if _TENSOR_TYPES.match(str(argument.type)) and not _is_scalar(value):
-            operands += [None if n is None else str(names[n]) for n in (value if isinstance(value, list | tuple) else [value])]
+            operands += [
+                None if n is None else str(names[n]) for n in (value if isinstance(value, list | tuple) else [value])
+            ]
         elif argument.name not in _PLACEMENT:
             attributes.append((argument.name, _attribute(value, node)))
-    return Op(node.name, f"{namespace}.{name}", tuple(operands), tuple(attributes), results, _module(node), node_source(node))
+    return Op(
+        node.name, f"{namespace}.{name}", tuple(operands), tuple(attributes), results, _module(node), node_source(node)
+    )
 
 
 def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:

@@ -20,8 +20,9 @@ from tests.single.test_capture_values import compare
 GOLDEN = Path(__file__).parent / "golden"
 GPT2 = "examples/gpt2.py:build"
 LAYER = Counter({
-    "autoshard.linear_in_out": 4, "aten.layer_norm": 2, "aten.scaled_dot_product_attention": 1, "aten.split": 1, "aten.reshape": 4,
-    "aten.transpose": 4, "aten.dropout": 2, "aten.add": 4, "aten.mul": 4, "aten.pow": 1, "aten.tanh": 1,
+    "autoshard.linear_in_out": 4, "aten.layer_norm": 2, "aten.scaled_dot_product_attention": 1, "aten.split": 1,
+    "aten.reshape": 4, "aten.transpose": 4, "aten.dropout": 2, "aten.add": 4, "aten.mul": 4, "aten.pow": 1,
+    "aten.tanh": 1,
 })  # fmt: skip
 
 
@@ -32,7 +33,10 @@ def as_text(graph: Graph) -> str:
     for op in graph.ops:
         given = [*(name or "None" for name in op.operands), *(f"{name}={value}" for name, value in op.attributes)]
         made = ", ".join(show(graph, name) for name in op.results)
-        lines.append(f"{made} = {op.target}({', '.join(given)})  # {op.module or 'the model'}, {op.source}, keeps {keeps(op.saved)}")
+        lines.append(
+            f"{made} = {op.target}({', '.join(given)})"
+            f"  # {op.module or 'the model'}, {op.source}, keeps {keeps(op.saved)}"
+        )
     return "\n".join([*lines, f"loss {graph.loss}", ""])
 
 
@@ -43,7 +47,11 @@ def show(graph: Graph, name: str) -> str:
 
 def keeps(saved: object) -> str:
     operands, results, extra = (getattr(saved, name) for name in ("operands", "results", "extra_bytes"))
-    parts = [f"operands {operands}"] * bool(operands) + [f"results {results}"] * bool(results) + [f"{extra} bytes"] * bool(extra)
+    parts = (
+        [f"operands {operands}"] * bool(operands)
+        + [f"results {results}"] * bool(results)
+        + [f"{extra} bytes"] * bool(extra)
+    )
     return " and ".join(parts) or "nothing"
 
 
@@ -69,7 +77,8 @@ def test_gpt2_attention_is_causal_and_four_dimensional() -> None:
     linears = {op.module: graph.tensor(op.results[0]).shape for op in graph.ops if "linear" in op.target}
     assert linears == {
         "transformer.h.0.attn.c_attn": (4, 256, 2304), "transformer.h.0.attn.c_proj": (4, 256, 768),
-        "transformer.h.0.mlp.c_fc": (4, 256, 3072), "transformer.h.0.mlp.c_proj": (4, 256, 768), "lm_head": (4, 256, 50257),
+        "transformer.h.0.mlp.c_fc": (4, 256, 3072), "transformer.h.0.mlp.c_proj": (4, 256, 768),
+        "lm_head": (4, 256, 50257),
     }  # fmt: skip
 
 
@@ -103,8 +112,12 @@ class Half(nn.Module):
 
 
 @pytest.mark.parametrize("additive", [False, True])
-@pytest.mark.parametrize("diagonal, causal, masked", [(0, True, False), (1, False, True), (-1, False, True), (9, False, False)])
-def test_only_an_exactly_causal_mask_is_called_causal(diagonal: int, causal: bool, masked: bool, additive: bool) -> None:
+@pytest.mark.parametrize(
+    "diagonal, causal, masked", [(0, True, False), (1, False, True), (-1, False, True), (9, False, False)]
+)
+def test_only_an_exactly_causal_mask_is_called_causal(
+    diagonal: int, causal: bool, masked: bool, additive: bool
+) -> None:
     x = torch.randn(3, 2, 6, 8)
     model = Half(diagonal, additive)
     graph = capture_model(model, (x,))

@@ -22,7 +22,7 @@ def kept_by_autograd(op: Op, graph: Graph) -> tuple[set[int], set[int], int]:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
         results = run_as_accelerator(op, operands)
     inputs = {storage(value): i for i, value in enumerate(operands) if value is not None}
-    if op.target == "aten.batch_norm":  # the real op updates its statistics in place: results 1 and 2 are operands 3 and 4
+    if op.target == "aten.batch_norm":  # the real op updates operands 3 and 4 in place
         inputs |= {storage(results[1]): 3, storage(results[2]): 4}
     outputs = {storage(value): i for i, value in enumerate(results) if storage(value) not in inputs}
     places = {storage(value): value for value in saved}

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.graph.capture import capture, capture_model
 from autoshard.graph.load import load_model, verify_arguments
-from autoshard.graph.model import Graph
+from autoshard.graph.model import Graph, Tensor
+from autoshard.graph.precision import result_dtype
 from tests.interpreter import run
 
 
@@ -23,7 +24,11 @@ def randomise(model: nn.Module) -> nn.Module:
         for value in [*model.parameters(), *model.buffers()]:
             if value.dtype.is_floating_point:
                 value.copy_(torch.rand(value.shape, generator=generator, dtype=torch.float64) * 0.5 + 0.1)
-                value.mul_(torch.where(torch.rand(value.shape, generator=generator) < 0.5, -1.0, 1.0) if value.dim() > 1 else 1.0)
+                value.mul_(
+                    torch.where(torch.rand(value.shape, generator=generator) < 0.5, -1.0, 1.0)
+                    if value.dim() > 1
+                    else 1.0
+                )
     return model.double()
 
 
@@ -203,3 +208,25 @@ def test_capture_leaves_the_model_as_it_was() -> None:
     assert not model.training
     for name, value in model.named_parameters():
         assert value is before[name][0] and torch.equal(value, before[name][1])
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "gpt2"])
+def test_mixed_precision_graph_has_the_dtypes_torch_gives(name: str) -> None:
+    spec = f"examples/{name}.py:build"
+    arguments = verify_arguments(spec) | ({"dropout": 0.0} if name == "gpt2" else {})
+    model, inputs = load_model(spec, arguments, device="cpu")
+    graph = capture(spec, arguments, "bf16-mixed")
+    values = dict(zip(graph.inputs, inputs, strict=True))
+    values |= {p.tensor: dict(model.named_parameters())[p.path].detach() for p in graph.parameters}
+    made = run(graph, values)
+    assert {n: str(v.dtype).removeprefix("torch.") for n, v in made.items()} == {t.name: t.dtype for t in graph.tensors}
+    assert graph.loss is not None
+    torch.testing.assert_close(made[graph.loss], model(*inputs), rtol=0.03, atol=0.01)
+
+
+def test_mixed_precision_promotes_as_torch_does() -> None:
+    for kinds in ((torch.bfloat16, torch.float32), (torch.float16, torch.bfloat16), (torch.int64, torch.bfloat16)):
+        for shapes in (((2,), (2,)), ((2,), ()), ((), (2,)), ((), ())):
+            tensors = [torch.ones(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)]
+            described = [Tensor("t", tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+            assert result_dtype(described) == str(torch.result_type(*tensors)).removeprefix("torch."), (kinds, shapes)

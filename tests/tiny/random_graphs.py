@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autoshard.graph.model import DTYPE_BYTES, Attribute, Graph, Op, Parameter, Saved, Tensor
 
-NAMES = st.text("abcxyz_é\"\\\n0", min_size=1, max_size=6)
+NAMES = st.text('abcxyz_é"\\\n0', min_size=1, max_size=6)
 ATTRIBUTES: st.SearchStrategy[Attribute] = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3).map(tuple),
@@ -30,7 +30,9 @@ def ops(draw: st.DrawFn, position: int, known: list[str]) -> Op:
     saved = Saved(tuple(given[:1]), (0,), draw(st.integers(0, 99)), ((0, 0),) if operands else ())
     attributes = draw(st.dictionaries(NAMES, ATTRIBUTES, max_size=3))
     target = draw(st.sampled_from(["aten.add", "aten.reshape", "autoshard.linear_in_out"]))
-    return Op(f"op{position}", target, tuple(operands), tuple(attributes.items()), results, draw(NAMES), draw(NAMES), saved)
+    return Op(
+        f"op{position}", target, tuple(operands), tuple(attributes.items()), results, draw(NAMES), draw(NAMES), saved
+    )
 
 
 @st.composite
@@ -48,6 +50,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         known += made[-1].results
     outputs = tuple(known[-2:])
     return Graph(
-        draw(NAMES), tuple(draw(tensors(name)) for name in known), inputs, parameters, buffers, tuple(made), outputs, None,
-        tuple((buffer.tensor, buffer.tensor) for buffer in buffers), (("", "Model"), ("block", "Block")), "model.py:build",
+        draw(NAMES), tuple(draw(tensors(name)) for name in known), inputs, parameters, buffers, tuple(made), outputs,
+        None, tuple((buffer.tensor, buffer.tensor) for buffer in buffers), (("", "Model"), ("block", "Block")),
+        "model.py:build",
     )  # fmt: skip

@@ -17,12 +17,13 @@ from tests.tiny.random_graphs import graphs
 
 GRAPH = Graph(
     name="m",
-    tensors=(Tensor("x", (2, 3), "float32"), Tensor("w", (4, 3), "float32", True), Tensor("y", (2, 4), "float32", True)),
+    tensors=(Tensor("x", (2, 3), "float32"), Tensor("w", (4, 3), "float32", True),
+             Tensor("y", (2, 4), "float32", True)),
     inputs=("x",),
     parameters=(Parameter("w", "layer.weight", ("head.weight",), init=("normal", 0.0, 0.02)),),
     buffers=(),
-    ops=(Op("y", "aten.linear", ("x", "w", None), (("eps", float("-inf")), ("sizes", (1, (2.0, True, None)))), ("y",), "layer",
-            "m.py:3", Saved((0,), (), 8, ((0, 0),))),),
+    ops=(Op("y", "aten.linear", ("x", "w", None), (("eps", float("-inf")), ("sizes", (1, (2.0, True, None)))), ("y",),
+            "layer",             "m.py:3", Saved((0,), (), 8, ((0, 0),))),),
     outputs=("y",),
     loss=None,
     modules=(("", "Model"),),
@@ -53,7 +54,9 @@ def test_hash_tells_graphs_apart(a: Graph, b: Graph) -> None:
     assert (serialize.graph_hash(a) == serialize.graph_hash(b)) == (a == b or repr(a) == repr(b))
 
 
-@pytest.mark.parametrize("change", [{"name": "n"}, {"precision": "bf16-mixed"}, {"training": False}, {"source": "other.py:build"}])
+@pytest.mark.parametrize(
+    "change", [{"name": "n"}, {"precision": "bf16-mixed"}, {"training": False}, {"source": "other.py:build"}]
+)
 def test_hash_depends_on_everything(change: dict[str, Any]) -> None:
     assert serialize.graph_hash(replace(GRAPH, **change)) != serialize.graph_hash(GRAPH)
 

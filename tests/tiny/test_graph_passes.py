@@ -1,0 +1,209 @@
+"""Each pass on graphs written as text: one op a line, before and after."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+import pytest
+
+from autoshard.graph.canonical import canonical
+from autoshard.graph.check import check
+from autoshard.graph.gradients import mark_gradients
+from autoshard.graph.linears import fold_linears
+from autoshard.graph.model import Graph, Op, Parameter, Tensor
+from autoshard.graph.noops import drop_noops
+from autoshard.graph.rename import rename
+from autoshard.graph.reshapes import merge_reshapes
+from autoshard.graph.rewrite import deadcode
+
+_VALUE = re.compile(r"(\w+):(\w+)(\[[\d, ]*\])")
+_DTYPES = {"f": "float32", "h": "bfloat16", "i": "int64", "b": "bool"}
+
+
+def read(text: str) -> Graph:
+    """`y:f[2,3] = aten.add(x, None, alpha=1)` a line; names that nothing makes are inputs `x...` or parameters `w...`,
+    declared in a first line `x:f[2,3] w:f[3]`; the last line `-> y z` are the outputs."""
+    first, *lines, last = [line.strip() for line in text.strip().splitlines()]
+    tensors = [_tensor(match) for match in _VALUE.finditer(first)]
+    ops = []
+    for line in lines:
+        left, right = line.split(" = ", 1)
+        results = [_tensor(match) for match in _VALUE.finditer(left)]
+        tensors += results
+        target, _, arguments = right.removesuffix(")").partition("(")
+        call = ast.parse(f"f({arguments})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        operands = tuple(arg.id if isinstance(arg, ast.Name) else None for arg in call.args)
+        attributes = tuple((str(word.arg), ast.literal_eval(word.value)) for word in call.keywords)
+        ops.append(Op(results[0].name, target, operands, attributes, tuple(result.name for result in results)))
+    declared = [match[1] for match in _VALUE.finditer(first)]
+    inputs = tuple(name for name in declared if name.startswith("x"))
+    parameters = tuple(Parameter(name, name) for name in declared if name.startswith("w"))
+    return Graph("t", tuple(tensors), inputs, parameters, (), tuple(ops), tuple(last.removeprefix("->").split()), None)
+
+
+def _tensor(match: re.Match[str]) -> Tensor:
+    return Tensor(match[1], tuple(ast.literal_eval(match[3])), _DTYPES[match[2]])
+
+
+def write(graph: Graph) -> list[str]:
+    lines = []
+    for op in graph.ops:
+        made = ", ".join(f"{name}{list(graph.tensor(name).shape)}" for name in op.results)
+        given = [*(str(name) for name in op.operands), *(f"{name}={value}" for name, value in op.attributes)]
+        lines.append(f"{made} = {op.target}({', '.join(given)})")
+    return [*lines, "-> " + " ".join(graph.outputs)]
+
+
+def noops(graph: Graph) -> Graph:
+    return drop_noops(mark_gradients(graph))
+
+
+def linears(graph: Graph) -> Graph:
+    return deadcode(drop_noops(merge_reshapes(fold_linears(graph))))
+
+
+CASES = [
+    (canonical, """x:f[2,3,4]
+     a:f[6,4] = aten.view(x, size=(-1, 4))
+     b:f[24] = aten.flatten(a, start_dim=0, end_dim=-1)
+     c:f[4,6] = aten.t(a)
+     d:f[4,3,2] = aten.transpose(x, dim0=0, dim1=-1)
+     e:f[2,2,4], f:f[2,1,4] = aten.chunk(x, chunks=2, dim=-2)
+     g:f[2,3,3] = aten.slice(x, dim=-1, start=1, end=9223372036854775807, step=1)
+     h:f[2,1,3,4] = aten.unsqueeze(x, dim=-3)
+     i:f[5,2,3,4] = aten.expand(x, size=(5, -1, -1, -1), implicit=False)
+     j:i[2,3,4] = aten.to(x, dtype='int64', copy=False)
+     k:i[3] = aten.arange(end=3, dtype=None)
+     l:f[2,3,4] = aten.dropout(x, p=0.5, train=False)
+     -> a b c d e f g h i j k l""",
+     """a[6, 4] = aten.reshape(x, shape=(6, 4))
+     b[24] = aten.reshape(a, shape=(24,))
+     c[4, 6] = aten.transpose(a, dim0=0, dim1=1)
+     d[4, 3, 2] = aten.transpose(x, dim0=0, dim1=2)
+     e[2, 2, 4], f[2, 1, 4] = aten.split(x, split_size=(2, 1), dim=1)
+     g[2, 3, 3] = aten.slice(x, dim=2, start=1, end=4, step=1)
+     h[2, 1, 3, 4] = aten.unsqueeze(x, dim=1)
+     i[5, 2, 3, 4] = aten.expand(x, size=(5, 2, 3, 4))
+     j[2, 3, 4] = aten.to(x, dtype=int64)
+     k[3] = aten.arange(start=0, end=3, step=1, dtype=int64)
+     l[2, 3, 4] = aten.alias(x)
+     -> a b c d e f g h i j k l"""),
+    (canonical, """x:f[4,1] x2:f[4,3]
+     a:f[4,3], b:f[4,3] = aten.broadcast_tensors(x, x2)
+     -> a b""",
+     """a[4, 3] = aten.expand(x, size=(4, 3))
+     b[4, 3] = aten.expand(x2, size=(4, 3))
+     -> a b"""),
+    (canonical, """x:f[2,3,8,8]
+     a:f[2,3,4,4] = aten.max_pool2d(x, kernel_size=(2, 2), stride=(), padding=(0,), dilation=1)
+     -> a""",
+     """a[2, 3, 4, 4] = aten.max_pool2d(x, kernel_size=(2, 2), stride=(2, 2), padding=(0, 0), dilation=(1, 1))
+     -> a"""),
+    (noops, """x:f[2,3] xi:i[3] w:f[2,3]
+     a:f[2,3] = aten.alias(x)
+     b:f[2,3] = aten.mul(a, other=1.0)
+     c:i[3] = aten.add(xi, other=0, alpha=1)
+     d:f[2,3] = aten.add(b, other=0, alpha=1)
+     e:f[2,3] = aten.detach(d)
+     f:f[2,3] = aten.detach(w)
+     g:f[2,3] = aten.reshape(f, shape=(2, 3))
+     h:f[6] = aten.reshape(g, shape=(6,))
+     i:f[3] = aten.mul(xi, other=1.0)
+     j:b[3] = aten.to(xi, dtype='bool')
+     -> a c e h i j""",
+     """d[2, 3] = aten.add(x, other=0, alpha=1)
+     f[2, 3] = aten.detach(w)
+     h[6] = aten.reshape(f, shape=(6,))
+     i[3] = aten.mul(xi, other=1.0)
+     j[3] = aten.to(xi, dtype=bool)
+     -> x xi d h i j"""),
+    (linears, """x:f[2,3,4] w:f[4,5] w2:f[6,5] wb:f[5] wc:f[6]
+     a:f[6,4] = aten.reshape(x, shape=(6, 4))
+     b:f[6,5] = aten.addmm(wb, a, w, beta=1, alpha=1)
+     c:f[2,3,5] = aten.reshape(b, shape=(2, 3, 5))
+     d:f[6,5] = aten.reshape(c, shape=(6, 5))
+     t:f[5,6] = aten.transpose(w2, dim0=0, dim1=1)
+     e:f[6,6] = aten.addmm(wc, d, t, beta=1, alpha=1)
+     f:f[2,3,2,3] = aten.reshape(e, shape=(2, 3, 2, 3))
+     -> f""",
+     """b[2, 3, 5] = autoshard.linear_in_out(x, w, wb)
+     e[2, 3, 6] = aten.linear(b, w2, wc)
+     f[2, 3, 2, 3] = aten.reshape(e, shape=(2, 3, 2, 3))
+     -> f"""),
+    (linears, """x:f[2,3,4] x2:f[6,5] w:f[4,5] wb:f[5]
+     a:f[6,4] = aten.reshape(x, shape=(6, 4))
+     b:f[6,5] = aten.addmm(wb, a, w, beta=1, alpha=1)
+     c:f[6,5] = aten.addmm(x2, a, w, beta=1, alpha=1)
+     d:f[6,5] = aten.addmm(wb, a, w, beta=1, alpha=2)
+     e:f[6,5] = aten.mm(a, w)
+     f:f[4,4] = aten.mm(e, x2)
+     -> b c d f""",
+     """a[6, 4] = aten.reshape(x, shape=(6, 4))
+     b[6, 5] = autoshard.linear_in_out(a, w, wb)
+     c[6, 5] = aten.addmm(x2, a, w, beta=1, alpha=1)
+     d[6, 5] = aten.addmm(wb, a, w, beta=1, alpha=2)
+     e[6, 5] = autoshard.linear_in_out(a, w, None)
+     f[4, 4] = aten.mm(e, x2)
+     -> b c d f"""),
+    (merge_reshapes, """x:f[2,3,4]
+     a:f[6,4] = aten.reshape(x, shape=(6, 4))
+     b:f[24] = aten.reshape(a, shape=(24,))
+     c:f[4,6] = aten.reshape(b, shape=(4, 6))
+     -> a c""",
+     """a[6, 4] = aten.reshape(x, shape=(6, 4))
+     b[24] = aten.reshape(x, shape=(24,))
+     c[4, 6] = aten.reshape(x, shape=(4, 6))
+     -> a c"""),
+    (deadcode, """x:f[2]
+     a:f[2] = aten.relu(x)
+     b:f[2] = aten.tanh(a)
+     c:f[1], d:f[1] = aten.split(a, split_size=(1, 1), dim=0)
+     e:f[2] = aten.relu(b)
+     -> d""",
+     """a[2] = aten.relu(x)
+     c[1], d[1] = aten.split(a, split_size=(1, 1), dim=0)
+     -> d"""),
+    (rename, """x:f[2] w_relu:f[2] xrelu:f[2]
+     q:f[2] = aten.relu(x)
+     r:f[2] = aten.relu(q)
+     s:f[1], t:f[1] = aten.split(r, split_size=(1, 1), dim=0)
+     u:f[2] = aten.pow(r, exponent=2)
+     v:f[2] = aten.__and__(u, u)
+     -> u v""",
+     """relu[2] = aten.relu(x)
+     relu_1[2] = aten.relu(relu)
+     split_out0[1], split_out1[1] = aten.split(relu_1, split_size=(1, 1), dim=0)
+     pow_1[2] = aten.pow(relu_1, exponent=2)
+     and_1[2] = aten.__and__(pow_1, pow_1)
+     -> pow_1 and_1"""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run, before, after", CASES, ids=[f"{i}-{case[0].__name__}" for i, case in enumerate(CASES)])
+def test_pass(run: Callable[[Graph], Graph], before: str, after: str) -> None:
+    graph = read(before)
+    check(graph)
+    changed = run(graph)
+    check(changed)
+    assert write(changed) == [line.strip() for line in after.strip().splitlines()]
+
+
+def test_gradients_flow_from_trainable_parameters() -> None:
+    graph = mark_gradients(read("""x:f[2] w:f[2]
+        a:f[2] = aten.relu(x)
+        b:f[2] = aten.mul(a, w)
+        c:b[2] = aten.gt(b, a)
+        d:f[2] = aten.detach(b)
+        e:f[2] = aten.where(c, b, d)
+        -> e"""))  # fmt: skip
+    assert [tensor.name for tensor in graph.tensors if tensor.requires_grad] == ["w", "b", "e"]
+
+
+def test_a_name_that_is_taken_is_not_given_again() -> None:
+    graph = rename(read("""x:f[2] w_relu:f[2] relu:f[2]
+        q:f[2] = aten.relu(x)
+        -> q""".replace("relu:f[2]\n", "xs:f[2]\n")))  # fmt: skip
+    assert [op.name for op in graph.ops] == ["relu"]

@@ -1,0 +1,49 @@
+"""The view rule against a memory of plain indices: a reshape is a view exactly if strides can say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.graph.strides import contiguous, viewed
+
+
+def places(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Where each element lies, in row-major order."""
+    return [sum(i * s for i, s in zip(index, strides, strict=True)) for index in product(*map(range, shape))]
+
+
+def some_view(shape: Sequence[int], wanted: list[int]) -> bool:
+    """Brute force: do any strides over `shape` read the elements at `wanted`? They can only be the first steps."""
+    steps = contiguous(shape)
+    strides = [wanted[step] - wanted[0] if size > 1 else 0 for size, step in zip(shape, steps, strict=True)]
+    return places(shape, strides) == wanted
+
+
+SHAPES = st.sampled_from(
+    [s for n in range(1, 5) for s in product((1, 2, 3, 4, 6, 12, 24), repeat=n) if math.prod(s) == 24]
+)
+
+
+@given(SHAPES, st.randoms(use_true_random=False), SHAPES)
+def test_viewed(shape: tuple[int, ...], random: object, target: tuple[int, ...]) -> None:
+    assert hasattr(random, "shuffle")
+    order = list(range(len(shape)))
+    random.shuffle(order)
+    inner = contiguous([shape[d] for d in order])
+    strides = tuple(inner[order.index(d)] for d in range(len(shape)))
+    made = viewed(shape, strides, target)
+    wanted = places(shape, strides)
+    assert (made is not None) == some_view(target, wanted)
+    if made is not None:
+        assert places(target, made) == wanted
+
+
+def test_expanded_dims() -> None:
+    assert viewed((3, 4), (0, 1), (3, 2, 2)) == (0, 2, 1)
+    assert viewed((3, 4), (0, 1), (12,)) is None
+    assert viewed((), (), (1, 1)) is not None
