@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from autoshard.errors import UsageError
 from autoshard.graph.load import load_model
 from autoshard.graph.model import Graph
@@ -47,7 +49,9 @@ def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int =
             f"the original model is needed to verify, but the plan was made from the saved graph {spec}",
             "plan from the model itself: autoshard plan file.py:callable …",
         )
-    module, examples = load_model(spec, arguments, device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
+        module, examples = load_model(spec, arguments, device="cpu")
     randomise_state(module, seed, {name for b in graph.buffers for name in (b.path, *b.ties)})
     batches = [randomise_inputs(graph, examples, seed + number) for number in range(steps)]
     return Case(graph, run_reference(module, graph, batches, lambda p: make_optimizer(graph.optimizer, p), seed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,11 +31,17 @@ def widen(value: Any) -> Any:
     return value
 
 
+@cache
+def _names_a_dtype(func: Any) -> bool:
+    takes = any("dtype" in argument.name for argument in func._schema.arguments)
+    return (takes and func not in _REINTERPRETS) or func is torch.ops.aten.lift_fresh.default
+
+
 class _WidenOperators(TorchDispatchMode):
     """Below autograd: sees the casts that C++ makes too, in forward and backward."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _REINTERPRETS:
+        if not _names_a_dtype(func):
             return func(*args, **(kwargs or {}))
         result = func(*widen(args), **widen(kwargs or {}))
         if func is torch.ops.aten.lift_fresh.default:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autoshard.emit import emit
 from autoshard.errors import CheckError, UsageError
 from autoshard.graph.capture import capture
 from autoshard.graph.load import find_callable, verify_arguments
@@ -89,8 +90,6 @@ def _at_reduced_sizes(
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         raise UsageError(f"the reduced model would not be split as the planned one is: {lost[0]}{more}", "other sizes")
-    from autoshard.emit import emit
-
     case = make_case(plan.model, small_arguments, small_graph)
     files = emit(small_program, small_plan, small_graph)
     proof = check_files(case, small_program, files, backend, timeout_seconds)
@@ -105,8 +104,6 @@ def _at_reduced_sizes(
 
 def _check_unedited(package: _Package) -> None:
     """The files must be what the plan says, since it is the plan that is verified at reduced sizes."""
-    from autoshard.emit import emit
-
     for name, text in emit(lower(package.plan, package.graph), package.plan, package.graph).items():
         path = package.folder / name
         if name.endswith(".py") and (not path.is_file() or path.read_text(encoding="utf-8") != text):

@@ -13,7 +13,43 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from autoshard.errors import CheckError
+
 _LOADING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Local outputs and, by original name, local gradients after their reduction and before clipping."""
+
+    outputs: Any
+    gradients: dict[str, torch.Tensor]
+
+
+class Recorder:
+    """Stands for the package's `compute_gradients`, which its `train_step` calls, and keeps what each rank made."""
+
+    def __init__(self, runtime: Any, compute_gradients: Any) -> None:
+        self.runtime, self.compute_gradients = runtime, compute_gradients
+        self.seen: dict[int, Seen] = {}
+
+    def __call__(self, model: torch.nn.Module, mesh: Any, inputs: Any) -> Any:
+        outputs = self.compute_gradients(model, mesh, inputs)
+        gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
+        self.seen[mesh.rank] = Seen(outputs, gradients)
+        return outputs
+
+    def _local(self, parameter: torch.Tensor) -> torch.Tensor:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        local: torch.Tensor = self.runtime.local(gradient)
+        return local.detach().clone()
+
+    def take(self, rank: int) -> Seen:
+        if rank not in self.seen:
+            raise CheckError("train_step in train.py no longer calls compute_gradients, so its gradients can't be seen")
+        return self.seen.pop(rank)
 
 
 @dataclass(frozen=True)
@@ -23,13 +59,16 @@ class Package:
     runtime: Any
     model: Any
     train: Any
+    recorder: Recorder
 
 
 def load_package(folder: Path) -> Package:
     """Imports runtime, model_parallel and train of `folder`, under private names."""
     with _LOADING, _private_imports(folder):
-        modules = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
-    return Package(*modules)
+        modules: list[Any] = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
+    runtime, model, train = modules
+    train.compute_gradients = Recorder(runtime, train.compute_gradients)
+    return Package(runtime, model, train, train.compute_gradients)
 
 
 @contextmanager

@@ -64,11 +64,9 @@ def run_rank(package: Package, mesh: Any, job: Job) -> RankResult:
                 with torch.no_grad():
                     outputs, norm = model(*inputs), 0.0
             else:
-                optimizer.zero_grad()
-                outputs = package.train.compute_gradients(model, mesh, inputs)
-                gradients = gradients or _gradients(package.runtime, model)
-                norm = float(package.runtime.clip_gradients(mesh, model.parameters(), job.max_norm))
-                optimizer.step()
+                norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norm)[1])
+                seen = package.recorder.take(mesh.rank)
+                outputs, gradients = seen.outputs, gradients or seen.gradients
             steps.append(RankStep(_outputs(outputs, job), norm, *_stored(package.runtime, model)))
         return RankResult(gradients, tuple(steps))
 
@@ -91,15 +89,6 @@ def _outputs(outputs: Any, job: Job) -> tuple[torch.Tensor, ...]:
     if job.loss > 0:
         found.insert(job.loss, found.pop(0))
     return tuple(output.detach().clone() for output in found)
-
-
-def _gradients(runtime: Any, model: torch.nn.Module) -> State:
-    """Local gradients by original name; none is zero."""
-    return {
-        runtime.sharding(p).name: runtime.local(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone()
-        for p in model.parameters()
-        if p.requires_grad
-    }
 
 
 def _stored(runtime: Any, model: torch.nn.Module) -> tuple[State, State]:

@@ -1,4 +1,4 @@
-"""One gloo process: `python -m autoshard.verify.worker PACKAGE JOB RESULTS`, with the environment that torchrun sets."""
+"""One gloo process: `python -m autoshard.verify.worker PACKAGE JOB RESULTS`, in the environment of torchrun."""
 
 from __future__ import annotations
 
