@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from autoshard.mesh import Mesh
 
@@ -213,13 +214,22 @@ def _simplest(shard: Shard, placements: list[Placement], axis: int, size: int, m
     """The plainest shard that puts the same indices on every device as `shard` does."""
     outer = [(a, p) for a, p in enumerate(placements[:axis]) if isinstance(p, Shard) and p.dim == shard.dim]
 
-    def sets(candidate: Shard) -> list[list[tuple[int, int]]]:
-        cuts = tuple(AxisShard(mesh.names[a], p.blocks, p.unit) for a, p in [*outer, (axis, candidate)])
-        local = LocalSize(size, cuts)
-        return [local.intervals(mesh, mesh.coordinates(rank)) for rank in range(mesh.size)]
+    axes = [*(a for a, _ in outer), axis]
+    cutting = Mesh(tuple(mesh.axes[a] for a in axes))  # what a device holds depends on these axes only
+
+    def sets(candidate: Shard) -> tuple[tuple[tuple[int, int], ...], ...]:
+        placed = [*(p for _, p in outer), candidate]
+        cuts = (AxisShard(mesh.names[a], p.blocks, p.unit) for a, p in zip(axes, placed, strict=True))
+        return _held(LocalSize(size, tuple(cuts)), cutting)
 
     wanted = sets(shard)
     for candidate in (Shard(shard.dim), Shard(shard.dim, shard.blocks), Shard(shard.dim, 1, shard.unit)):
         if candidate != shard and sets(candidate) == wanted:
             return candidate
     return shard
+
+
+@cache
+def _held(local: LocalSize, mesh: Mesh) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The intervals of every device of a mesh."""
+    return tuple(tuple(local.intervals(mesh, mesh.coordinates(rank))) for rank in range(mesh.size))
