@@ -1,0 +1,109 @@
+"""Runs the commands of the docs and keeps what they print true: `python docs/commands.py README.md docs/*.md`.
+
+A command is a line `$ …` in a ```console block; the lines below it are what it prints, where `…` stands for anything (a
+whole line for any lines). Figures may differ: this script writes new ones into the file, the tests compare words only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = ("examples", "constraints.txt")  # of the clone, by the commands
+COMMAND_SECONDS = 600
+_BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FIGURE = re.compile(r"[0-9a-f]{16}|\d[\d.,]*(?:e[+-]?\d+)?(?:\s?(?:h|min|s|ms|us|ns|B|KiB|MiB|GiB|TiB)\b)?")
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(command, lines that the docs print below it), in order."""
+    found: list[tuple[str, list[str]]] = []
+    for block in _BLOCK.findall(text):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line.strip():
+                found[-1][1].append(line)
+    return found
+
+
+def runnable(command: str) -> str:
+    """The command without the parts that install things or run the test suite."""
+    parts = [part.strip() for part in command.split("&&")]
+    return " && ".join(part for part in parts if not part.startswith("pip install") and part != "pytest")
+
+
+def run(command: str, folder: Path) -> str:
+    """What the command prints on stdout, in `folder` with the interpreter's own programs first on the path."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+    )
+    if done.returncode != 0:
+        raise AssertionError(f"$ {command}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """Matches a printed line that differs from `line` in figures, spacing, and what `…` stands for."""
+    parts = [" ".join(_FIGURE.sub("#", part).split()) for part in line.split("…")]
+    return re.compile(r"\s*" + ".*".join(re.escape(part).replace(r"\#", "#") for part in parts) + r"\s*")
+
+
+def plain(line: str) -> str:
+    return " ".join(_FIGURE.sub("#", line).split())
+
+
+def matched(expected: list[str], printed: str, command: str) -> list[str]:
+    """`expected` with today's figures. AssertionError names the first line that was not printed, in order."""
+    lines = iter(printed.splitlines())
+    found = []
+    for line in expected:
+        if line.strip() == "…":
+            found.append(line)
+            continue
+        today = next((candidate for candidate in lines if pattern(line).fullmatch(plain(candidate))), None)
+        if today is None:
+            raise AssertionError(f"$ {command}\ndid not print (in this order):\n{line}\nbut:\n{printed}")
+        found.append(line if "…" in line else today)
+    return found
+
+
+def run_all(text: str, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Runs every command of a document in `folder`; gives (command, lines of the docs, the same lines today)."""
+    for name in NEEDED:
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    for command, expected in commands(text):
+        typed = runnable(command)
+        if typed:
+            yield command, expected, matched(expected, run(typed, folder), command)
+
+
+def refresh(path: Path) -> None:
+    """Write today's figures into a document."""
+    text = path.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        for command, old, new in run_all(text, Path(folder)):
+            start = text.index(f"$ {command}\n")
+            for before, after in zip(old, new, strict=True):
+                place = text.index(before, start)
+                text = text[:place] + after + text[place + len(before) :]
+                start = place + len(after)
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        refresh(Path(name))
