@@ -42,9 +42,15 @@ class Maker:
         return name
 
     def parameter(
-        self, path: str, shape: tuple[int, ...], stored: str, used: str = "", ties: tuple[str, ...] = (), buffer: bool = False
+        self,
+        path: str,
+        shape: tuple[int, ...],
+        stored: str,
+        used: str = "",
+        ties: tuple[str, ...] = (),
+        buffer: bool = False,
     ) -> str:
-        """`stored` is its optimizer layout; `used` the layout of the value that enters (R+ where a bucket sums later)."""
+        """`stored` is its optimizer layout; `used` that of the value which enters (R+ where a bucket sums later)."""
         name = "p_" + path.replace(".", "_")
         self.value(name, shape, used or stored, grad=not buffer)
         split_shape, split_layout = split(shape, Layout.parse(stored))

@@ -26,7 +26,11 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
 
 def package(program: Program, header: Header) -> dict[str, str]:
     """The same, from a header."""
-    files = {"model_parallel.py": model_file(program, header), "README.md": readme(program, header)}
+    files = {
+        "ruff.toml": "line-length = 120\n",
+        "model_parallel.py": model_file(program, header),
+        "README.md": readme(program, header),
+    }
     for path in sorted((_HERE / "package").glob("*.py")):
         files[path.name] = path.read_text(encoding="utf-8").replace(_LINT_MARK, "", 1)
     for path in sorted((_HERE / "runtime").glob("*.py")):

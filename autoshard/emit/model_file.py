@@ -33,6 +33,12 @@ class Holder(nn.Module):
             else:
                 self.register_buffer(name, member)
 '''
+_PARSE_BUCKETS = '''
+def parse_buckets(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
+    """`dp+tp: name name ...`, with a blank line between buckets, as (axes, names) pairs."""
+    pairs = (block.partition(":") for block in text.split("\\n\\n"))
+    return [(tuple(axes.split("+")), names.split()) for axes, _, names in pairs]
+'''
 
 
 def model_file(program: Program, header: Header) -> str:
@@ -112,13 +118,12 @@ def _gradient_buckets(program: Program) -> list[str]:
     lines = ["# Gradients that one flat all-reduce over these axes sums after backward, in this order."]
     if not program.gradient_buckets:
         return [*lines, "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = []"]
-    lines.append("GRADIENT_BUCKETS = [")
+    blocks = []
     for bucket in program.gradient_buckets:
-        wrapped = textwrap.wrap(" ".join(bucket.parameters), WIDTH - 8, break_on_hyphens=False, break_long_words=False)
-        lines += ["    (", f"        {_names(list(bucket.axes))},", '        """']
-        lines += [f"        {line}" for line in wrapped]
-        lines += ['        """.split(),', "    ),"]
-    return [*lines, "]"]
+        text = f"{'+'.join(bucket.axes)}: {' '.join(bucket.parameters)}"
+        blocks.append(textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False))
+    text = "\n\n".join(blocks).replace("\\", "\\\\")
+    return [*_PARSE_BUCKETS.strip("\n").splitlines(), "", "", *lines, f'GRADIENT_BUCKETS = parse_buckets("""{text}""")']
 
 
 def _partial_axes(program: Program, loss: str) -> list[str]:

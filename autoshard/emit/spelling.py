@@ -17,7 +17,7 @@ Attributes = Mapping[str, LocalAttribute]
 
 DTYPES = frozenset(DTYPE_BYTES) | {"complex64", "complex128"}
 IGNORED = frozenset({"layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit"})
-CREATES = frozenset({"arange", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"})
+CREATES = frozenset({"arange", "constant", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"})
 RETURNS_LIST = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split", "meshgrid"})
 REDUCTIONS = ("none", "mean", "sum")  # torch's numbers for them
 FOREVER = 2**63 - 1  # how an open end of a slice is captured
@@ -106,8 +106,7 @@ class Speller:
         namespace, _, name = target.partition(".")
         arguments = [self.literal(given["self"])] if "self" in given else []
         arguments += [str(operand) for operand in operands]
-        keywords = {key: value for key, value in given.items() if key != "self" and value is not None}
-        arguments += [f"{key}={self.literal(value)}" for key, value in keywords.items()]
+        arguments += [f"{key}={self.literal(value)}" for key, value in given.items() if key != "self"]
         if target.startswith("aten.") and name in CREATES:
             arguments.append(f"device={self.device}")
         return f"torch.ops.{namespace}.{name}({', '.join(arguments)})"
@@ -129,6 +128,15 @@ def _slice(speller: Speller, operands: Operands, given: Attributes) -> str | Non
     stride = "" if step in (None, 1) else f":{speller.literal(step)}"
     before = "..., " if dim == -1 else ":, " * dim
     return f"{operands[0]}[{before}{first}:{last}{stride}]"
+
+
+def _constant(speller: Speller, operands: Operands, given: Attributes) -> str:
+    """A literal tensor; `values` are flat."""
+    values, shape = given["values"], given["shape"]
+    assert isinstance(values, tuple) and isinstance(shape, tuple)
+    text = speller.literal(values[0]) if not shape else f"[{', '.join(map(speller.literal, values))}]"
+    made = f"torch.tensor({text}, dtype={speller.literal(given['dtype'])}, device={speller.device})"
+    return made if len(shape) < 2 else f"{made}.reshape({', '.join(map(speller.literal, shape))})"
 
 
 def _index(speller: Speller, operands: Operands, given: Attributes) -> str:
@@ -171,6 +179,7 @@ def _batch_norm(speller: Speller, operands: Operands, given: Attributes) -> str:
 _SPECIAL: dict[str, Callable[[Speller, Operands, Attributes], str | None]] = {
     "_to_copy": _cast,
     "batch_norm": _batch_norm,
+    "constant": _constant,
     "index": _index,
     "index_put": _index_put,
     "rsub": _rsub,

@@ -176,7 +176,8 @@ class Scopes:
             operands = tuple(self._reference(v, run, numbers, inputs) for v in operands_of(instruction))
             number = random_index(instruction)
             chain = self._chain(self.assigned[i])
-            inner = tuple((relative(path, run.path), self.classes[path]) for path in chain[1:] if inside(path, run.path))
+            below = [path for path in chain[1:] if inside(path, run.path)]
+            inner = tuple((relative(path, run.path), self.classes[path]) for path in below)
             code.append((self._static[i], inner, operands, None if number is None else number - base))
         pairs = self.updates(run).items()
         updates = tuple((int(numbers[new][1:]), relative(self.state[b].path, run.path)) for b, new in pairs)

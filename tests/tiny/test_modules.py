@@ -50,7 +50,9 @@ class RandomProgram:
         steps: list[tuple[str, object]] = []
         for _ in range(self.random.randint(1, 5)):
             kind = self.random.choice(kinds)
-            steps.append((kind, self.template(depth - 1) if kind in ("inner", "list", "twice") else self.random.randint(0, 3)))
+            steps.append(
+                (kind, self.template(depth - 1) if kind in ("inner", "list", "twice") else self.random.randint(0, 3))
+            )
         return steps
 
     def block(self, steps: list[tuple[str, object]], path: str) -> None:
