@@ -1,4 +1,4 @@
-"""Every spelling computes what the operator computes: a gallery of small models, captured, emitted on one device, and run."""
+"""Every spelling computes what the operator computes: a gallery of small models, captured, emitted, and run."""
 
 from __future__ import annotations
 
@@ -99,10 +99,18 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
     "batch norm": (lambda m, x: m["a"](x), {"a": nn.BatchNorm2d(3)}, (IMAGE,)),
     "conv": (
         lambda m, x: m["b"](F.relu(m["a"](x))).sum() + m["c"](x),
-        {"a": nn.Conv2d(3, 4, 3, padding=1), "b": nn.Conv2d(4, 2, 2, stride=2, bias=False), "c": nn.Conv2d(3, 6, 3, groups=3)},
+        {
+            "a": nn.Conv2d(3, 4, 3, padding=1),
+            "b": nn.Conv2d(4, 2, 2, stride=2, bias=False),
+            "c": nn.Conv2d(3, 6, 3, groups=3),
+        },
         (IMAGE,),
     ),
-    "conv1d": (lambda m, x: m["a"](x) + m["b"](x), {"a": nn.Conv1d(6, 3, 1), "b": nn.Conv1d(6, 3, 3, padding="same")}, (X,)),
+    "conv1d": (
+        lambda m, x: m["a"](x) + m["b"](x),
+        {"a": nn.Conv1d(6, 3, 1), "b": nn.Conv1d(6, 3, 3, padding="same")},
+        (X,),
+    ),
     "transposed": (lambda m, x: m["a"](x), {"a": nn.ConvTranspose2d(3, 2, 3, stride=2)}, (IMAGE,)),
     "pools": (
         lambda m, x: F.max_pool2d(x, 2) + F.avg_pool2d(x, 3, stride=2, padding=1) + F.adaptive_avg_pool2d(x, 1),
@@ -110,7 +118,11 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
         (IMAGE,),
     ),
     "resize": (lambda m, x: F.interpolate(x, scale_factor=2, mode="nearest"), {}, (IMAGE,)),
-    "embedding": (lambda m, i: m["a"](i) + m["b"](i), {"a": nn.Embedding(7, 5), "b": nn.Embedding(9, 5, padding_idx=2)}, (IDS,)),
+    "embedding": (
+        lambda m, i: m["a"](i) + m["b"](i),
+        {"a": nn.Embedding(7, 5), "b": nn.Embedding(9, 5, padding_idx=2)},
+        (IDS,),
+    ),
     "attention": (
         lambda m, x, y: F.scaled_dot_product_attention(x, y, y, is_causal=True)
         + F.scaled_dot_product_attention(x, y, x, attn_mask=y[..., :6] > -0.5, scale=0.3),
@@ -119,7 +131,10 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
     ),
     "grouped attention": (
         lambda m, x, y: F.scaled_dot_product_attention(
-            x.view(4, 6, 2, 4).transpose(1, 2), y.view(4, 6, 2, 4).transpose(1, 2)[:, :1], y[:, None, :, :4], enable_gqa=True
+            x.view(4, 6, 2, 4).transpose(1, 2),
+            y.view(4, 6, 2, 4).transpose(1, 2)[:, :1],
+            y[:, None, :, :4],
+            enable_gqa=True,
         ),
         {},
         (X, Y),
@@ -132,17 +147,18 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
         (X, IDS),
     ),
     "more losses": (
-        lambda m, x, y: F.mse_loss(x, y) + F.l1_loss(x, y) + F.binary_cross_entropy_with_logits(x, y.abs()) + F.huber_loss(x, y),
+        lambda m, x, y: F.mse_loss(x, y)
+        + F.l1_loss(x, y)
+        + F.binary_cross_entropy_with_logits(x, y.abs())
+        + F.huber_loss(x, y),
         {},
         (X, Y),
     ),
     "mha": (lambda m, x: m["a"](x, x, x)[0], {"a": nn.MultiheadAttention(8, 2, batch_first=True)}, (X,)),
     "numbered": (lambda m, x: m["0"](x), {"0": nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))}, (X,)),
 }  # fmt: skip
-GALLERY = {
-    **{name: (function, {}, (X, Y)) for table in (POINTWISE, SHAPES, REDUCTIONS, CREATION) for name, function in table.items()},
-    **LAYERS,
-}  # fmt: skip
+FUNCTIONS = POINTWISE | SHAPES | REDUCTIONS | CREATION
+GALLERY = {**{name: (function, {}, (X, Y)) for name, function in FUNCTIONS.items()}, **LAYERS}
 
 
 def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, dict[str, Tensor], str]:
