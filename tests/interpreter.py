@@ -70,7 +70,7 @@ def _schema_call(op: Op, operands: list[torch.Tensor | None]) -> Any:
 
 
 def _bind(schema: Any, op: Op, operands: list[torch.Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
-    """Arguments for one overload, None if the op is not of this overload. What the graph leaves out keeps its default."""
+    """Arguments for one overload, None if the op is not of this overload. What the graph leaves out is default."""
     left, given = list(operands), dict(op.attributes)
     positional: list[Any] = []
     named: dict[str, Any] = {}

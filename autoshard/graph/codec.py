@@ -1,4 +1,7 @@
-"""Frozen dataclasses to and from plain JSON values, checked against their own type hints."""
+"""Frozen dataclasses to and from plain JSON values, checked against their own type hints.
+
+A type with a `parse` (a layout, a mesh) is written as its own notation.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ import typing
 from functools import cache
 from typing import Any
 
+from autoshard.errors import UsageError
 from autoshard.graph.model import Attribute
 
 
 def encode(value: Any) -> Any:
     """A record, tuple or scalar as JSON values; an infinite or undefined float is {"float": "inf"}."""
+    if hasattr(type(value), "parse"):
+        return str(value)
     if dataclasses.is_dataclass(value):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
@@ -25,6 +31,8 @@ def encode(value: Any) -> Any:
 
 def decode(kind: Any, value: Any, where: str) -> Any:
     """`value` (from JSON) as the type `kind`; ValueError names the place and what was expected there."""
+    if hasattr(kind, "parse"):
+        return _parsed(kind, value, where)
     if dataclasses.is_dataclass(kind):
         return _record(kind, value, where)
     if typing.get_origin(kind) is tuple:
@@ -39,6 +47,15 @@ def decode(kind: Any, value: Any, where: str) -> Any:
     if type(value) not in options:
         raise ValueError(f"{where} is {_name(value)}, expected {' or '.join(option.__name__ for option in options)}")
     return value
+
+
+def _parsed(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {_name(value)}, expected str")
+    try:
+        return kind.parse(value)
+    except (ValueError, UsageError) as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 @cache

@@ -17,6 +17,7 @@ from autoshard.errors import CaptureError
 from autoshard.graph.lines import culprit, headline
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
+_RETURN = "return the loss alone; give a transformers model use_cache=False"
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
     (
@@ -115,6 +116,8 @@ def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: 
 def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
     name, place = type(model).__name__, culprit(error)
     text = f"{type(error).__name__}: {error}"
+    if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
+        return CaptureError(f"{name} can't be captured: its forward returns a {returned[1]}, which is no tensor", _RETURN)
     reason = next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
     if reason:
         what = f"{reason} at {place}" if place else reason

@@ -13,7 +13,8 @@ from functools import cached_property
 
 SCHEMA_VERSION = 1
 DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint8": 1, "bool": 1,
 }  # fmt: skip
 
 Attribute = int | float | bool | str | None | tuple["Attribute", ...]

@@ -13,8 +13,8 @@ from autoshard.graph.saved import note_saved
 
 PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16"}
 _LOW_NAMES = """
-    linear matmul mm bmm addmm baddbmm addbmm mv einsum conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d
-    conv_transpose3d scaled_dot_product_attention prelu
+    linear matmul mm bmm addmm baddbmm addbmm mv einsum conv1d conv2d conv3d convolution conv_transpose1d
+    conv_transpose2d conv_transpose3d scaled_dot_product_attention prelu
 """
 _HIGH_NAMES = """
     layer_norm native_layer_norm rms_norm group_norm softmax _softmax log_softmax _log_softmax softmin

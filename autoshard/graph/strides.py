@@ -10,7 +10,8 @@ from autoshard.graph.model import Graph, Op, Tensor
 
 Strides = tuple[int, ...]
 _POINTWISE = """
-    add sub mul div neg relu gelu silu tanh sigmoid exp log sqrt rsqrt pow dropout where to masked_fill clamp abs sin cos erf
+    add sub mul div neg relu gelu silu tanh sigmoid exp log sqrt rsqrt pow dropout where to masked_fill clamp
+    abs sin cos erf
 """
 _KEEP_ORDER = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 

@@ -73,6 +73,7 @@ BROKEN = [
     ("x = x * x.max().item()\nreturn self.layer(x).sum()", "mine.py:13 `x = x * x.max().item()`", "a tensor's value"),
     ("return self.layer(x[x > 0]).sum()", "mine.py:13 `return self.layer(x[x > 0]).sum()`", ""),
     ("y = x.nonzero()\nreturn y.float().sum()", "mine.py:13 `y = x.nonzero()`", "a tensor's value"),
+    ("return self.layer(x).sum(), set()", "its forward returns a set, which is no tensor", "return the loss alone"),
     ("y = x @ x\nreturn y.sum()", "mine.py:13 `y = x @ x`", ""),
     ("return self.missing(x)", "mine.py:13 `return self.missing(x)`", "missing"),
     ("y = x.numpy()\nreturn self.layer(x).sum()", "mine.py:13 `y = x.numpy()`", ""),
