@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from autoshard import redistribute
@@ -12,7 +11,7 @@ from autoshard.emit.lines import quoted, statement
 from autoshard.emit.members import Members, access
 from autoshard.emit.names import MOVES
 from autoshard.emit.spelling import RETURNS_LIST
-from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute, Program
+from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.modules import Call, Loop
 from autoshard.program.scopes import RANDOM, operands_of, random_index, results_of
 
@@ -214,19 +213,15 @@ class Body:
         return False
 
     def _reason(self, step: Collective) -> str:
-        """The reason in the names that a reader of the class sees."""
-        place = self.owner.definition.path
-        leaf = step.module.rpartition(".")[2] if step.module != place and not step.module.endswith(place or ".") else ""
-        replace = partial(_readable, step, self.program, self.names, leaf)
-        return re.sub(r"[A-Za-z_]\w*", lambda match: replace(match[0]), step.reason)
+        """The reason, with graph names in the words of a reader of the class."""
+        inner = step.module.rpartition(".")[2] if step.module != self.owner.definition.path else ""
 
+        def readable(match: re.Match[str]) -> str:
+            word = match[0]
+            if word == self.program.value(step.operand).tensor:
+                return next((n for n in map(self.names.get, (step.result, step.operand)) if n and n != "_"), word)
+            if word in self.owner.package.targets and not step.reason.startswith("sum the "):
+                return inner or self.owner.package.targets[word]
+            return word
 
-def _readable(step: Collective, program: Program, names: dict[str, str], leaf: str, word: str) -> str:
-    """A graph name in a reason becomes the variable, the inner module or the kind of operator; other words stay."""
-    if word == program.value(step.operand).tensor:
-        variable = names.get(step.result, "_")
-        return variable if variable != "_" else names.get(step.operand, word)
-    number = re.fullmatch(r"([a-z]\w*?)_\d+", word)
-    if leaf and word == step.reason.partition(" ")[0]:
-        return leaf
-    return number[1] if number else word
+        return re.sub(r"[A-Za-z_]\w*", readable, step.reason)

@@ -23,6 +23,7 @@ class Package:
     tree: ModuleTree
     reserved: frozenset[str]  # names that no variable may take
     state: dict[str, ProgramParameter]  # value -> parameter or buffer
+    targets: dict[str, str]  # op -> the short name of its operator
 
     def needs_mesh(self, name: str) -> bool:
         """True where the class prepares anything: it holds members, talks to other devices, or draws numbers."""
@@ -112,7 +113,7 @@ class ClassWriter:
         where = f"The whole model{f', {d.original_class}' if d.original_class else ''}."
         if not self.is_root:
             times = f" and {d.instances - 1} more like it" if d.instances > 1 else ""
-            where = f"{d.original_class or 'Module'} {d.path}{times}."
+            where = f"{d.original_class or 'Module'}: {d.path}{times}."
         values = [(self.naming.names[v], v) for v in d.inputs]
         rows = [f"{name}: {self._shape(v)}" for name, v in values]
         rows += [f"returns {self._shape(v)}" for v in self._outputs()]

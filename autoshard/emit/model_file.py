@@ -9,7 +9,7 @@ from autoshard.emit.classes import Package, class_texts
 from autoshard.emit.header import Header
 from autoshard.emit.lines import WIDTH, docstring, quoted, statement
 from autoshard.layout import PARTIAL
-from autoshard.program.model import Program
+from autoshard.program.model import Compute, Program
 from autoshard.program.modules import module_tree
 from autoshard.units import format_bytes, format_seconds
 
@@ -46,7 +46,9 @@ def model_file(program: Program, header: Header) -> str:
     tree = module_tree(program, _RESERVED | {"Sharding", "Random", "Axis"})
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
-    package = Package(program, tree, reserved, state)
+    operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
+    targets = {op.op: op.target.rpartition(".")[2] for op in operators}
+    package = Package(program, tree, reserved, state, targets)
     classes = class_texts(package)
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     holder = [_HOLDER.strip("\n")] if "Holder(" in code else []
