@@ -13,6 +13,7 @@ import pytest
 from autoshard import cli
 from autoshard.errors import CaptureError, CheckError, InfeasibleError, InvalidFileError, UsageError
 from autoshard.graph import serialize
+from autoshard.options import _pair
 from tests.graphs import mlp_graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,5 +206,5 @@ VALUES = [
 
 @pytest.mark.parametrize(("text", "value"), VALUES, ids=[text for text, _ in VALUES])
 def test_argument_values(text: str, value: object) -> None:
-    assert cli._pair(text) == ("a", value)
-    assert type(cli._pair(text)[1]) is type(value)
+    assert _pair(text) == ("a", value)
+    assert type(_pair(text)[1]) is type(value)

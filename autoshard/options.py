@@ -1,0 +1,128 @@
+"""The options of every verb, as an argparse parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoshard import __version__
+from autoshard.errors import UsageError
+
+Verb = Callable[[argparse.Namespace], int]
+DEFAULT_OUT = "autoshard-out"
+EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be captured, 5 invalid file, 6 check failed."
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our one-sentence errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"{self.prog} --help")
+
+
+def parser(verbs: Sequence[Verb]) -> argparse.ArgumentParser:
+    """The parser; `options.run` is the verb's function, whose name and docstring the help shows."""
+    result = _Parser(
+        prog="autoshard",
+        allow_abbrev=False,
+        description="Split a PyTorch model over a cluster: capture, search, write the program, prove it, simulate it.",
+        epilog=EXIT_CODES,
+    )
+    result.add_argument("--version", action="version", version=f"autoshard {__version__}")
+    added = result.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    for run in verbs:
+        _OPTIONS[run.__name__](_verb(added, run))
+    return result
+
+
+def _verb(verbs: Any, run: Verb) -> argparse.ArgumentParser:
+    text = (run.__doc__ or "").strip()
+    parser: argparse.ArgumentParser = verbs.add_parser(run.__name__, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    kinds = "file.py:callable, package.module:callable, a torch.export .pt2 file, or a graph saved by `autoshard trace`"
+    parser.add_argument("model", metavar="MODEL", help=kinds)
+    _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
+    parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], help="default fp32")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
+    parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="such as model.graph.json")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--mesh", required=True, help="named axes, slowest links first: dp=2,tp=2")
+    parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
+    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=f"default {DEFAULT_OUT}/")
+    parser.add_argument("--devices", type=int, metavar="N", help="refuse a mesh that has not N devices")
+    parser.add_argument("--memory-limit", metavar="SIZE", help='per device, such as "60 GiB"; default: the profile\'s')
+    parser.add_argument("--solver", choices=["dp"], default="dp", help="default dp")
+    parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
+    parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
+    _add_verify_options(parser)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="DIR", help="a package written by `autoshard plan`")
+    _add_verify_options(parser)
+
+
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    _add_pairs(parser, "--verify-with", "verify_with", "other arguments for the callable while verifying (n_layer=2)")
+    backends = "gloo: a process a device; lockstep: all devices in one process"
+    parser.add_argument("--backend", choices=["gloo", "lockstep"], default="gloo", help=backends)
+    parser.add_argument("--full", action="store_true", help="verify at full size, whatever it takes")
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default DIR/timeline.json")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default DIR/report.html")
+
+
+def _add_profiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+
+
+def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:
+    parser.add_argument(option, dest=dest, nargs="+", action="extend", type=_pair, default=[], metavar="K=V", help=text)
+
+
+def _pair(text: str) -> tuple[str, str | int | float | bool]:
+    """`n_layer=2` -> ("n_layer", 2): integers, floats, true and false are recognised, the rest is text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "trace": _add_trace,
+    "plan": _add_plan,
+    "verify": _add_verify,
+    "simulate": _add_simulate,
+    "report": _add_report,
+    "profiles": _add_profiles,
+}
