@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.problem import Floats
 from autoshard.solvers.order import Elimination
-from autoshard.solvers.tables import Recipe, Store
+from autoshard.solvers.tables import Cases, Recipe, Store, Term
 
 _SMALL = 1 << 17  # entries: below it one broadcast sum is cheaper than a loop
 _SLAB = 1 << 15  # entries of a slab of the result, so that the loop stays in the cache
@@ -28,18 +28,41 @@ def backtrack(store: Store, plan: Elimination) -> list[int]:
     for step in reversed(plan.steps):
         costs = np.zeros(plan.domains[step.variable])
         for term in step.terms:
-            index: list[int | slice] = []
-            for variable, map_ in zip(term.scope, term.maps, strict=True):
-                classes = store.maps[map_]
-                index.append(slice(None) if variable == step.variable else int(classes[choice[variable]]))
-            own = term.maps[term.scope.index(step.variable)]
-            costs += store.table(term.table)[tuple(index)][store.maps[own]]
+            if all(choice[gate] == value for gate, value in term.gates if gate != step.variable):
+                _add(store, term, step.variable, choice, costs)
         choice[step.variable] = int(np.argmin(costs))
     return choice
 
 
-def compute(store: Store, recipe: Recipe) -> Floats:
+def _add(store: Store, term: Term, variable: int, choice: Sequence[int], costs: Floats) -> None:
+    """Adds a term to the cost of each strategy of one of its variables, the others being chosen."""
+    index: list[int | slice] = []
+    for other, map_ in zip(term.scope, term.maps, strict=True):
+        index.append(slice(None) if other == variable else int(store.maps[map_][choice[other]]))
+    part = store.table(term.table)[tuple(index)]
+    if variable in term.scope:
+        costs += part[store.maps[term.maps[term.scope.index(variable)]]]
+    else:
+        costs[dict(term.gates)[variable]] += part
+
+
+def compute(store: Store, recipe: Recipe | Cases) -> Floats:
     """The table of a recipe, shape: the numbers of classes of `recipe.out`."""
+    return _least_case(store, recipe) if isinstance(recipe, Cases) else _least_strategy(store, recipe)
+
+
+def _least_case(store: Store, recipe: Cases) -> Floats:
+    shape = tuple(store.counts[map_] for map_ in recipe.out)
+    result = np.full(shape, np.inf)
+    for parts in recipe.values:
+        total = np.zeros((1,) * len(shape))
+        for table, axes in parts:
+            total = total + _aligned(store, store.table(table), axes, -1, recipe.out)[0]
+        np.minimum(result, total, out=result)
+    return result
+
+
+def _least_strategy(store: Store, recipe: Recipe) -> Floats:
     own = np.zeros(recipe.domain)
     for table, map_ in recipe.unary:
         own += store.table(table)[store.maps[map_]]

@@ -3,6 +3,9 @@
 - product: one term over (producer, all consumers), the sum over distinct targets spelt out. For 1 or 2 consumers.
 - set: a new variable, the set of layouts the value is made in; each consumer's layout must be in it. All terms are then
   over two variables. Exact because nothing made costs less than nothing; bytes of several keepers are split (a bound).
+- gates: consumer i has a new small variable: it pays for its layout, or it takes over that of an earlier consumer j,
+  which must then be equal. All terms are over two variables and a gate. Exact for the same reason, where the spans over
+  which consumers keep the value are nested (else the longer span of a shared one is not charged: a bound).
 - relaxed: each consumer pays a share of its target, the shares of a target adding up to at most 1. A lower bound.
 """
 
@@ -12,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +25,21 @@ from autoshard.solvers.additive import Additive, charge, hull, scaled, span_of, 
 from autoshard.solvers.tables import Contents, Store, Term
 
 Flags = NDArray[np.bool_]
+Style = Literal["product", "sets", "gates"]  # the form that is preferred
 _MOST_SETS = 1 << 14
+_MOST_GATED = 4  # consumers
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Variables 0..nodes-1 are the nodes (domain: the kept strategies), the rest are sets of layouts.
+    """Variables 0..nodes-1 are the nodes (domain: the kept strategies), the rest are sets of layouts or `gates`.
 
     `relaxed`: indices of the values of which only a lower bound is in the terms.
     """
 
     terms: tuple[Term, ...]
     domains: tuple[int, ...]
+    gates: frozenset[int]
     relaxed: tuple[int, ...]
 
 
@@ -54,10 +61,10 @@ class _Ends:
 
 
 def encode(
-    store: Store, sum_: Additive, kept: Sequence[Integers], contents: Contents, largest: float, prefer_sets: bool
+    store: Store, sum_: Additive, kept: Sequence[Integers], contents: Contents, largest: float, style: Style
 ) -> Encoded:
-    """Terms of at most `largest` entries. Values with three consumers or more: sets first where `prefer_sets`."""
-    return _Encoder(store, sum_, kept, contents, largest, prefer_sets).encoded()
+    """Terms of at most `largest` entries, in the preferred form where that is possible and smaller."""
+    return _Encoder(store, sum_, kept, contents, largest, style).encoded()
 
 
 class _Encoder:
@@ -68,12 +75,13 @@ class _Encoder:
         kept: Sequence[Integers],
         contents: Contents,
         largest: float,
-        prefer_sets: bool,
+        style: Style,
     ) -> None:
         self.store, self.sum, self.kept, self.contents = store, sum_, kept, contents
-        self.largest, self.prefer_sets = largest, prefer_sets
+        self.largest, self.style = largest, style
         self.terms: list[Term] = []
         self.domains = [len(some) for some in kept]
+        self.gates: list[int] = []
         self.relaxed: list[int] = []
         self.known: dict[tuple[object, ...], int] = {}
         self.sets: dict[tuple[object, ...], list[int]] = {}
@@ -85,14 +93,17 @@ class _Encoder:
             self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
         for v, value in enumerate(self.sum.problem.values):
             self.add_value(v, value)
-        return Encoded(tuple(self.terms), tuple(self.domains), tuple(self.relaxed))
+        return Encoded(tuple(self.terms), tuple(self.domains), frozenset(self.gates), tuple(self.relaxed))
 
     def add_value(self, v: int, value: Value) -> None:
         ends = self.ends(value)
         product = len(ends.rows) * math.prod(map(len, ends.columns))
         sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
         set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
-        if set_fits and (product > self.largest or (self.prefer_sets and sets < product / len(ends.rows))):
+        pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))
+        if self.style == "gates" and 1 < len(ends.columns) <= _MOST_GATED and pairs < product:
+            self.add_gates(v, ends)
+        elif set_fits and (product > self.largest or (self.style == "sets" and sets < product / len(ends.rows))):
             self.add_set(v, ends)
         elif product <= self.largest:
             self.add_product(ends)
@@ -144,6 +155,32 @@ class _Encoder:
         lacks = [~members[:, np.searchsorted(everything, column)] for column in ends.columns]
         return [len(members), self.store.base(pay), *(self.store.base(np.where(lack, np.inf, 0.0)) for lack in lacks)]
 
+    def add_gates(self, v: int, ends: _Ends) -> None:
+        """Consumers by decreasing span: what a later one takes over is then kept long enough already."""
+        value = ends.value
+        spans = [charge(self.sum, span) for span in value.intervals]
+        by_span = sorted(range(len(spans)), key=lambda i: (-spans[i], i))
+        if not self.nested(value):
+            self.relaxed.append(v)
+        for place, i in enumerate(by_span):
+            gate = len(self.domains)
+            if place:
+                self.domains.append(place + 1)
+                self.gates.append(gate)
+            pay = scaled(self.sum, value.seconds)[np.ix_(ends.rows, ends.columns[i])]
+            pay = pay + spans[i] * value.bytes[ends.columns[i]]
+            ends_ = (value.producer, value.consumers[i])
+            self.add_term(ends_, (ends.maps[0], ends.maps[i + 1]), self.store.base(pay), ((gate, 0),) if place else ())
+            for case, j in enumerate(by_span[:place], start=1):
+                differ = np.where(ends.columns[j][:, None] == ends.columns[i], 0.0, np.inf)
+                maps, pair = (ends.maps[j + 1], ends.maps[i + 1]), (value.consumers[j], value.consumers[i])
+                self.add_term(pair, maps, self.store.base(differ), ((gate, case),))
+
+    def nested(self, value: Value) -> bool:
+        """Whether of any two spans the dearer costs as much as the hull of both."""
+        pairs = combinations(value.intervals, 2)
+        return all(charge(self.sum, span_of(p)) <= max(charge(self.sum, p[0]), charge(self.sum, p[1])) for p in pairs)
+
     def add_split_bytes(self, v: int, ends: _Ends) -> None:
         """Each keeper pays an equal part of its bytes: exact for one keeper, a bound for more."""
         keepers = [i for i, span in enumerate(ends.value.intervals) if charge(self.sum, span)]
@@ -182,7 +219,9 @@ class _Encoder:
         sizes = range(1, len(value.consumers) + 1)
         return tuple(charge(self.sum, span_of(group)) for n in sizes for group in combinations(value.intervals, n))
 
-    def add_term(self, scope: Sequence[int], classes: Sequence[Integers], table: int) -> None:
+    def add_term(
+        self, scope: Sequence[int], classes: Sequence[Integers], table: int, gates: tuple[tuple[int, int], ...] = ()
+    ) -> None:
         """Joins the rows of each axis that are equal, and leaves out axes of one row and terms that are zero."""
         if table not in self.merged:
             self.merged[table] = self.merge(self.store.table(table))
@@ -191,7 +230,7 @@ class _Encoder:
             return
         axes = [i for i, row in enumerate(rows) if row.any()]
         maps = tuple(self.store.map_id(rows[i][classes[i]]) for i in axes)
-        self.terms.append(Term(tuple(scope[i] for i in axes), maps, number))
+        self.terms.append(Term(tuple(scope[i] for i in axes), maps, number, gates))
 
     def merge(self, cost: Floats) -> tuple[int, list[Integers]]:
         """The table without repeated rows and without axes of one row; old row -> new row, of each axis."""

@@ -11,11 +11,12 @@ from autoshard.problem import Floats, Integers, Problem
 from autoshard.solvers import eliminate, order
 from autoshard.solvers.additive import Additive, additive
 from autoshard.solvers.domains import reduce
-from autoshard.solvers.encode import Encoded, encode
+from autoshard.solvers.encode import Encoded, Style, encode
 from autoshard.solvers.tables import Contents, Store
 
 BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables together
 _WORK_PER_ENTRY = 64  # joint entries minimised per entry of the budget: the limit on time
+_TERM_SHARE = 16  # the largest term that is written down is this part of the budget
 _EASY = 20_000_000  # joint entries: not worth looking for a better order
 
 
@@ -67,38 +68,43 @@ def _best_plan(sum_: Additive, kept: Sequence[Integers], contents: Contents, bud
     """The least work of those that fit the budget exactly; else a bound that fits."""
     fitting: list[_Candidate] = []
     for candidate in _candidates(sum_, kept, contents, budget):
-        _, encoded, plan = candidate
-        if _fits(plan, budget) and not encoded.relaxed:
-            fitting.append(candidate)
-            if plan.work <= _EASY:
-                break
+        fitting.append(candidate)
+        if candidate[2].work <= _EASY and not candidate[1].relaxed:
+            break
     if fitting:
-        return min(fitting, key=lambda candidate: candidate[2].work)
+        return min(fitting, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work))
     return _bounding(sum_, kept, contents, budget)
 
 
 def _candidates(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Iterator[_Candidate]:
-    several = any(len(value.consumers) > 2 for value in sum_.problem.values)
-    for prefer_sets in (False, True) if several else (False,):
+    """Those that fit, in the order in which they are worth trying."""
+    most = max((len(value.consumers) for value in sum_.problem.values), default=1)
+    styles: list[Style] = ["product"]
+    styles += ["gates"] if most > 1 else []
+    styles += ["sets"] if most > 2 else []
+    keys: tuple[order.Key, ...] = ("size", "fill")
+    for style in styles:
         store = Store()
-        encoded = encode(store, sum_, kept, contents, budget, prefer_sets)
-        keys: tuple[order.Key, ...] = ("size", "fill")
+        encoded = encode(store, sum_, kept, contents, budget // _TERM_SHARE, style)
+        if encoded.relaxed and style != styles[-1]:
+            continue
         for key in keys:
             fork = store.fork()
-            yield fork, encoded, order.plan(fork, encoded.terms, encoded.domains, float("inf"), key)
+            plan = order.plan(
+                fork, encoded.terms, encoded.domains, key, gates=encoded.gates, most_work=_WORK_PER_ENTRY * budget
+            )
+            if plan is not None and plan.entries <= budget:
+                yield fork, encoded, plan
 
 
 def _bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> _Candidate:
     """Smaller and smaller tables until a bound fits: terms first, then the mini-buckets."""
-    limit = budget // 8
+    limit = budget // _TERM_SHARE
     while True:
         store = Store()
-        encoded = encode(store, sum_, kept, contents, limit, prefer_sets=True)
-        plan = order.plan(store, encoded.terms, encoded.domains, limit, "size")
-        if _fits(plan, budget) or limit <= 1:
+        encoded = encode(store, sum_, kept, contents, limit, "sets")
+        plan = order.plan(store, encoded.terms, encoded.domains, "size", limit=limit)
+        assert plan is not None
+        if limit <= 1 or (plan.entries <= budget and plan.work <= _WORK_PER_ENTRY * budget):
             return store, encoded, plan
         limit //= 8
-
-
-def _fits(plan: order.Elimination, budget: int) -> bool:
-    return plan.entries <= budget and plan.work <= _WORK_PER_ENTRY * budget

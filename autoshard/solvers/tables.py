@@ -18,11 +18,19 @@ from autoshard.problem import Floats, Integers
 
 
 class Term(NamedTuple):
-    """`table` over `scope`; axis i has the classes of map `maps[i]` of variable `scope[i]`."""
+    """`table` over `scope`; axis i has the classes of map `maps[i]` of variable `scope[i]`.
+
+    `gates`: (variable, value) pairs; the term counts only where all of these small variables have these values.
+    """
 
     scope: tuple[int, ...]
     maps: tuple[int, ...]
     table: int
+    gates: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def variables(self) -> tuple[int, ...]:
+        return self.scope + tuple(gate for gate, _ in self.gates)
 
 
 class Recipe(NamedTuple):
@@ -38,6 +46,13 @@ class Recipe(NamedTuple):
     out: tuple[int, ...]
 
 
+class Cases(NamedTuple):
+    """The same for a gate: of each of its values the (table, axes) that count then; the least of their sums."""
+
+    values: tuple[tuple[tuple[int, tuple[tuple[int, int], ...]], ...], ...]
+    out: tuple[int, ...]
+
+
 class Store:
     """Append-only: class maps with their number of classes, and tables (None until computed)."""
 
@@ -45,11 +60,11 @@ class Store:
         self.maps: list[Integers] = []
         self.counts: list[int] = []
         self.tables: list[Floats | None] = []
-        self.recipes: dict[int, Recipe] = {}
+        self.recipes: dict[int, Recipe | Cases] = {}
         self._map_ids: dict[bytes, int] = {}
         self._joins: dict[tuple[int, int], int] = {}
         self._projections: dict[tuple[int, int], Integers] = {}
-        self._table_ids: dict[bytes | Recipe, int] = {}
+        self._table_ids: dict[bytes | Recipe | Cases, int] = {}
 
     def fork(self) -> Store:
         """A copy to which more can be added without touching this one (the arrays are shared)."""
@@ -99,7 +114,7 @@ class Store:
             self.tables.append(table)
         return self._table_ids[key]
 
-    def derived(self, recipe: Recipe) -> tuple[int, bool]:
+    def derived(self, recipe: Recipe | Cases) -> tuple[int, bool]:
         """The number of the table that `recipe` makes, and whether it is new."""
         new = recipe not in self._table_ids
         if new:

@@ -16,7 +16,7 @@ from autoshard.problem import Node, Problem, Solution, Value, memory, objective
 from autoshard.solvers import dp, eliminate, exhaustive, order, solve
 from autoshard.solvers.additive import additive
 from autoshard.solvers.domains import finite, reduce
-from autoshard.solvers.encode import encode
+from autoshard.solvers.encode import Style, encode
 from autoshard.solvers.tables import Contents, Store
 from tests.random_problems import random_problem
 
@@ -86,17 +86,21 @@ def test_a_small_budget_still_finds_good_plans() -> None:
     assert np.mean(worse) < 0.05
 
 
-@given(SEEDS, st.booleans(), st.sampled_from(["size", "fill"]), st.sampled_from([1, 8, 1e9]))
-@settings(max_examples=300)
-def test_every_encoding_and_order_is_exact_or_says_so(seed: int, sets: bool, key: order.Key, limit: float) -> None:
+STYLES = st.sampled_from(["product", "gates", "sets"])
+
+
+@given(SEEDS, STYLES, st.sampled_from(["size", "fill"]), st.sampled_from([1, 8, 1e9]))
+@settings(max_examples=600)
+def test_every_encoding_and_order_is_exact_or_says_so(seed: int, style: Style, key: order.Key, limit: float) -> None:
     problem = random_problem(seed)
     expected = attempt(problem)
     if expected is None:
         return
     sum_, contents, store = additive(problem), Contents(problem), Store()
     kept = finite(problem)
-    encoded = encode(store, sum_, kept, contents, limit, sets)
-    plan = order.plan(store, encoded.terms, encoded.domains, limit, key)
+    encoded = encode(store, sum_, kept, contents, limit, style)
+    plan = order.plan(store, encoded.terms, encoded.domains, key, gates=encoded.gates, limit=limit)
+    assert plan is not None
     bound = eliminate.run(store, plan)
     if plan.exact and not encoded.relaxed:
         picked = eliminate.backtrack(store, plan)
@@ -163,8 +167,9 @@ def test_equal_blocks_are_computed_once() -> None:
     for count in (16, 64, 256):
         problem = blocks(count)
         sum_, store = additive(problem), Store()
-        encoded = encode(store, sum_, finite(problem), Contents(problem), 1e9, False)
-        plan = order.plan(store, encoded.terms, encoded.domains, math.inf, "size")
+        encoded = encode(store, sum_, finite(problem), Contents(problem), 1e9, "product")
+        plan = order.plan(store, encoded.terms, encoded.domains, "size")
+        assert plan is not None
         work[count] = plan.work
         assert plan.exact and plan.largest <= 8**3
     folding = 3 * 8**3  # what the inside of one block costs
