@@ -12,6 +12,8 @@ from autoshard.graph.creation import op_name
 
 LARGEST_ELEMENTS = 1 << 26
 _COMPRESS_ELEMENTS = 1 << 22
+_POINTWISE = ("__and__", "__or__", "where", "masked_fill", "to", "clone", "contiguous")  # torch does not tag these
+_MAY_COPY = ("reshape", "flatten")
 
 
 def recognise_masks(graph: fx.Graph, values: dict[fx.Node, torch.Tensor]) -> None:
@@ -102,9 +104,10 @@ class Constants:
         args, kwargs = torch.utils._pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
         if not isinstance(node.target, torch._ops.OpOverload):
             return node.target(*args, **kwargs)
-        if torch.Tag.pointwise in node.target.tags:
+        name = op_name(node)
+        if torch.Tag.pointwise in node.target.tags or name in _POINTWISE:
             return _pointwise(node.target, args, kwargs, node.meta["val"].shape)
-        is_view = any(r.alias_info is not None for r in node.target._schema.returns)
+        is_view = name not in _MAY_COPY and any(r.alias_info is not None for r in node.target._schema.returns)
         result = node.meta["val"]
         if not is_view and isinstance(result, torch.Tensor) and result.numel() > LARGEST_ELEMENTS:
             return None

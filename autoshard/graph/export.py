@@ -117,7 +117,9 @@ def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
     name, place = type(model).__name__, culprit(error)
     text = f"{type(error).__name__}: {error}"
     if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
-        return CaptureError(f"{name} can't be captured: its forward returns a {returned[1]}, which is no tensor", _RETURN)
+        return CaptureError(
+            f"{name} can't be captured: its forward returns a {returned[1]}, which is no tensor", _RETURN
+        )
     reason = next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
     if reason:
         what = f"{reason} at {place}" if place else reason

@@ -127,6 +127,13 @@ def test_only_an_exactly_causal_mask_is_called_causal(
         compare(graph, model, (x,))
 
 
+def test_a_mask_too_large_to_write_out_is_still_recognised() -> None:
+    sizes = {"n_layer": 1, "n_embd": 24, "vocabulary": 97, "batch": 4096, "sequence": 1024}  # 4 GiB of booleans
+    graph = capture(GPT2, sizes)
+    (attention,) = [op for op in graph.ops if op.target == "aten.scaled_dot_product_attention"]
+    assert attention.attribute("is_causal") is True and attention.operands[3] is None
+
+
 class Wrapped(nn.Module):
     """A library model with its loss."""
 
