@@ -36,7 +36,7 @@ class Holder(nn.Module):
 _PARSE_BUCKETS = '''
 def parse_buckets(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
     """`dp+tp: name name ...`, with a blank line between buckets, as (axes, names) pairs."""
-    pairs = (block.partition(":") for block in text.split("\\n\\n"))
+    pairs = (block.partition(":") for block in text.strip().split("\\n\\n"))
     return [(tuple(axes.split("+")), names.split()) for axes, _, names in pairs]
 '''
 
@@ -125,7 +125,15 @@ def _gradient_buckets(program: Program) -> list[str]:
         text = f"{'+'.join(bucket.axes)}: {' '.join(bucket.parameters)}"
         blocks.append(textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False))
     text = "\n\n".join(blocks).replace("\\", "\\\\")
-    return [*_PARSE_BUCKETS.strip("\n").splitlines(), "", "", *lines, f'GRADIENT_BUCKETS = parse_buckets("""{text}""")']
+    return [
+        *_PARSE_BUCKETS.strip("\n").splitlines(),
+        "",
+        "",
+        *lines,
+        'GRADIENT_BUCKETS = parse_buckets("""',
+        text,
+        '""")',
+    ]
 
 
 def _partial_axes(program: Program, loss: str) -> list[str]:

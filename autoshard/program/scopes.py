@@ -5,6 +5,7 @@ A module whose visits run different code is dissolved into its parent, so that e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -236,7 +237,7 @@ class Scopes:
         return Run(path, start, stop, tuple(children))
 
     def _settle(self) -> Run:
-        """Move strays and dissolve modules until every module has one body; ends, as each pass shortens a path."""
+        """Move strays and dissolve modules until every module has one body; ends, as each pass shortens paths."""
         while True:
             self._chains.clear()
             self._keys.clear()
@@ -246,11 +247,28 @@ class Scopes:
                 if child.path:
                     visits.setdefault(child.path, []).append(child)
             torn = {path: runs for path, runs in visits.items() if len(runs) > 1 and not self._same(runs)}
-            if not torn:
+            if not torn and not self._strip(root):
                 return root
             for path, runs in torn.items():
                 if not any(path != other and inside(path, other) for other in torn):
                     self._mend(path, runs)
+
+    def _strip(self, root: Run) -> bool:
+        """Give the collectives that a visit begins with to its parent where the rest then equals another visit.
+
+        So the first block, which gets its input from elsewhere, has the code of the others. True where one was found.
+        """
+        known = Counter(self.key(run) for run in root.walk())
+        for run in root.walk():
+            if not run.path or known[self.key(run)] > 1:
+                continue
+            start = run.start
+            while start + 1 < run.stop and isinstance(self.program.instructions[start], Collective):
+                start += 1
+                if self.key(Run(run.path, start, run.stop, ())) in known:
+                    self.assigned[run.start : start] = [self._chain(run.path)[-2]] * (start - run.start)
+                    return True
+        return False
 
     def _same(self, runs: list[Run]) -> bool:
         """True where one object can make all these visits."""

@@ -1,0 +1,170 @@
+"""The emitted package as text: a golden model, the linter, and what each part of a program turns into."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.emit import Header, package
+from autoshard.emit.header import Input, strategy_words
+from autoshard.emit.lines import broken, split_commas, statement
+from autoshard.emit.model_file import model_file
+from autoshard.emit.spelling import Speller
+from autoshard.layout import AxisShard, LocalSize
+from autoshard.mesh import Mesh
+from autoshard.program.model import GradientBucket, Program
+from tests.programs import Maker
+
+GOLDEN = Path(__file__).with_name("emitted_residual.py.txt")
+
+
+def residual_program(blocks: int = 3) -> Program:
+    """Megatron-parallel residual blocks under data parallelism; an embedding cut unevenly along the vocabulary."""
+    make = Maker(Mesh.parse("dp=2,tp=2"))
+    make.modules += [("", "Net"), ("embed", "Embedding"), ("h", "ModuleList")]
+    ids, target = make.input("ids", (4, 6), "S0 R", "int64"), make.input("target", (4, 6, 8), "S0 R")
+    table = make.parameter("embed.weight", (7, 8), "R S0", "R+ S0")
+    axes = (("vocabulary", ("tp",)),)
+    embedded = [("embedding", (4, 6, 8), "S0 P")]
+    variant = "vocabulary_parallel_embedding"
+    x = make.compute("aten.embedding", (table, ids), embedded, "embed", variant, axes, size=7)
+    x = make.collective("embedding_1", x, "tp", "R", "h.0.up", "sum the partial embedding over tp")
+    for n in range(blocks):
+        path = f"h.{n}"
+        make.modules += [(path, "Block"), (f"{path}.up", "Linear"), (f"{path}.down", "Linear")]
+        names = (("up.weight", (16, 8), "S0"), ("up.bias", (16,), "S0"), ("down.weight", (8, 16), "S1"))
+        up, up_bias, down = [make.parameter(f"{path}.{k}", shape, f"R {tp}", f"R+ {tp}") for k, shape, tp in names]
+        bias = make.parameter(f"{path}.down.bias", (8,), "R R", "R+ R")
+        why = f"linear_{2 * n} is cut over tp: the gradient of x is summed in backward"
+        y = make.collective(f"x_{n}", x, "tp", "R+", f"{path}.up", why)
+        hidden = [(f"linear_{2 * n}", (4, 6, 16), "S0 S2")]
+        y = make.compute("aten.linear", (y, up, up_bias), hidden, f"{path}.up")
+        y = make.compute("aten.relu", (y,), [(f"relu_{n}", (4, 6, 16), "S0 S2")], path)
+        why = f"linear_{2 * n + 1} is partial over tp: {bias} is counted once"
+        counted = make.collective(f"bias_{n}", bias, "tp", "P", f"{path}.down", why)
+        partial = [(f"linear_{2 * n + 1}", (4, 6, 8), "S0 P")]
+        y = make.compute("aten.linear", (y, down, counted), partial, f"{path}.down")
+        y = make.collective(f"y_{n}", y, "tp", "R", path, f"sum the partial linear_{2 * n + 1} over tp")
+        shape = (4, 6, 8)
+        attributes = {"p": 0.1, "index": n, "shape": shape, "layout": "S0 R"}
+        y = make.compute("aten.dropout", (y,), [(f"drop_{n}", shape, "S0 R")], path, "random_dropout", **attributes)
+        x = make.compute("aten.add", (x, y), [(f"add_{n}", shape, "S0 R")], path, alpha=1)
+    loss = make.compute("aten.mse_loss", (x, target), [("mse_loss", (), "P R")], "", "parallel_mse_loss", count=192)
+    paths = tuple(p.path for p in reversed(make.parameters))
+    return make.program((loss,), loss, buckets=(GradientBucket(("dp",), "float32", paths),), name="residual")
+
+
+def header(program: Program) -> Header:
+    inputs = (Input("ids", (4, 6), "int64", "S0 R", 0, 7), Input("target", (4, 6, 8), "float32", "S0 R"))
+    words = strategy_words(program)
+    return Header(
+        "0123456789abcdef", "autoshard plan net.py:build", "autoshard 0", "cpu-local", words, inputs, 1e-3, 2**20
+    )
+
+
+def test_golden_model() -> None:
+    """AUTOSHARD_UPDATE_GOLDEN=1 writes it anew: read the diff."""
+    program = residual_program()
+    text = model_file(program, header(program))
+    if os.environ.get("AUTOSHARD_UPDATE_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_package_is_clean_for_the_linter_and_the_compiler(tmp_path: Path) -> None:
+    program = residual_program()
+    for name, text in package(program, header(program)).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert "autoshard" not in text or name in ("model_parallel.py", "README.md"), name
+        assert "import autoshard" not in text and "from autoshard" not in text
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", str(tmp_path)]
+        done = subprocess.run(ruff, capture_output=True, text=True, encoding="utf-8", timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_equal_programs_give_equal_text_and_depth_adds_no_code() -> None:
+    two, five = residual_program(2), residual_program(5)
+    first, again = (model_file(two, header(two)) for _ in range(2))
+    assert first == again
+    longer = model_file(five, header(five))
+    code = [
+        line for line in longer.splitlines() if line not in first.splitlines() and not line.startswith(("h.", "dp"))
+    ]
+    assert [line for line in code if "range(" in line] and len(code) < 12, code
+
+
+def test_buffers_are_written_back_where_they_are_held() -> None:
+    make = Maker(Mesh.parse("dp=2"))
+    make.modules += [("", "Net"), ("norm", "BatchNorm1d")]
+    x = make.input("x", (8, 4), "R")
+    mean, var = (make.parameter(f"norm.{n}", (4,), "R", buffer=True) for n in ("running_mean", "running_var"))
+    results = [("out", (8, 4), "R"), ("new_mean", (4,), "R"), ("new_var", (4,), "R")]
+    attributes = {"training": True, "momentum": 0.1, "eps": 1e-5}
+    out = make.compute("aten.batch_norm", (x, None, None, mean, var), results, "norm", **attributes)
+    program = make.program((out,), updates=((mean, "new_mean"), (var, "new_var")))
+    text = model_file(program, replace(header(program), inputs=()))
+    assert "with torch.no_grad():" in text
+    assert "local(self.norm.running_mean).copy_(" in text and "local(self.norm.running_var).copy_(" in text
+
+
+def test_a_sequential_root_keeps_its_numbered_names() -> None:
+    make = Maker(Mesh.parse("dp=2"))
+    make.modules += [("", "Sequential"), ("0", "Linear"), ("2", "Linear")]
+    x = make.input("x", (8, 4), "R")
+    first, second = make.parameter("0.weight", (4, 4), "R"), make.parameter("2.weight", (4, 4), "R")
+    x = make.compute("aten.linear", (x, first, None), [("linear", (8, 4), "R")], "0")
+    x = make.compute("aten.linear", (x, second, None), [("linear_1", (8, 4), "R")], "2")
+    program = make.program((x,))
+    text = model_file(program, replace(header(program), inputs=()))
+    assert '"0.weight"' in text and 'self["0"].weight' in text and "(nn.ModuleDict)" in text
+
+
+def spell(target: str, operands: tuple[str | None, ...], **attributes: object) -> str:
+    return Speller(lambda size: f"self.local_{size.size}", "self.device").spell(target, operands, attributes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "attributes", "expected"),
+    [
+        ("aten.linear", ("x", "w", "b"), {}, "F.linear(x, w, b)"),
+        ("aten.linear", ("x", "w", None), {}, "F.linear(x, w)"),
+        ("autoshard.linear_in_out", ("x", "w", "b"), {}, "F.linear(x, w.t(), b)"),
+        ("aten.add", ("x", "y"), {"alpha": 1}, "x + y"),
+        ("aten.add", ("x", "y"), {"alpha": 2}, "torch.ops.aten.add(x, y, alpha=2)"),
+        ("aten.pow", ("x",), {"self": 2.0}, "2.0**x"),
+        ("aten.rsub", ("x",), {"other": 1, "alpha": 1}, "1 - x"),
+        ("aten.reshape", ("x",), {"shape": (2, LocalSize(7, (AxisShard("tp"),)))}, "x.reshape(2, self.local_7)"),
+        ("aten.to", ("x",), {"dtype": "bfloat16", "copy": False}, "x.to(torch.bfloat16)"),
+        ("aten.slice", ("x",), {"dim": 1, "start": 1, "end": 2**63 - 1, "step": 1}, "x[:, 1:]"),
+        ("aten.cat", ("x", "y"), {"dim": -1}, "torch.cat([x, y], dim=-1)"),
+        ("aten.arange", (), {"end": 4, "pin_memory": False}, "torch.arange(4, device=self.device)"),
+        ("aten.unheard_of", ("x", None), {"k": 3}, "torch.ops.aten.unheard_of(x, None, k=3)"),
+        ("mine.op", ("x",), {"name": 'a"b'}, 'torch.ops.mine.op(x, name="a\\"b")'),
+        ("aten.full_like", ("x",), {"fill_value": float("-inf")}, 'torch.full_like(x, float("-inf"))'),
+    ],
+)  # fmt: skip
+def test_spelling(target: str, operands: tuple[str | None, ...], attributes: dict[str, object], expected: str) -> None:
+    assert spell(target, operands, **attributes) == expected
+
+
+def test_long_statements_break_as_the_formatter_breaks_them() -> None:
+    arguments = ", ".join(f"argument_{i}" for i in range(9))
+    assert statement(f"x = function({arguments})", 1)[1:-1] == [f"        {arguments}"]
+    arguments = ", ".join(f"argument_{i}" for i in range(12))
+    lines = statement(f"x = function({arguments})", 1, "why")
+    assert lines[0] == "    # why" and lines[2] == "        argument_0," and lines[-1] == "    )"
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_commas_in_quotes_and_brackets_do_not_split() -> None:
+    assert split_commas('a, f(b, c), "d, e", [1, 2]') == ["a", "f(b, c)", '"d, e"', "[1, 2]"]
+    assert broken("x" * 200, 100) == ["x" * 200]
