@@ -99,10 +99,13 @@ def _sites(graph: Graph, mesh: Mesh, allowed: Allowed | None) -> list[Site]:
         strategies[op.name] = kept or offered
     wanted = _wanted(graph, strategies)
     sites = [Site("input", name, _input_layouts(graph.tensor(name), wanted[name], mesh)) for name in graph.inputs]
-    sites += [
-        Site("parameter", p.tensor, storage_layouts(graph.tensor(p.tensor), wanted[p.tensor], mesh))
-        for p in graph.parameters
-    ]
+    stored: dict[object, tuple[Layout, ...]] = {}
+    for parameter in graph.parameters:
+        tensor = graph.tensor(parameter.tensor)
+        key = (tensor.shape, tuple(wanted[tensor.name]))
+        if key not in stored:
+            stored[key] = storage_layouts(tensor, wanted[tensor.name], mesh)
+        sites.append(Site("parameter", tensor.name, stored[key]))
     sites += [
         Site("buffer", b.tensor, _input_layouts(graph.tensor(b.tensor), wanted[b.tensor], mesh)) for b in graph.buffers
     ]
@@ -267,6 +270,7 @@ class Pricer:
         self.parameters = {p.tensor: p for p in graph.parameters}
         self._ops: dict[object, tuple[Floats, Floats]] = {}
         self._pairs: dict[object, Floats] = {}
+        self._bytes: dict[object, Floats] = {}
         self._stores: dict[object, tuple[Floats, Floats]] = {}
 
     def collective_seconds(self, axis: int, kind: str, full_bytes: float) -> float:
@@ -318,10 +322,17 @@ class Pricer:
             _indices(demand.sources, sources),
             tuple(_indices(needs, targets) for needs in demand.needs),
             _tie(sources, targets) if demand.tied else self._pair_seconds(tensor, sources, targets),
-            np.array([costs.activation_bytes(tensor, layout, self.mesh) for layout in targets], dtype=float),
+            self._sizes(tensor, targets),
             tuple(self._interval(demand, sites[consumer]) for consumer in demand.consumers),
         )
         return value, ValueSite(tensor.name, sources, targets, demand.tied)
+
+    def _sizes(self, tensor: Tensor, layouts: tuple[Layout, ...]) -> Floats:
+        key = (tensor.shape, tensor.dtype, layouts)
+        if key not in self._bytes:
+            sizes = [costs.activation_bytes(tensor, layout, self.mesh) for layout in layouts]
+            self._bytes[key] = np.array(sizes, dtype=float)
+        return self._bytes[key]
 
     def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
         differentiable = tensor.requires_grad and self.graph.loss is not None

@@ -29,7 +29,10 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan
     strategies = _strategies(plan, full, reduced)
     decided = {op.op: op for op in plan.ops}
     names = {key: op.name for key, op in keyed_ops(full).items()}
-    ops = {op.name: replace(decided[names[key]], op=op.name) for key, op in keyed_ops(reduced).items()}
+    ops = {
+        op.name: replace(decided[names[key]], op=op.name, strategy=str(strategies[op.name]))
+        for key, op in keyed_ops(reduced).items()
+    }
     inputs, parameters, buffers = (_carried(t, reduced, full) for t in (plan.inputs, plan.parameters, plan.buffers))
     draft = replace(
         plan,
@@ -56,7 +59,7 @@ def keyed_ops(graph: Graph) -> dict[Key, Op]:
 
 
 def _strategies(plan: Plan, full: Graph, reduced: Graph) -> dict[str, Strategy]:
-    candidates = rules.candidates(reduced, plan.mesh)
+    candidates, full_candidates = rules.candidates(reduced, plan.mesh), rules.candidates(full, plan.mesh)
     decided = {op.op: op.strategy for op in plan.ops}
     full_ops = keyed_ops(full)
     strategies = {}
@@ -66,7 +69,9 @@ def _strategies(plan: Plan, full: Graph, reduced: Graph) -> dict[str, Strategy]:
                 f"{op.name} ({op.target} in {op.module or 'the model'}) has no counterpart at full size",
                 "reduce sizes only (layers, sequence, vocabulary), not the structure of a layer",
             )
-        strategies[op.name] = rules.find(reduced, op, plan.mesh, candidates, decided[full_ops[key].name])
+        name = full_ops[key].name
+        text = rules.carry(decided[name], full_candidates.refinements(full_ops[key]), candidates.refinements(op))
+        strategies[op.name] = rules.find(reduced, op, plan.mesh, candidates, text)
     return strategies
 
 

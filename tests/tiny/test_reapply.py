@@ -1,0 +1,41 @@
+"""A plan carried over to other sizes makes the same decisions."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoshard.errors import UsageError
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.check import check
+from autoshard.program.lower import chosen_strategies, lower
+from autoshard.reapply import reapply
+from autoshard.search import random_plan, search
+from tests.graphs import mlp_graph
+
+HARDWARE = load_hardware("a100-80g-sxm")
+FULL, REDUCED = mlp_graph(layers=4, batch=32, hidden=64), mlp_graph(layers=2, batch=8, hidden=16)
+
+
+def test_the_same_graph_gets_the_same_plan_back():
+    plan = random_plan(FULL, Mesh.parse("dp=2,tp=2"), HARDWARE, seed=3)
+    assert reapply(plan, FULL, FULL, HARDWARE).ops == plan.ops
+    assert lower(reapply(plan, FULL, FULL, HARDWARE), FULL) == lower(plan, FULL)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fewer_layers_keep_the_strategies_and_steps_of_those_that_stay(seed):
+    mesh = Mesh.parse("dp=2,tp=2")
+    plan = random_plan(FULL, mesh, HARDWARE, seed)
+    smaller = reapply(plan, FULL, REDUCED, HARDWARE)
+    check(lower(smaller, REDUCED), REDUCED, chosen_strategies(smaller, REDUCED))
+    decided = {op.op: op.strategy for op in plan.ops}
+    assert all(decided[op.op] == op.strategy for op in smaller.ops)
+    stored = {parameter.path: parameter.layout for parameter in plan.parameters}
+    assert all(stored[parameter.path] == parameter.layout for parameter in smaller.parameters)
+
+
+def test_more_layers_than_the_plan_has_are_refused():
+    plan = search(REDUCED, Mesh.parse("dp=2"), HARDWARE)
+    with pytest.raises(UsageError, match="no counterpart at full size"):
+        reapply(plan, REDUCED, FULL, HARDWARE)
