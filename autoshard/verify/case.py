@@ -20,7 +20,7 @@ from autoshard.program.model import Program
 from autoshard.verify.compare import RankResult, compare_ranks
 from autoshard.verify.exchange import load_result, save_job
 from autoshard.verify.lockstep import LockstepError, run_lockstep
-from autoshard.verify.measure import summarise
+from autoshard.verify.measure import first_failure, summarise
 from autoshard.verify.optimizers import make_optimizer
 from autoshard.verify.package import load_package
 from autoshard.verify.processes import RankFailed, run_processes
@@ -68,8 +68,9 @@ def check_folder(
         results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
-    kinds = summarise(compare_ranks(program, case.reference, results))
-    return replace(proof, kinds=kinds, seconds=time.monotonic() - start)
+    errors = list(compare_ranks(program, case.reference, results))
+    seconds = time.monotonic() - start
+    return replace(proof, kinds=summarise(errors), first_failure=first_failure(errors), seconds=seconds)
 
 
 def check_files(

@@ -54,14 +54,13 @@ def compare_ranks(program: Program, reference: Reference, results: Sequence[Rank
 def _rank(program: Program, reference: Reference, rank: int, result: RankResult) -> Iterator[Error]:
     mesh = program.mesh
     trainable = [p for p in program.parameters if p.trainable] if program.loss else []
-    yield from _stored("gradient", trainable, reference.gradients, result.gradients, mesh, rank, "")
+    yield from _stored("gradient", trainable, reference.gradients, result.gradients, mesh, rank, 1)
     for number, (step, expected) in enumerate(zip(result.steps, reference.steps, strict=True), 1):
-        when = f" after step {number}"
         if program.loss:
             norm, wanted = (torch.tensor(n, dtype=torch.float64) for n in (step.norm, expected.norm))
-            yield compare("gradient", f"global norm of step {number}", rank, norm, wanted, expected.norm)
-        yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, mesh, rank, when)
-        yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, mesh, rank, when)
+            yield compare("gradient", "global norm", rank, number, norm, wanted, expected.norm)
+        yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, mesh, rank, number)
+        yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, mesh, rank, number)
 
 
 def _stored(
@@ -71,7 +70,7 @@ def _stored(
     found: State,
     mesh: Mesh,
     rank: int,
-    when: str,
+    step: int,
 ) -> Iterator[Error]:
     whole = {p.path: by_name(expected, p) for p in parameters}
     scale = largest(value for value in whole.values() if value is not None)
@@ -79,7 +78,7 @@ def _stored(
         full = whole[parameter.path]
         assert full is not None, f"the original model has no {parameter.path}"
         part = local_part(full, parameter.layout, mesh, rank)
-        yield compare(kind, parameter.path + when, rank, _unsplit(by_name(found, parameter), part), part, scale)
+        yield compare(kind, parameter.path, rank, step, _unsplit(by_name(found, parameter), part), part, scale)
 
 
 def by_name(state: Mapping[str, torch.Tensor], parameter: ProgramParameter) -> torch.Tensor | None:
@@ -103,7 +102,7 @@ def _outputs(program: Program, reference: Reference, results: Sequence[RankResul
             expected, layout = step.outputs[position], program.value(name).layout
             for rank, found in enumerate(_summed(locals_, layout, program.mesh)):
                 part = local_part(expected, layout, program.mesh, rank)
-                yield compare("output", f"{label} of step {number + 1}", rank, found, part, scale)
+                yield compare("output", label, rank, number + 1, found, part, scale)
 
 
 def _output(step: RankStep, position: int) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ class Error:
     kind: str
     name: str
     rank: int
+    step: int  # counted from 1
     error: float
     problem: str = ""
 
@@ -30,7 +31,7 @@ class Error:
 
     def __str__(self) -> str:
         what = self.problem or f"relative error {self.error:.2e}"
-        return f"{self.kind} {self.name} on rank {self.rank}: {what}"
+        return f"{self.kind} {self.name} on rank {self.rank} in step {self.step}: {what}"
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
     return max((float(t.detach().abs().max()) for t in tensors if t.numel()), default=0.0)
 
 
-def compare(kind: str, name: str, rank: int, found: Any, expected: torch.Tensor, scale: float) -> Error:
+def compare(kind: str, name: str, rank: int, step: int, found: Any, expected: torch.Tensor, scale: float) -> Error:
     """Compare `found` with `expected`, same local shape. `scale` is the largest magnitude of this kind, globally."""
 
     def bad(problem: str) -> Error:
-        return Error(kind, name, rank, math.inf, problem)
+        return Error(kind, name, rank, step, math.inf, problem)
 
     if not isinstance(found, torch.Tensor):
         return bad("missing")
@@ -64,12 +65,18 @@ def compare(kind: str, name: str, rank: int, found: Any, expected: torch.Tensor,
     if found.is_floating_point() and found.dtype != torch.float64:
         return bad(f"held in {str(found.dtype).removeprefix('torch.')}, expected float64")
     if not expected.numel():
-        return Error(kind, name, rank, 0.0)
+        return Error(kind, name, rank, step, 0.0)
     if found.is_floating_point() and not bool(torch.isfinite(found).all()):
         return bad("NaN or inf")
     a, b = found.detach().double(), expected.detach().double()
     difference = float((a - b).abs().max())
-    return Error(kind, name, rank, difference / max(float(b.abs().max()), FLOOR * scale, 1e-300))
+    return Error(kind, name, rank, step, difference / max(float(b.abs().max()), FLOOR * scale, 1e-300))
+
+
+def first_failure(errors: Iterable[Error]) -> Error | None:
+    """The largest error of the earliest step and kind that fail: later ones are its consequences."""
+    failed = [error for error in errors if error.failed]
+    return min(failed, key=lambda e: (e.step, KINDS.index(e.kind), -e.error if e.error == e.error else 0), default=None)
 
 
 def summarise(errors: Iterable[Error]) -> tuple[Worst, ...]:

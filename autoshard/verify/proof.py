@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.verify.measure import THRESHOLD, Worst
+from autoshard.verify.measure import THRESHOLD, Error, Worst
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Proof:
     clipped_steps: int
     kinds: tuple[Worst, ...]
     seconds: float
+    first_failure: Error | None = None
     reduced: tuple[tuple[str, str, str], ...] = ()
     unverified: tuple[str, ...] = ()
     crash: str = ""  # a rank failed to run: its error
@@ -33,12 +34,11 @@ class Proof:
 
     @property
     def failure(self) -> str:
-        """One sentence that names the worst tensor, its rank and its error; "" where all is well."""
+        """One sentence that names the tensor where it begins, its rank and its error; "" where all is well."""
         if self.crash:
             return f"verification failed: {self.crash}"
-        failed = [kind.worst for kind in self.kinds if kind.failed and kind.worst is not None]
-        if failed:
-            return f"verification failed: {failed[0]}, allowed {THRESHOLD:.0e}"
+        if self.first_failure is not None:
+            return f"verification failed: {self.first_failure}, allowed {THRESHOLD:.0e}"
         return "" if self.passed else "verification failed: nothing was compared"
 
     def summary(self) -> str:
@@ -66,7 +66,13 @@ def _worst_dict(kind: Worst) -> dict[str, Any]:
     if kind.worst is None:
         return {"tensors": 0}
     error = kind.worst.error if math.isfinite(kind.worst.error) else str(kind.worst.error)
-    return {"tensors": kind.count, "largest": error, "tensor": kind.worst.name, "rank": kind.worst.rank}
+    return {
+        "tensors": kind.count,
+        "largest": error,
+        "tensor": kind.worst.name,
+        "rank": kind.worst.rank,
+        "step": kind.worst.step,
+    }
 
 
 def proof_text(proof: Proof) -> str:
@@ -82,7 +88,7 @@ def proof_text(proof: Proof) -> str:
         if kind.worst is not None:
             mark = "FAILED" if kind.failed else "ok"
             text = kind.worst.problem or f"{kind.worst.error:.1e}"
-            where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}"
+            where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}  step {kind.worst.step}"
             lines.append(f"  {kind.kind:<9} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
     if proof.reduced:
         sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)

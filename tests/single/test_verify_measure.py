@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from autoshard.verify.measure import THRESHOLD, compare, largest, summarise
+from autoshard.verify.measure import THRESHOLD, compare, first_failure, largest, summarise
 
 
 def d(*values: float) -> torch.Tensor:
@@ -13,15 +13,15 @@ def d(*values: float) -> torch.Tensor:
 
 
 def test_relative_to_the_largest_element() -> None:
-    error = compare("gradient", "w", 3, d(1.0, 2.0 + 4e-9), d(1.0, 2.0), 2.0)
+    error = compare("gradient", "w", 3, 1, d(1.0, 2.0 + 4e-9), d(1.0, 2.0), 2.0)
     assert error.error == pytest.approx(2e-9)
-    assert error.failed and "gradient w on rank 3" in str(error)
-    assert not compare("gradient", "w", 3, d(1.0, 2.0 + 1e-10), d(1.0, 2.0), 2.0).failed
+    assert error.failed and "gradient w on rank 3 in step 1" in str(error)
+    assert not compare("gradient", "w", 3, 1, d(1.0, 2.0 + 1e-10), d(1.0, 2.0), 2.0).failed
 
 
 def test_tensors_that_are_zero_are_measured_by_their_kind() -> None:
-    assert not compare("gradient", "k.bias", 0, d(1e-17), d(0.0), 1.0).failed
-    assert compare("gradient", "k.bias", 0, d(1e-14), d(0.0), 1.0).failed
+    assert not compare("gradient", "k.bias", 0, 1, d(1e-17), d(0.0), 1.0).failed
+    assert compare("gradient", "k.bias", 0, 1, d(1e-14), d(0.0), 1.0).failed
 
 
 @pytest.mark.parametrize(
@@ -35,25 +35,25 @@ def test_tensors_that_are_zero_are_measured_by_their_kind() -> None:
     ],
 )
 def test_what_cannot_be_compared_fails(found: torch.Tensor | None, words: str) -> None:
-    error = compare("parameter", "w", 1, found, d(1.0, 2.0), 2.0)
+    error = compare("parameter", "w", 1, 1, found, d(1.0, 2.0), 2.0)
     assert error.failed and words in error.problem and words in str(error)
 
 
 def test_an_expected_nan_is_a_failure_too() -> None:
-    assert compare("output", "loss", 0, d(1.0), d(math.nan), 1.0).failed
+    assert compare("output", "loss", 0, 1, d(1.0), d(math.nan), 1.0).failed
 
 
 def test_empty_and_integer_tensors() -> None:
-    assert not compare("parameter", "w", 3, torch.empty(0, 4, dtype=torch.float64), torch.empty(0, 4), 1.0).failed
-    assert compare("buffer", "count", 0, torch.tensor([3]), torch.tensor([4]), 4.0).failed
+    assert not compare("parameter", "w", 3, 1, torch.empty(0, 4, dtype=torch.float64), torch.empty(0, 4), 1.0).failed
+    assert compare("buffer", "count", 0, 1, torch.tensor([3]), torch.tensor([4]), 4.0).failed
 
 
 def test_the_summary_names_the_worst_of_each_kind() -> None:
     errors = [
-        compare("gradient", "a", 0, d(1.0), d(1.0), 1.0),
-        compare("gradient", "b", 1, d(1.1), d(1.0), 1.0),
-        compare("gradient", "c", 2, d(math.nan), d(1.0), 1.0),
-        compare("output", "loss", 0, d(1.0), d(1.0), 1.0),
+        compare("gradient", "a", 0, 1, d(1.0), d(1.0), 1.0),
+        compare("gradient", "b", 1, 1, d(1.1), d(1.0), 1.0),
+        compare("gradient", "c", 2, 1, d(math.nan), d(1.0), 1.0),
+        compare("output", "loss", 0, 1, d(1.0), d(1.0), 1.0),
     ]
     by_kind = {worst.kind: worst for worst in summarise(errors)}
     assert by_kind["gradient"].count == 3 and by_kind["gradient"].failed
@@ -65,3 +65,15 @@ def test_the_summary_names_the_worst_of_each_kind() -> None:
 def test_largest() -> None:
     assert largest([d(1.0, -3.0), torch.empty(0)]) == 3.0
     assert largest([]) == 0.0
+
+
+def test_the_first_failure_is_where_it_begins() -> None:
+    errors = [
+        compare("output", "loss", 0, 2, d(2.0), d(1.0), 1.0),
+        compare("gradient", "a", 0, 1, d(1.1), d(1.0), 1.0),
+        compare("gradient", "b", 1, 1, d(1.3), d(1.0), 1.0),
+        compare("parameter", "a", 0, 1, d(9.0), d(1.0), 1.0),
+    ]
+    found = first_failure(errors)
+    assert found is not None and (found.kind, found.name, found.rank) == ("gradient", "b", 1)
+    assert first_failure([compare("output", "loss", 0, 1, d(1.0), d(1.0), 1.0)]) is None

@@ -1,0 +1,118 @@
+"""Verification must be able to fail: a fault planted in the emitted text is found, and the tensor is named."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from autoshard import cli
+from autoshard.emit import emit
+from autoshard.graph.capture import capture
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.program.model import Program
+from autoshard.reapply import reapply
+from autoshard.search import megatron_plan
+from autoshard.verify import Case, Proof, check_files, make_case
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GPT2 = f"{EXAMPLES / 'gpt2.py'}:build"
+SMALL = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 97}
+MLP = {"batch": 16, "features": 12, "hidden": 20, "outputs": 4}
+
+
+@cache
+def megatron_gpt2() -> tuple[Case, Program, dict[str, str]]:
+    """One layer of GPT-2 in Megatron's style on dp=2, tp=2, as planned at full size."""
+    hardware, mesh = load_hardware("a100-80g-sxm"), Mesh.parse("dp=2,tp=2")
+    full, small = capture(GPT2, {"n_layer": 1}), capture(GPT2, SMALL)
+    plan = reapply(megatron_plan(full, mesh, hardware), full, small, hardware)
+    program = lower(plan, small)
+    return make_case(GPT2, SMALL, small), program, dict(emit(program, plan, small))
+
+
+def edited(text: str, pattern: str, replacement: str) -> str:
+    """The text with the first match of `pattern` replaced."""
+    text, count = re.subn(pattern, replacement, text, count=1)
+    assert count == 1, f"the emitted text has no {pattern!r} any more"
+    return text
+
+
+def with_fault(name: str, pattern: str, replacement: str) -> Proof:
+    case, program, files = megatron_gpt2()
+    return check_files(case, program, files | {name: edited(files[name], pattern, replacement)})
+
+
+def test_without_a_fault_it_passes() -> None:
+    case, program, files = megatron_gpt2()
+    proof = check_files(case, program, files)
+    assert proof.passed, proof.failure
+    assert (proof.ranks, proof.steps, proof.clipped_steps) == (4, 3, 3)
+    assert {kind.kind: kind.count > 0 for kind in proof.kinds} == {
+        "output": True, "gradient": True, "parameter": True, "buffer": False
+    }  # fmt: skip
+
+
+MODEL, LOSS = "model_parallel.py", "output loss on rank"
+FAULTS = {
+    "bias added on every rank": (
+        MODEL, r"bias = mask\(local\(self.c_proj.bias\), self.tp\)", "bias = local(self.c_proj.bias)", LOSS
+    ),
+    "a gradient left out of its bucket": (
+        MODEL, r"\btransformer.ln_f.bias\b(?! )|\btransformer.ln_f.bias ", "", "gradient transformer.ln_f.bias"
+    ),
+    "a sum of gradients missing in backward": (MODEL, r"x = copy\(x, self.tp\)  # c_fc", "# c_fc", "gradient "),
+    "query, key and value permuted": (MODEL, "q, k, v = qkv.split", "k, q, v = qkv.split", LOSS),
+    "dropout masks by local index": (
+        MODEL, r'shape=\(4, 12, (.*)\),\s*layout="S0 S1"', r'shape=(2, 6, \1), layout="R R"', LOSS
+    ),
+    "dropout operators numbered wrongly": (MODEL, r"index=self.first_random \+ 1", "index=self.first_random", LOSS),
+    "a mean of means over ignored labels": (MODEL, r"rows=\(self.dp,\)", "rows=()", LOSS),
+    "gradients pile up": ("train.py", r"optimizer.zero_grad\(.*\)", "pass", "in step 2"),
+    "a norm that is off": ("runtime/gradients.py", r"norm = total.sqrt\(\)", "norm = total.sqrt() / 2", "global norm"),
+    "a crash on one rank": (
+        MODEL, "q, k, v = qkv.split", "assert self.tp.index == 0, 'planted'\n        q, k, v = qkv.split", "planted"
+    ),
+    "a file that does not parse": (MODEL, r"class GPT2\(", "class GPT2[", "SyntaxError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    *edit, named = FAULTS[fault]
+    proof = with_fault(*edit)
+    assert not proof.passed
+    assert named in proof.failure
+
+
+def plan_mlp(folder: Path) -> None:
+    words = [f"{name}={value}" for name, value in MLP.items()]
+    model = f"{EXAMPLES / 'mlp.py'}:build"
+    command = ["plan", model, "--mesh", "dp=2", "--hardware", "cpu-local", "--strategy", "megatron"]
+    assert cli.main([*command, "--out", str(folder), "--with", *words]) == 0
+
+
+def test_the_command_runs_the_edited_file_and_exits_with_6(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mlp"
+    plan_mlp(out)
+    assert cli.main(["verify", str(out)]) == 0
+    assert "verified on dp=2: 2 gloo processes" in capsys.readouterr().out
+
+    model = out / "model_parallel.py"
+    model.write_text(edited(model.read_text(), r"F.relu\(x\)", "F.relu(x) * 1.00001"))
+    assert cli.main(["verify", str(out), "--full"]) == 6
+    printed = capsys.readouterr()
+    assert "NOT verified" in printed.out and "output loss on rank 0 in step 1: relative error" in printed.err
+
+
+def test_an_edited_file_must_run_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mlp"
+    plan_mlp(out)
+    (out / "train.py").write_text((out / "train.py").read_text() + "\n# mine\n")
+    assert cli.main(["verify", str(out), "--backend", "lockstep", "--verify-with", "batch=8"]) == 6
+    printed = capsys.readouterr()
+    assert f"{out / 'train.py'} was edited" in printed.err and "--full" in printed.err
