@@ -191,7 +191,9 @@ def plan_of(
 def _versions() -> tuple[tuple[str, str], ...]:
     from importlib.metadata import version
 
-    return (("autoshard", version("autoshard")), ("numpy", version("numpy")))
+    from autoshard import __version__  # of this very code: a clone need not be installed
+
+    return (("autoshard", __version__), ("numpy", version("numpy")))
 
 
 def _tensor_plan(graph: Graph, site: Site, choice: int, decided_by: str) -> TensorPlan:

@@ -1,0 +1,127 @@
+"""The verbs on a saved graph, without torch: plan, simulate, report; and what a package holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autoshard import cli, plan_io, progress
+from autoshard.errors import InvalidFileError
+from autoshard.folder import MANIFEST
+from autoshard.graph import serialize
+from autoshard.package import read_package
+from tests.graphs import mlp_graph
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    graph = folder / "mlp.graph.json"
+    graph.write_text(serialize.dumps(mlp_graph(4, 64, 128)), encoding="utf-8")
+    words = ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(folder / "out")]
+    program = f"import sys; sys.modules['torch'] = None\nfrom autoshard import cli\nsys.exit(cli.main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "next: torchrun --nproc-per-node 4" in done.stdout
+    return folder / "out"
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_package_holds_what_its_manifest_says(package: Path) -> None:
+    listed = json.loads((package / MANIFEST).read_text(encoding="utf-8"))["files"]
+    assert names(package) == {*listed, MANIFEST}
+    wanted = {"model_parallel.py", "train.py", "convert.py", "plan.json", "graph.json", "timeline.json", "report.html"}
+    assert wanted | {"README.md", "runtime/__init__.py"} <= names(package)
+
+
+def test_nothing_of_autoshard_is_imported(package: Path) -> None:
+    for path in package.rglob("*.py"):
+        assert "import autoshard" not in path.read_text(encoding="utf-8")
+        assert "from autoshard" not in path.read_text(encoding="utf-8")
+
+
+def test_planning_again_changes_no_byte(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {name: (package / name).read_bytes() for name in names(package)}
+    graph = package.parent / "mlp.graph.json"
+    words = ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(package), "--json"]
+    assert cli.main(words) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {name: (package / name).read_bytes() for name in names(package)} == before
+    plan = plan_io.load(package / "plan.json")
+    assert printed["plan_hash"] == plan_io.plan_hash(plan)
+    assert printed["predicted_seconds"] == plan.predicted_seconds
+    assert printed["mesh"] == {"dp": 2, "tp": 2}
+
+
+def test_simulate(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_io.load(package / "plan.json")
+    assert cli.main(["simulate", str(package / "plan.json"), "-o", str(tmp_path / "t.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_seconds"] == plan.predicted_seconds
+    assert (tmp_path / "t.json").read_bytes() == (package / "timeline.json").read_bytes()
+    assert cli.main(["simulate", str(package)]) == 0
+    assert "communication tp" in capsys.readouterr().out
+
+
+def test_report(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(package), "-o", str(tmp_path / "r.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'r.html'}\n"
+    assert (tmp_path / "r.html").read_bytes() == (package / "report.html").read_bytes()
+
+
+def test_an_output_that_cannot_be_written(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(package), "-o", str(tmp_path / "none" / "r.html")]) == 2
+    assert "can't write" in capsys.readouterr().err
+
+
+def test_a_graph_of_another_plan(package: Path, tmp_path: Path) -> None:
+    for name in (MANIFEST, "plan.json"):
+        (tmp_path / name).write_bytes((package / name).read_bytes())
+    (tmp_path / "graph.json").write_text(serialize.dumps(mlp_graph(2)), encoding="utf-8")
+    with pytest.raises(InvalidFileError, match="is not the graph"):
+        read_package(tmp_path)
+
+
+def test_an_edited_file_is_not_overwritten(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, out = package.parent / "mlp.graph.json", tmp_path / "out"
+    words = ["plan", str(graph), "--mesh", "dp=2", "--hardware", "a100-80g-sxm", "--out", str(out)]
+    assert cli.main(words) == 0
+    (out / "train.py").write_text("mine\n", encoding="utf-8")
+    (out / "data.py").write_text("mine\n", encoding="utf-8")
+    assert cli.main(words) == 2
+    assert "train.py was edited" in capsys.readouterr().err
+    assert (out / "train.py").read_text(encoding="utf-8") == "mine\n"
+    (out / "train.py").unlink()
+    assert cli.main(words) == 0
+    assert (out / "data.py").read_text(encoding="utf-8") == "mine\n"
+
+
+def test_progress_is_told_only_where_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.05)
+    with progress.step("thinking"):
+        pass
+    assert capsys.readouterr().err == ""
+    with progress.step("thinking"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err.splitlines() == ["thinking … 0 s", "thinking: 0.2 s"]
+    with progress.step("thinking", quiet=True):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_sees_a_spinner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "_is_terminal", lambda: True)
+    with pytest.raises(ZeroDivisionError), progress.step("thinking"):
+        _ = 1 / 0
+    assert "Traceback" not in capsys.readouterr().err
