@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.problem import Floats
+from autoshard.problem import Floats, Integers
 from autoshard.solvers.order import Elimination
 from autoshard.solvers.tables import Cases, Recipe, Store, Term
 
-_SMALL = 1 << 17  # entries: below it one broadcast sum is cheaper than a loop
-_SLAB = 1 << 15  # entries of a slab of the result, so that the loop stays in the cache
+_SLAB = 1 << 17  # joint entries that are summed at once
 
 
 def run(store: Store, plan: Elimination) -> float:
@@ -52,13 +52,10 @@ def compute(store: Store, recipe: Recipe | Cases) -> Floats:
 
 
 def _least_case(store: Store, recipe: Cases) -> Floats:
-    shape = tuple(store.counts[map_] for map_ in recipe.out)
-    result = np.full(shape, np.inf)
-    for parts in recipe.values:
-        total = np.zeros((1,) * len(shape))
-        for table, axes in parts:
-            total = total + _aligned(store, store.table(table), axes, -1, recipe.out)[0]
-        np.minimum(result, total, out=result)
+    result = np.full([store.counts[map_] for map_ in recipe.out], np.inf)
+    for terms in recipe.values:
+        parts = [_part(store, table, axes, recipe.out) for table, axes in terms]
+        np.minimum(result, sum((part.array() for part in parts), start=np.zeros(())), out=result)
     return result
 
 
@@ -71,78 +68,72 @@ def _least_strategy(store: Store, recipe: Recipe) -> Floats:
     eliminated = store.join(map_ for _, axes in recipe.joint for slot, map_ in axes if slot < 0)
     least = np.full(store.counts[eliminated], np.inf)
     np.minimum.at(least, store.maps[eliminated], own)  # strategies that no term tells apart are one
-    parts = [least.reshape((-1,) + (1,) * len(recipe.out))]
+    classes = (eliminated, *recipe.out)
+    parts = [Part(least.reshape((-1,) + (1,) * len(recipe.out)), (slice(None),) + (None,) * len(recipe.out))]
     for table, axes in recipe.joint:
-        parts.append(_aligned(store, store.table(table), axes, eliminated, recipe.out))
-    return min_plus(parts)
+        parts.append(_part(store, table, tuple((slot + 1, map_) for slot, map_ in axes), classes))
+    return min_plus(parts, [store.counts[map_] for map_ in classes])
 
 
-def _aligned(
-    store: Store, table: Floats, axes: tuple[tuple[int, int], ...], eliminated: int, out: tuple[int, ...]
-) -> Floats:
-    """The table over (eliminated, *out), refined to their classes; length 1 where it does not depend on an axis."""
-    shape = [1] * (len(out) + 1)
-    for position, (slot, map_) in enumerate(axes):
-        fine = eliminated if slot < 0 else out[slot]
-        if fine != map_:
-            table = table.take(store.project(fine, map_), axis=position)
-        shape[slot + 1] = store.counts[fine]
+class Part(NamedTuple):
+    """A table seen at finer classes, without being copied: `rows[axis]` says which of its rows stand along an axis.
+
+    None: the table does not depend on that axis, and has length 1 there.
+    """
+
+    table: Floats
+    rows: tuple[slice | Integers | None, ...]
+
+    def cut(self, axis: int, window: slice) -> Part:
+        old = self.rows[axis]
+        if old is None:
+            return self
+        new = window if isinstance(old, slice) else old[window]
+        table = self.table
+        if isinstance(old, slice):
+            table, new = table[(slice(None),) * axis + (window,)], slice(None)
+        return Part(table, (*self.rows[:axis], new, *self.rows[axis + 1 :]))
+
+    def array(self) -> Floats:
+        table = self.table
+        for axis in range(len(self.rows) - 1, -1, -1):  # the last axis is slow to pick from: while the table is small
+            rows = self.rows[axis]
+            if isinstance(rows, np.ndarray):
+                table = table.take(rows, axis=axis)
+        return table
+
+
+def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: Sequence[int]) -> Part:
+    """A table with an axis (slot, map) of its own order, seen over the axes `classes` (maps at least as fine)."""
+    table = store.table(number)
     order = sorted(range(len(axes)), key=lambda position: axes[position][0])
-    return np.ascontiguousarray(table.transpose(order)).reshape(shape)
+    shape = [1] * len(classes)
+    rows: list[slice | Integers | None] = [None] * len(classes)
+    for slot, map_ in axes:
+        shape[slot] = store.counts[map_]
+        rows[slot] = slice(None) if map_ == classes[slot] else store.project(classes[slot], map_)
+    return Part(np.ascontiguousarray(table.transpose(order)).reshape(shape), tuple(rows))
 
 
-def min_plus(parts: Sequence[Floats]) -> Floats:
-    """min over axis 0 of the sum of arrays that broadcast to one shape."""
-    parts = _merged(parts)
-    shape = np.broadcast_shapes(*(part.shape for part in parts))
-    if len(parts) == 1:
-        return np.asarray(parts[0].min(axis=0))
-    if math.prod(shape) <= _SMALL:
-        return np.asarray(_sum(parts).min(axis=0))
+def min_plus(parts: Sequence[Part], shape: Sequence[int]) -> Floats:
+    """min over axis 0 of the sum of parts over `shape`."""
     result = np.empty(shape[1:])
-    _slabs(parts, result)
+    _slabs(parts, shape[0], result)
     return result
 
 
-def _merged(parts: Sequence[Floats]) -> list[Floats]:
-    """Parts added into another that is at least as large in every axis, smallest first."""
-    left = sorted(parts, key=lambda part: part.size)
-    kept: list[Floats] = []
-    while left:
-        part = left.pop(0)
-        for i, other in enumerate(left):
-            if all(a <= b for a, b in zip(part.shape, other.shape, strict=True)):
-                left[i] = other + part
-                break
-        else:
-            kept.append(part)
-    return kept
-
-
-def _slabs(parts: Sequence[Floats], result: Floats) -> None:
-    """Fills `result` piece by piece; the longest axis that is still too much is halved."""
-    if result.size > _SLAB:
+def _slabs(parts: Sequence[Part], depth: int, result: Floats) -> None:
+    """Fills `result` piece by piece, the joint table of a piece staying in the cache."""
+    most = max(1, _SLAB // depth)
+    if result.size > most:
         axis = next(a for a, length in enumerate(result.shape) if length > 1)
-        rows = max(1, _SLAB * result.shape[axis] // result.size)
+        rows = max(1, most * result.shape[axis] // result.size)
         for low in range(0, result.shape[axis], rows):
             window = slice(low, low + rows)
-            cut = [_slice(part, axis + 1, window) if part.shape[axis + 1] > 1 else part for part in parts]
-            _slabs(cut, _slice(result, axis, window))
+            piece = result[(slice(None),) * axis + (window,)]
+            _slabs([part.cut(axis + 1, window) for part in parts], depth, piece)
         return
-    total = np.empty(result.shape)
-    result.fill(np.inf)
-    for x in range(parts[0].shape[0]):
-        head = _sum([part[x] for part in parts[:-1]])
-        np.add(head, parts[-1][x], out=total)
-        np.minimum(result, total, out=result)
-
-
-def _slice(array: Floats, axis: int, window: slice) -> Floats:
-    return array[(slice(None),) * axis + (window,)]
-
-
-def _sum(parts: Sequence[Floats]) -> Floats:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    total, *rest = sorted((part.array() for part in parts), key=lambda array: array.size)
+    for array in rest:
+        total = total + array
+    result[...] = total.min(axis=0)
