@@ -56,12 +56,14 @@ def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:
 
 
 def _move(move: RedistributionPlan, graph: Graph, consumer: str, times: int) -> tuple[str, ...]:
+    paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
+    name = paths.get(move.tensor, move.tensor)
     why = [
-        reason(parse_placement(before), parse_placement(after), axis, move.tensor, consumer)
+        reason(parse_placement(before), parse_placement(after), axis, name.rpartition(".")[2], consumer)
         for axis, before, after in move.steps
     ]
     return (
-        move.tensor,
+        _NUMBER.sub("#", name) if times > 1 else name,
         str(move.source),
         str(move.target),
         "\n".join(f"{before} → {after} over {axis}" for axis, before, after in move.steps),
