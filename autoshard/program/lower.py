@@ -175,6 +175,7 @@ class _Lowering:
             split_layout,
             parameter.trainable,
             parameter.init,
+            parameter.persistent,
         )
 
     def _buckets(self, parameters: tuple[ProgramParameter, ...]) -> tuple[GradientBucket, ...]:

@@ -32,8 +32,10 @@ from torch import Tensor, nn
 from model_parallel import GRADIENT_BUCKETS, HAS_LOSS, INPUTS, LOSS_AXES, MESH, OPTIMIZER, PLAN, build_model
 from runtime import (
     ParallelMesh,
+    assign,
     clip_gradients,
     held_indices,
+    init_parameter,
     init_parameters,
     load_checkpoint,
     load_full_state_dict,
@@ -47,7 +49,11 @@ BACKENDS = ("gloo", "nccl", "hccl")
 
 
 class UserError(Exception):
-    """Something the person who started this can mend: shown without a traceback."""
+    """Something the person who started this can mend: shown without a traceback, by rank 0."""
+
+
+class BatchError(UserError):
+    """The same, of a batch that one rank got: shown by that rank."""
 
 
 # --- one step ---
@@ -57,7 +63,7 @@ def make_optimizer(model: nn.Module, lr: float = 3e-4) -> torch.optim.Optimizer:
     """The optimizer that the plan was made for. Parameters are DTensors: any stock optimizer works on them."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if OPTIMIZER == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        return torch.optim.SGD(parameters, lr=lr)  # without momentum, as the plan's memory is counted
     return torch.optim.AdamW(parameters, lr=lr)
 
 
@@ -132,33 +138,33 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
 
 
 def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
-    """The local tensors of a loader's batch. Raises UserError that says what was expected."""
+    """The local tensors of a loader's batch. Raises BatchError that says what was expected."""
     names = list(INPUTS)
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
         if missing:
-            raise UserError(f"the batch lacks {', '.join(missing)}: it has {', '.join(map(str, batch)) or 'nothing'}")
+            raise BatchError(f"the batch lacks {', '.join(missing)}: it has {', '.join(map(str, batch)) or 'nothing'}")
         batch = [batch[name] for name in names]
     if isinstance(batch, Tensor):
         batch = [batch]
     if not isinstance(batch, list | tuple) or len(batch) != len(names):
         got = f"{len(batch)} tensors" if isinstance(batch, list | tuple) else type(batch).__name__
-        raise UserError(f"a batch must hold {len(names)} tensors ({', '.join(names)}), got {got}")
+        raise BatchError(f"a batch must hold {len(names)} tensors ({', '.join(names)}), got {got}")
     return [_checked_tensor(name, x, mesh) for name, x in zip(names, batch, strict=True)]
 
 
 def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
     if not isinstance(x, Tensor):
-        raise UserError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
+        raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
     shape, own = INPUTS[name][0], local_shape(name, mesh)
     dtype: torch.dtype = getattr(torch, INPUTS[name][1])
     if x.dtype.is_floating_point != dtype.is_floating_point:
-        raise UserError(f"input {name!r}: expected {dtype}, got {x.dtype}")
+        raise BatchError(f"input {name!r}: expected {dtype}, got {x.dtype}")
     if tuple(x.shape) == tuple(shape):
         x = local_part(name, x, mesh)
     elif tuple(x.shape) != own:
         got = tuple(x.shape)
-        raise UserError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
+        raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
     return x.to(device=mesh.device, dtype=dtype, non_blocking=True)
 
 
@@ -252,8 +258,32 @@ def read_weights(path: str) -> Mapping[str, Tensor]:
         raise UserError(f"--weights {path}: {error}") from None
 
 
+def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Buffers that no state dict holds: from the weights file if it has them, else as the original model makes them."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    unknown = []
+    for buffer in model.buffers():
+        own = sharding(buffer)
+        if id(buffer) in saved:
+            continue
+        if own.name in weights:
+            assign(buffer, weights[own.name])
+        elif own.init:
+            init_parameter(buffer, own.init)
+        else:
+            unknown.append(own.name)
+    if unknown:
+        raise UserError(
+            f"the original model computes {', '.join(unknown)} in its constructor and does not save it\n"
+            "  try: --weights with a state dict that has it too: {**model.state_dict(), **dict(model.named_buffers())}"
+        )
+
+
 def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
+    weights = read_weights(options.weights) if options.weights else {}
+    guessed = [] if options.resume else init_parameters(model, options.seed)
+    fill_unsaved(model, weights)
     if options.resume:
         folder = last_checkpoint(options.resume)
         try:
@@ -263,10 +293,9 @@ def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argpars
         if rank == 0:
             print(f"resumed {folder} at step {done}", flush=True)
         return done
-    guessed = init_parameters(model, options.seed)
     if options.weights:
         try:
-            load_full_state_dict(model, read_weights(options.weights))
+            load_full_state_dict(model, weights)
         except (KeyError, ValueError) as error:
             raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
     elif guessed and rank == 0:
@@ -337,13 +366,12 @@ def main() -> int:
     try:
         check_launch()
         run(options, ParallelMesh.from_environment(MESH, options.backend))
-    except UserError as error:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+    except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
+        rank = os.environ.get("RANK", "0")
+        if rank == "0" or isinstance(error, BatchError):
+            print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr, flush=True)
         return 2
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    dist.destroy_process_group()
     return 0
 
 

@@ -1,0 +1,112 @@
+"""Functions of the emitted train.py and convert.py, called as a library."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.emit import emit
+from autoshard.graph.capture import capture_model
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.search import random_plan
+from autoshard.verify.case import written
+from autoshard.verify.lockstep import run_lockstep
+from autoshard.verify.package import Package, load_package
+
+
+class Rotary(nn.Module):
+    """A table that the constructor computes and no state dict holds; statistics that one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("table", torch.linspace(0.5, 2.0, 8), persistent=False)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        x = self.norm(self.project(x)) * self.table
+        return nn.functional.mse_loss(x, target)
+
+
+@pytest.fixture(scope="module")
+def package() -> Package:
+    graph = capture_model(Rotary(), (torch.randn(16, 8), torch.randn(16, 8)))
+    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), 3)
+    with written(emit(lower(plan, graph), plan, graph)) as folder:
+        return load_package(folder)
+
+
+def prepared(package: Package, weights: Path | None) -> list[dict[str, Tensor]]:
+    """The whole model after train.py's own preparation, as every rank sees it."""
+    options = argparse.Namespace(resume=None, weights=None if weights is None else str(weights), seed=0)
+
+    def rank(mesh: Any) -> dict[str, Tensor]:
+        model = package.model.build_model(mesh)
+        package.train.prepare(model, package.train.make_optimizer(model), options, mesh.rank)
+        tensors = (*model.parameters(), *model.buffers())
+        return {package.runtime.sharding(t).name: package.runtime.full_tensor(t) for t in tensors}
+
+    return run_lockstep({"dp": 2, "tp": 2}, rank)
+
+
+def test_a_buffer_that_no_state_dict_holds_comes_from_the_weights_file(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Rotary()
+    torch.save({**model.state_dict(), **dict(model.named_buffers())}, tmp_path / "all.pt")
+    monkeypatch.setattr(package.train, "read_weights", lambda path: torch.load(path, weights_only=True))
+    for state in prepared(package, tmp_path / "all.pt"):
+        assert torch.equal(state["table"], model.table)
+        assert torch.equal(state["project.weight"], model.project.weight)
+        assert torch.equal(state["norm.running_var"], torch.ones(8))
+
+
+def test_a_buffer_that_nothing_gives_is_an_error_that_names_it(package: Package) -> None:
+    with pytest.raises(Exception, match="table"):
+        prepared(package, None)
+
+
+def test_batches_by_name_by_place_global_or_local(package: Package) -> None:
+    full = {"x": torch.randn(16, 8), "target": torch.randn(16, 8)}
+
+    def rank(mesh: Any) -> list[bool]:
+        parts = package.train.checked(full, mesh)
+        again = package.train.checked(tuple(parts), mesh)
+        own = [
+            tuple(part.shape) == package.train.local_shape(name, mesh) for name, part in zip(full, parts, strict=True)
+        ]
+        return [*own, *(torch.equal(a, b) for a, b in zip(parts, again, strict=True))]
+
+    assert all(all(found) for found in run_lockstep({"dp": 2, "tp": 2}, rank))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": torch.zeros(16, 8)}, "lacks target"),
+        ((torch.zeros(16, 8),), r"must hold 2 tensors \(x, target\), got 1"),
+        ((torch.zeros(16, 9), torch.zeros(16, 8)), r"input 'x': expected the global shape \(16, 8\) or the local"),
+        ((torch.zeros(16, 8, dtype=torch.int64), torch.zeros(16, 8)), "expected torch.float32, got torch.int64"),
+        (("text", torch.zeros(16, 8)), "expected a tensor, got str"),
+        (3, "got int"),
+    ],
+)
+def test_a_wrong_batch_says_what_was_expected(package: Package, batch: Any, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        run_lockstep({"dp": 2, "tp": 2}, lambda mesh: package.train.checked(batch, mesh))
+
+
+def test_synthetic_batches_are_parts_of_one_global_batch(package: Package) -> None:
+    def rank(mesh: Any) -> list[Tensor]:
+        whole = torch.randn(16, 8, generator=torch.Generator().manual_seed(5 * 1_000_003 + 7))
+        return [next(package.train.synthetic_batches(mesh, 5, 7))[0], package.train.local_part("x", whole, mesh)]
+
+    for mine, expected in run_lockstep({"dp": 2, "tp": 2}, rank):
+        assert torch.equal(mine, expected)
