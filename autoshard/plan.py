@@ -1,4 +1,4 @@
-"""The Plan: every decision of a search, as versioned JSON. With the graph it reproduces everything after it, bit for bit."""
+"""The Plan: every decision of a search. With the graph it reproduces everything after it, bit for bit."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ A node chooses one of its strategies. A value goes from one producer node to its
 producer leaves it in a source layout, each choice of a consumer needs it in a target layout. It is redistributed once
 for every *distinct* target layout that its consumers need (made once, paid once), which is what `Value` states.
 
-objective(choice) = sum over nodes of seconds[choice] + sum over values, over distinct needed targets t, of seconds[source, t]
-memory(choice, time) = the same sums over bytes, of what is alive at that time; at every time it must be <= capacity_bytes.
+objective(choice) = sum over nodes of seconds[choice]
+                  + sum over values, over distinct needed targets t, of seconds[source, t]
+memory(choice, time) = the same sums over bytes, of what is alive at that time; at every time at most capacity_bytes.
 A target that several consumers need is alive over the union span (earliest start to latest stop) of those consumers.
 An infinite entry forbids the choice or the pair.
 """
@@ -36,9 +37,9 @@ class Node:
 class Value:
     """A value with one producer and one or more consumers (node indices; a consumer may appear once only).
 
-    `source[s]`: the layout index that producer strategy s leaves it in. `targets[c][s]`: the layout index that strategy s
-    of consumer c needs. `seconds[source, target]`: redistribution, forward and backward. `bytes[target]`: size of the
-    value kept in that layout. `intervals[c]`: when consumer c keeps it alive, (0, 0) where it does not.
+    `source[s]`: the layout index that producer strategy s leaves it in. `targets[c][s]`: the layout index that
+    strategy s of consumer c needs. `seconds[source, target]`: redistribution, forward and backward. `bytes[target]`:
+    size of the value kept in that layout. `intervals[c]`: when consumer c keeps it alive, (0, 0) where it does not.
     """
 
     name: str

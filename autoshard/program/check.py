@@ -10,7 +10,7 @@ from autoshard.rules.strategy import Strategy
 
 
 def check(program: Program, graph: Graph, strategies: dict[str, Strategy]) -> None:
-    """AssertionError that names the value or op which breaks an invariant. `strategies`: op name -> the plan's choice."""
+    """AssertionError that names the value or op which breaks an invariant. `strategies`: op name -> its choice."""
     _check_values(program, graph)
     known = {*program.inputs, *(p.value for p in (*program.parameters, *program.buffers))}
     for instruction in program.instructions:

@@ -1,7 +1,8 @@
-"""The plan applied to the graph: what every device runs, as data. Emission, simulation and proof read this and nothing else.
+"""The plan applied to the graph: what every device runs, as data. Emission, simulation and proof read only this.
 
-A Program is SPMD: sizes are `LocalSize` expressions, never one rank's number. `instructions` is the forward in execution
-order; the backward follows by autograd, each `Collective` bringing its own backward (see `redistribute.BACKWARD`).
+A Program is SPMD: sizes are `LocalSize` expressions, never one rank's number. `instructions` is the forward in
+execution order; the backward follows by autograd, each `Collective` bringing its own
+backward (see `redistribute.BACKWARD`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
 @dataclass(frozen=True)
 class Value:
-    """One local tensor. `shape` is global. `tensor` is the graph tensor it holds (several values may hold one tensor)."""
+    """One local tensor. `shape` is global. `tensor` is the graph tensor it holds (several values may hold one)."""
 
     name: str
     tensor: str
@@ -84,8 +85,8 @@ class ProgramParameter:
     """A parameter or buffer as each device stores it.
 
     `path` is its state-dict name, `ties` other names of the same tensor. `shape` is the original (global) shape.
-    `split_shape` is the shape it is held in: dims with blocked or unit shards are unflattened, so that `split_layout` has
-    plain shards only, e.g. (2304, 768) with `S0/3*64` is held as (3, 12, 64, 768) with `S1`.
+    `split_shape` is the shape it is held in: dims with blocked or unit shards are unflattened, so that `split_layout`
+    has plain shards only, e.g. (2304, 768) with `S0/3*64` is held as (3, 12, 64, 768) with `S1`.
     """
 
     value: str
