@@ -90,6 +90,11 @@ class Scopes:
         self._ids: dict[Hashable, int] = {}
         self._static = [self._id(self._description(ins)) for ins in program.instructions]
         self._chains: dict[str, tuple[str, ...]] = {}
+        self._held: dict[str, list[ProgramParameter]] = {}
+        for p in self.state.values():
+            parts = p.path.split(".")
+            for n in range(len(parts)):
+                self._held.setdefault(".".join(parts[:n]), []).append(p)
         self._updates: dict[Run, dict[str, str]] = {}
         self._keys: dict[Run, Key] = {}
         self.root = self._settle()
@@ -147,7 +152,7 @@ class Scopes:
 
     def held(self, path: str) -> list[ProgramParameter]:
         """Parameters, then buffers, of a module and all inside it."""
-        return [p for p in self.state.values() if inside(p.path, path)]
+        return self._held.get(path, [])
 
     def _here(self, name: str, run: Run) -> bool:
         return run.start <= self.defined.get(name, -1) < run.stop
