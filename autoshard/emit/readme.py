@@ -58,7 +58,9 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | `train.py` | the training loop: batches, gradient reduction, clipping, checkpoints |
 | `convert.py` | weights of the original model in and out |
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |
-| `plan.json` | the plan: every decision with its predicted cost |
+| `plan.json`, `graph.json` | the plan (every decision with its predicted cost) and the model it was made for |
+| `report.html`, `timeline.json` | the predicted step as a page, and as a trace for Perfetto |
+| `manifest.json`, `ruff.toml` | what autoshard wrote, with hashes; the linter's line length |
 
 ## Data
 
