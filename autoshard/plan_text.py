@@ -23,10 +23,15 @@ SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from
 def summary(plan: Plan, graph: Graph) -> str:
     """The printed plan: what was chosen, block by block, and what it is predicted to cost."""
     where = f"{plan.mesh} ({plan.mesh.size} devices) of {plan.hardware}"
-    lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {plan.optimizer}", ""]
+    lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", ""]
     lines += _block_table(plan, graph)
     lines += ["", *_figures(plan)]
     return "\n".join(lines)
+
+
+def purpose(plan: Plan, graph: Graph) -> str:
+    """The optimizer, or that there is nothing to train."""
+    return plan.optimizer if graph.loss else "inference: no scalar output to train on"
 
 
 def _block_table(plan: Plan, graph: Graph) -> list[str]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 SILENT_SECONDS = 2.0
 REPEAT_SECONDS = 30.0
@@ -32,7 +33,7 @@ def _spinner(label: str) -> Iterator[None]:
     from rich.console import Console  # a tenth of a second: only where it is shown
 
     start = time.monotonic()
-    with Console(stderr=True).status(f"{label} …"):
+    with Console(file=sys.stderr).status(f"{label} …"):
         yield
     _report_long(label, start)
 
@@ -40,7 +41,8 @@ def _spinner(label: str) -> Iterator[None]:
 @contextmanager
 def _lines(label: str) -> Iterator[None]:
     start, done = time.monotonic(), threading.Event()
-    thread = threading.Thread(target=_announce, args=(label, start, done), daemon=True)
+    screen = sys.stderr  # as it is now: torch.export runs with another one
+    thread = threading.Thread(target=_announce, args=(label, start, done, screen), daemon=True)
     thread.start()
     try:
         yield
@@ -50,10 +52,10 @@ def _lines(label: str) -> Iterator[None]:
     _report_long(label, start)
 
 
-def _announce(label: str, start: float, done: threading.Event) -> None:
+def _announce(label: str, start: float, done: threading.Event, screen: TextIO) -> None:
     wait = SILENT_SECONDS
     while not done.wait(wait):
-        print(f"{label} … {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        print(f"{label} … {time.monotonic() - start:.0f} s", file=screen, flush=True)
         wait = REPEAT_SECONDS
 
 

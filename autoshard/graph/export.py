@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import logging
 import re
 import warnings
@@ -85,10 +86,10 @@ def is_fake(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export logs pages about a failure; the one sentence that matters is in the error."""
+    """torch.export logs and prints pages about a failure; the one sentence that matters is in the error."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)

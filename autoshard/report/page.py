@@ -10,7 +10,7 @@ from autoshard import plan_io
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
 from autoshard.plan import Plan
-from autoshard.plan_text import command, gap, gap_words
+from autoshard.plan_text import command, gap, gap_words, purpose
 from autoshard.program.model import Program
 from autoshard.report.chosen import blocks, buckets, redistributions, stored
 from autoshard.report.flops import ideal_seconds
@@ -40,7 +40,7 @@ def page(
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,
-        "optimizer": plan.optimizer if graph.loss else "inference",
+        "optimizer": purpose(plan, graph),
         "verification": verdict(verification),
         "figures": figures(plan, graph, hardware, timeline),
         "warnings": warnings(plan, hardware),
