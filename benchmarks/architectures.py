@@ -1,0 +1,237 @@
+"""How many real architectures plan and verify: each captured, planned, and every plan run against the original.
+
+    python benchmarks/architectures.py [--only llama,t5] [--json] [--write]
+
+The models are those of tests/models: 30 of the `transformers` library from small configurations, and four of torch.nn.
+Each is trained for three steps in float64 with its loss, under the best plan and two random ones, on each mesh; and run
+forward without a loss. All ranks run in lock-step in one process, one process an architecture. `--write` renews
+docs/architectures.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run as a script, this finds autoshard and tests of this very clone
+
+from tests.models import NAMES  # noqa: E402
+
+if TYPE_CHECKING:
+    from autoshard.graph.model import Graph
+    from autoshard.plan import Plan
+
+MESHES = ("tp=2", "dp=2,tp=2")
+INFERENCE_MESH = "dp=2,tp=2"
+SEEDS = (1, 2)
+TIMEOUT_SECONDS = 600
+MEMORY_BYTES = 16 * 2**30  # of address space: more is a fault
+PAGE = ROOT / "docs" / "architectures.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`verified` counts the plans that passed out of `plans`; `reasons` those that did not, in words."""
+
+    name: str
+    ops: int = 0
+    operators: int = 0
+    without_rule: tuple[str, ...] = ()
+    plans: int = 0
+    verified: int = 0
+    largest_error: float = 0.0
+    reasons: tuple[str, ...] = ()
+    seconds: float = 0.0
+    memory_bytes: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return self.plans > 0 and self.verified == self.plans and not self.reasons
+
+
+# --- one architecture, in a process of its own ----------------------------------------------------------------------
+
+
+def measure(name: str, meshes: Sequence[str] = MESHES, seeds: Sequence[int] = SEEDS) -> Row:
+    """Train and infer one architecture under every plan. A failure is a reason in the row, never an exception."""
+    start = time.monotonic()
+    row = Row(name)
+    for training in (True, False):
+        try:
+            row = _measured(row, name, training, meshes if training else (INFERENCE_MESH,), seeds)
+        except Exception as error:
+            row = _failed(row, f"{'training' if training else 'inference'}: {_in_words(error)}")
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return replace(row, seconds=time.monotonic() - start, memory_bytes=memory)
+
+
+def _measured(row: Row, name: str, training: bool, meshes: Sequence[str], seeds: Sequence[int]) -> Row:
+    from autoshard.emit import emit
+    from autoshard.graph.capture import capture
+    from autoshard.program.lower import lower
+    from autoshard.verify import check_files, make_case
+
+    arguments = {} if training else {"loss": False}
+    graph = capture(NAMES[name], arguments, training=training)
+    if training:
+        row = replace(row, **_counts(graph))
+        if graph.loss is None:
+            return _failed(row, "the model gives no loss")
+    case = make_case(NAMES[name], arguments, graph)
+    for label, plan in _plans(graph, meshes, seeds):
+        where = f"{label} {'training' if training else 'inference'}"
+        row = replace(row, plans=row.plans + 1)
+        try:
+            made = plan()
+            program = lower(made, graph)
+            proof = check_files(case, program, emit(program, made, graph))
+        except Exception as error:
+            row = _failed(row, f"{where}: {_in_words(error)}")
+            continue
+        errors = [kind.worst.error for kind in proof.kinds if kind.worst is not None]
+        row = replace(row, largest_error=max([row.largest_error, *errors]))
+        row = replace(row, verified=row.verified + 1) if proof.passed else _failed(row, f"{where}: {proof.failure}")
+    return row
+
+
+def _counts(graph: Graph) -> dict[str, Any]:
+    from autoshard.rules.table import has_rule
+
+    without = sorted({op.target for op in graph.ops if not has_rule(graph, op)})
+    return {"ops": len(graph.ops), "operators": len({op.target for op in graph.ops}), "without_rule": tuple(without)}
+
+
+def _plans(graph: Graph, meshes: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    """(label, function that makes the plan): the best on each mesh, and random ones."""
+    from autoshard.hardware import load_hardware
+    from autoshard.mesh import Mesh
+    from autoshard.search import random_plan, search
+
+    hardware = load_hardware("a100-80g-sxm")
+    for text in meshes:
+        mesh = Mesh.parse(text)
+        yield f"{text} best", lambda mesh=mesh: search(graph, mesh, hardware)
+        for seed in seeds:
+            yield f"{text} random:{seed}", lambda mesh=mesh, seed=seed: _random(random_plan, graph, mesh, seed, hardware)
+
+
+def _random(make: Any, graph: Graph, mesh: Any, seed: int, hardware: Any) -> Plan:
+    plan: Plan = make(graph, mesh, hardware, seed)
+    return plan
+
+
+def _failed(row: Row, reason: str) -> Row:
+    return replace(row, reasons=(*row.reasons, reason))
+
+
+def _in_words(error: Exception) -> str:
+    if os.environ.get("AUTOSHARD_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+def run(name: str) -> Row:
+    """Measure in a fresh process; a crash or a timeout is a reason too."""
+    command = [sys.executable, __file__, "--worker", name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Row(name, reasons=(f"takes more than {TIMEOUT_SECONDS} s",))
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        return Row(name, reasons=(lines[-1],))
+    if os.environ.get("AUTOSHARD_TRACEBACK"):
+        sys.stderr.write(done.stderr)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+
+
+HEADER = ("architecture", "operators", "distinct", "without a rule", "plans verified", "largest error", "reason")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    without = ", ".join(name.removeprefix("aten.") for name in row.without_rule)
+    verified = f"{row.verified} of {row.plans}"
+    error = f"{row.largest_error:.1e}" if row.plans else ""
+    reason = row.reasons[0] if row.reasons else ""
+    return row.name, str(row.ops), str(row.operators), without, verified, error, reason
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [HEADER, tuple("---" for _ in HEADER), *(cells(row) for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def page(rows: Sequence[Row]) -> str:
+    """docs/architectures.md."""
+    passed = [row for row in rows if row.passed]
+    return f"""# Architectures
+
+{len(passed)} of {len(rows)} architectures verify under every plan. Written by `python benchmarks/architectures.py --write`.
+
+Each model is built from a small configuration (30 from the `transformers` library, four with `torch.nn` alone; see
+`tests/models`), captured, planned and emitted. The emitted package then runs on all devices of the mesh, and every
+output, gradient, parameter and buffer is compared with the original's over three optimizer steps in float64, dropout
+included. Plans: the best one and {len(SEEDS)} random ones on {" and ".join(f"`{mesh}`" for mesh in MESHES)}, and as many
+for inference without a loss on `{INFERENCE_MESH}`. Random plans use whatever strategies and redistributions are valid,
+good or bad: they try far more of the rules than the best plan does.
+
+An operator without a rule runs whole on every device; the rest of the model is still split.
+
+{table(rows)}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", help="names, separated by commas", default="")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--write", action="store_true", help=f"renew {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.worker:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        print(json.dumps(asdict(measure(given.worker))))
+        return 0
+    names = given.only.split(",") if given.only else list(NAMES)
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or (given.write and given.only):
+        parser.error(f"no architecture {', '.join(unknown)}" if unknown else "--write needs all architectures")
+    rows = []
+    for name in names:
+        row = run(name)
+        rows.append(row)
+        if given.json:
+            print(json.dumps(dataclasses.asdict(row)), flush=True)
+        else:
+            outcome = "ok" if row.passed else "; ".join(row.reasons) or "nothing verified"
+            print(f"{name:20} {row.verified}/{row.plans} {row.seconds:5.0f} s  {outcome}", flush=True)
+    if not given.json:
+        print(table(rows))
+    if given.write:
+        PAGE.write_text(page(rows), encoding="utf-8")
+    return 0 if all(row.passed for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""Real models at small sizes. `NAMES` says where each one is: `tests.models.FILE:NAME`."""
+
+from __future__ import annotations
+
+_FILES = {
+    "decoders": "gpt2 gpt_neox opt bloom falcon phi llama mistral qwen2 qwen3 gemma2 "
+    "mixtral qwen3_moe deepseek_v3 mamba2",
+    "encoders": "bert roberta distilbert electra deberta albert",
+    "pairs": "t5 bart whisper clip",
+    "vision": "vit dinov2 swin convnext resnet",
+    "plain": "lenet unet lstm transformer_encoder",
+}
+NAMES = {name: f"tests.models.{file}:{name}" for file, names in _FILES.items() for name in names.split()}

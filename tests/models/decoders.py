@@ -1,0 +1,113 @@
+"""Causal language models of the library at small sizes: `NAME(batch, sequence, layers, loss)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers as hf
+
+from tests.models.common import VOCABULARY, Built, language
+
+WIDTH, HEADS, INNER = 32, 4, 48
+GROUPED = {"num_key_value_heads": 2}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+
+
+def _sizes(layers: int, **more: Any) -> dict[str, Any]:
+    """The names that most configurations share."""
+    return {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": layers, "num_attention_heads": HEADS,
+        "intermediate_size": INNER, "max_position_embeddings": 64, "use_cache": False, **SPECIAL, **more,
+    }  # fmt: skip
+
+
+def gpt2(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    sizes = {"n_embd": WIDTH, "n_layer": layers, "n_head": HEADS, "n_positions": 64, "vocab_size": VOCABULARY}
+    return language(hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, **SPECIAL, use_cache=False)), batch, sequence, loss)
+
+
+def gpt_neox(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    return language(hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**_sizes(layers))), batch, sequence, loss)
+
+
+def opt(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    sizes = _sizes(layers, ffn_dim=INNER, word_embed_proj_dim=WIDTH, layerdrop=0.0) | {"pad_token_id": 1}
+    return language(hf.OPTForCausalLM(hf.OPTConfig(**sizes)), batch, sequence, loss)
+
+
+def bloom(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """ALiBi in place of positions."""
+    sizes = {"hidden_size": WIDTH, "n_layer": layers, "n_head": HEADS, "vocab_size": VOCABULARY}
+    return language(hf.BloomForCausalLM(hf.BloomConfig(**sizes, **SPECIAL, use_cache=False)), batch, sequence, loss)
+
+
+def falcon(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """One key and value head for all queries, attention and MLP in parallel."""
+    sizes = _sizes(layers, multi_query=True, parallel_attn=True, new_decoder_architecture=False, bias=False)
+    return language(hf.FalconForCausalLM(hf.FalconConfig(**sizes)), batch, sequence, loss)
+
+
+def phi(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Rotary over half of a head, parallel attention and MLP."""
+    return language(hf.PhiForCausalLM(hf.PhiConfig(**_sizes(layers))), batch, sequence, loss)
+
+
+def llama(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Grouped queries, rotary positions, SwiGLU, RMS norm."""
+    return language(hf.LlamaForCausalLM(hf.LlamaConfig(**_sizes(layers, **GROUPED))), batch, sequence, loss)
+
+
+def mistral(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """A window that slides over the keys."""
+    sizes = _sizes(layers, **GROUPED, sliding_window=4)
+    return language(hf.MistralForCausalLM(hf.MistralConfig(**sizes)), batch, sequence, loss)
+
+
+def qwen2(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    return language(hf.Qwen2ForCausalLM(hf.Qwen2Config(**_sizes(layers, **GROUPED))), batch, sequence, loss)
+
+
+def qwen3(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Norms of queries and keys."""
+    sizes = _sizes(layers, **GROUPED, head_dim=8)
+    return language(hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes)), batch, sequence, loss)
+
+
+def gemma2(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Soft caps of scores and logits, windows in every other layer, tied embeddings."""
+    sizes = _sizes(layers, **GROUPED, head_dim=8, sliding_window=4, query_pre_attn_scalar=8)
+    return language(hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes)), batch, sequence, loss)
+
+
+def mixtral(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Four experts, two a token."""
+    config = hf.MixtralConfig(**_sizes(layers, **GROUPED, num_local_experts=4, num_experts_per_tok=2))
+    config._experts_implementation = "batched_mm"
+    return language(hf.MixtralForCausalLM(config), batch, sequence, loss)
+
+
+def qwen3_moe(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Many small experts."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = hf.Qwen3MoeConfig(**_sizes(layers, **GROUPED, **experts, head_dim=8))
+    config._experts_implementation = "batched_mm"
+    return language(hf.Qwen3MoeForCausalLM(config), batch, sequence, loss)
+
+
+def deepseek_v3(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Latent attention; the first layer dense, then shared and routed experts in groups."""
+    attention = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    experts = {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1, "n_shared_experts": 1,
+    }  # fmt: skip
+    config = hf.DeepseekV3Config(**_sizes(layers, **attention, **experts, num_key_value_heads=HEADS))
+    config._experts_implementation = "batched_mm"
+    return language(hf.DeepseekV3ForCausalLM(config), batch, sequence, loss)
+
+
+def mamba2(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """A state space model: chunked scans."""
+    states = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 4, "expand": 2}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": layers, "use_cache": False}
+    return language(hf.Mamba2ForCausalLM(hf.Mamba2Config(**sizes, **states, **SPECIAL)), batch, sequence, loss)

@@ -1,0 +1,49 @@
+"""Encoders of the library at small sizes, trained to fill in masked words: `NAME(batch, sequence, layers, loss)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers as hf
+
+from tests.models.common import VOCABULARY, Built, language
+
+WIDTH, HEADS, INNER = 32, 4, 48
+
+
+def _sizes(layers: int, **more: Any) -> dict[str, Any]:
+    """The names that most configurations share."""
+    return {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": layers, "num_attention_heads": HEADS,
+        "intermediate_size": INNER, "max_position_embeddings": 64, "embedding_size": 16, "pad_token_id": 0, **more,
+    }  # fmt: skip
+
+
+def bert(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    return language(hf.BertForMaskedLM(hf.BertConfig(**_sizes(layers))), batch, sequence, loss)
+
+
+def roberta(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Positions count the tokens that are no padding."""
+    sizes = _sizes(layers, pad_token_id=1)
+    return language(hf.RobertaForMaskedLM(hf.RobertaConfig(**sizes)), batch, sequence, loss)
+
+
+def distilbert(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    sizes = {"dim": WIDTH, "n_layers": layers, "n_heads": HEADS, "hidden_dim": INNER, "vocab_size": VOCABULARY}
+    return language(hf.DistilBertForMaskedLM(hf.DistilBertConfig(**sizes)), batch, sequence, loss)
+
+
+def electra(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    return language(hf.ElectraForMaskedLM(hf.ElectraConfig(**_sizes(layers))), batch, sequence, loss)
+
+
+def deberta(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """Attention to content and to relative positions apart."""
+    sizes = _sizes(layers, relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=8)
+    return language(hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**sizes)), batch, sequence, loss)
+
+
+def albert(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+    """All layers share one set of parameters."""
+    return language(hf.AlbertForMaskedLM(hf.AlbertConfig(**_sizes(layers))), batch, sequence, loss)
