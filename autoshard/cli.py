@@ -177,13 +177,26 @@ def profiles(options: argparse.Namespace) -> int:
     return 0
 
 
+def prove(options: argparse.Namespace) -> int:
+    """Prove the rules: every strategy of each operator, forward and backward."""
+    from autoshard.prove import outcome_dict, outcome_table, prove_table
+
+    with step("proving the rules", options.json):
+        outcomes = list(prove_table(options.operators, options.mesh, options.seeds))
+    if options.json:
+        _print_json(outcome_dict(outcomes))
+    else:
+        print(outcome_table(outcomes))
+    return CheckError.exit_code if any(outcome.failures for outcome in outcomes) else 0
+
+
 def _request(options: argparse.Namespace) -> Any:
     from autoshard.pipeline import ModelRequest
 
     return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
 
 
-VERBS = (trace, plan, verify, simulate, report, profiles)
+VERBS = (trace, plan, verify, simulate, report, profiles, prove)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,13 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
 
 
+def _add_prove(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operators", nargs="*", metavar="OP", help="aten.linear or linear; default: the whole table")
+    several = "a mesh to prove on, may be repeated; default tp=2, tp=3 and dp=2,tp=2"
+    parser.add_argument("--mesh", action="append", default=[], help=several)
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="random operands per strategy; default 1")
+
+
 def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:
     parser.add_argument(option, dest=dest, nargs="+", action="extend", type=_pair, default=[], metavar="K=V", help=text)
 
@@ -125,4 +132,5 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "simulate": _add_simulate,
     "report": _add_report,
     "profiles": _add_profiles,
+    "prove": _add_prove,
 }

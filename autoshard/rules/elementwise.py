@@ -13,7 +13,7 @@ BINARY = """
 __and__ __or__ __xor__ atan2 bitwise_and bitwise_or bitwise_xor eq floor_divide fmod ge gt le logical_and logical_or
 logical_xor lt maximum minimum ne pow remainder xlogy
 """
-LINEAR = "_to_copy alias clone contiguous neg positive to type_as"
+LINEAR = "_to_copy alias clone contiguous neg positive"
 
 
 def elementwise(call: Call) -> str:
@@ -43,6 +43,12 @@ def masked_fill(call: Call) -> str:
     return elementwise(call) + (" | linear: 0" if call.get("value") == 0 else "")
 
 
+def cast(call: Call) -> str:
+    """`to` a dtype, or that of another tensor, of which only the dtype counts: any part of it will do."""
+    other = ", o*" if len(call.shapes) == 2 and call.shapes[1] else ", ()" if len(call.shapes) == 2 else ""
+    return f"...{other} -> ..." + (" | whole: o" if other == ", o*" else "") + " | linear: 0"
+
+
 def lerp(call: Call) -> str:
     return elementwise(call) + " | linear: 0+1"
 
@@ -59,7 +65,9 @@ RULES: dict[str, str | RuleFor] = {
     "aten.masked_fill": masked_fill,
     "aten.mul": mul,
     "aten.sub": add,
+    "aten.to": cast,
     "aten.true_divide": div,
+    "aten.type_as": cast,
     "aten.where": where,
 }
 LOCALISE: dict[str, Localise] = {}

@@ -32,7 +32,6 @@ RULES: dict[str, str | RuleFor] = {
     "aten.log_softmax": over_dim,
     "aten.rms_norm": "... d*, d*? -> ... d* | whole: d",
     "aten.softmax": over_dim,
-    "autoshard.batch_norm": batch_norm,
 }
 LOCALISE: dict[str, Localise] = {}
 VARIANTS: dict[str, LocaliseVariant] = {}

@@ -66,11 +66,15 @@ class OpCase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`failure` is "" where the strategy is right; `skipped` says why it was not run."""
+    """`failure` is "" where the strategy is right; `skipped` says why it was not run.
+
+    `error` is the largest |got - wanted| / max(1, largest |wanted|) of any result or gradient.
+    """
 
     strategy: Strategy
     failure: str = ""
     skipped: str = ""
+    error: float = 0.0
 
 
 def one_op_graph(case: OpCase) -> Graph:
@@ -108,11 +112,12 @@ def prove(
     one after another.
     """
     graph = one_op_graph(case)
-    offered = _offered(graph, mesh, rule, refined)
+    offered = offered_by(graph, mesh, rule, refined)
     return [verdict(case, graph, strategy, mesh, run, run_variant, seed) for strategy in offered]
 
 
-def _offered(graph: Graph, mesh: Mesh, rule: str, refined: Refinements) -> tuple[Strategy, ...]:
+def offered_by(graph: Graph, mesh: Mesh, rule: str = "", refined: Refinements = ()) -> tuple[Strategy, ...]:
+    """What the case's one operator is offered, by the table or by `rule`."""
     op = graph.ops[0]
     if not rule:
         given = Candidates({op.name: refined}) if refined else candidates(graph, mesh)
@@ -136,7 +141,8 @@ def verdict(
         return Verdict(strategy, skipped=f"needs the runtime's {strategy.variant}")
     proof = _Proof(case, graph, strategy, mesh, seed)
     try:
-        return Verdict(strategy, failure=proof.failure(run or _one_by_one(mesh), run_variant))
+        failure = proof.failure(run or _one_by_one(mesh), run_variant)
+        return Verdict(strategy, failure=failure, error=proof.error)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         return Verdict(strategy, failure=f"{type(error).__name__}: {error}")
 
@@ -155,6 +161,7 @@ class _Proof:
         self.case = case
         self.generator = torch.Generator().manual_seed(seed + 1)
         self.whole = _random_operands(case, seed)
+        self.error = 0.0
 
     def failure(self, run: Run, run_variant: RunVariant | None) -> str:
         """What does not combine ("" = everything does)."""
@@ -249,23 +256,25 @@ class _Proof:
             wanted = self._held(whole, layout, coordinates)
             if any(part.shape != wanted.shape for part in group):
                 return f"at {coordinates} expected shape {tuple(wanted.shape)}, got {tuple(group[0].shape)}"
-            reason = _difference(sum(group[1:], group[0]), wanted)
+            error, reason = _difference(sum(group[1:], group[0]), wanted)
+            self.error = max(self.error, error)
             if reason:
                 return f"at {coordinates} with {layout}: {reason}"
         return ""
 
 
-def _difference(got: Tensor, wanted: Tensor) -> str:
+def _difference(got: Tensor, wanted: Tensor) -> tuple[float, str]:
+    """The error relative to the largest wanted (at least 1), and what is wrong ("" = nothing)."""
     if not wanted.is_floating_point():
-        return "" if bool((got == wanted).all()) else "values differ"
-    if not wanted.numel():
-        return ""
+        return 0.0, "" if bool((got == wanted).all()) else "values differ"
     finite = wanted.isfinite()
     if not bool((finite == got.isfinite()).all()):
-        return "infinities differ"
-    error = float((got - wanted)[finite].abs().max()) if bool(finite.any()) else 0.0
-    scale = max(1.0, float(wanted[finite].abs().max())) if bool(finite.any()) else 1.0
-    return "" if error <= TOLERANCE * scale else f"largest error {error:.3g}"
+        return 0.0, "infinities differ"
+    if not bool(finite.any()):
+        return 0.0, ""
+    error = float((got - wanted)[finite].abs().max())
+    relative = error / max(1.0, float(wanted[finite].abs().max()))
+    return relative, "" if relative <= TOLERANCE else f"largest error {error:.3g}"
 
 
 def _like(tensor: Tensor, generator: Any) -> Tensor:

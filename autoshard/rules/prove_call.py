@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autoshard.graph.model import DTYPE_BYTES
 from autoshard.layout import LocalSize
 from autoshard.mesh import Mesh
 
@@ -24,10 +25,11 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
     import torch
 
     if target == "autoshard.linear_in_out":
-        x, weight, *bias = operands
-        assert x is not None and weight is not None
-        return x @ weight if not bias or bias[0] is None else x @ weight + bias[0]
-    packet = getattr(torch.ops.aten, target.removeprefix("aten."))
+        return _linear_in_out(*operands)
+    if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:
+        return _batch_norm(operands, attributes)
+    namespace, _, name = target.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), name)
     for overload in (getattr(packet, name) for name in packet.overloads()):
         arguments = _arguments(overload._schema, operands, attributes)
         if arguments is not None:
@@ -35,6 +37,19 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
     raise TypeError(
         f"no overload of {target} takes {len(operands)} operands and {', '.join(attributes) or 'no attributes'}"
     )
+
+
+def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
+    return x @ weight if bias is None else x @ weight + bias
+
+
+def _batch_norm(operands: Sequence[Any], given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As captured: the new running statistics are results."""
+    import torch
+
+    momentum, eps = given["momentum"], given["eps"]
+    out, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(*operands, True, momentum, eps)
+    return out, mean, variance
 
 
 def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -67,4 +82,8 @@ def _takes(kind: str, value: Any) -> bool:
 
 
 def _argument(value: Any) -> Any:
+    if isinstance(value, str) and value in DTYPE_BYTES:
+        import torch
+
+        return getattr(torch, value)
     return list(value) if isinstance(value, tuple) else value

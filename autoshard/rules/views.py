@@ -104,8 +104,15 @@ def permute(call: Call) -> str:
 
 
 def transpose(call: Call) -> str:
+    return _exchanged(call, call.dim("dim0"), call.dim("dim1"))
+
+
+def swapaxes(call: Call) -> str:
+    return _exchanged(call, call.dim("axis0"), call.dim("axis1"))
+
+
+def _exchanged(call: Call, first: int, second: int) -> str:
     names = letters(call.rank)
-    first, second = call.dim("dim0"), call.dim("dim1")
     swapped = replaced(names, {first: names[second], second: names[first]})
     return f"{term(names)} -> {swapped} | linear: 0"
 
@@ -245,8 +252,6 @@ def localise_interleave(local: Local) -> dict[str, LocalAttribute]:
 
 SAME = "... -> ... | linear: 0"
 RULES: dict[str, str | RuleFor] = {
-    "aten.T": reverse,
-    "aten._reshape_alias": reshape,
     "aten._unsafe_view": reshape,
     "aten.broadcast_to": expand,
     "aten.cat": cat,
@@ -271,7 +276,7 @@ RULES: dict[str, str | RuleFor] = {
     "aten.split_with_sizes": split,
     "aten.squeeze": reshape,
     "aten.stack": stack,
-    "aten.swapaxes": transpose,
+    "aten.swapaxes": swapaxes,
     "aten.t": reverse,
     "aten.transpose": transpose,
     "aten.unbind": unbind,

@@ -2,73 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
-from autoshard.emit import runtime
-from autoshard.emit.runtime.mesh import ParallelMesh
+from autoshard import cli
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
-from autoshard.rules import RULES, LocalOp, find, has_rule, strategies
+from autoshard.prove import UNPROVED, prove_case
+from autoshard.rules import RULES, find, has_rule, strategies
 from autoshard.rules.candidates import Candidates
-from autoshard.rules.prove import OpCase, Operand, Run, Verdict, failures, one_op_graph, prove, verdict
-from autoshard.verify.lockstep import run_lockstep
-from tests.rule_cases import ALL, RANDOM, case, case_id, floats, integers
+from autoshard.rules.cases import ALL, RANDOM, case, case_id, floats, integers
+from autoshard.rules.prove import OpCase, Operand, failures, one_op_graph, prove, verdict
 
-MESHES = ("tp=2", "tp=3", "dp=2,tp=2", "dp=2,tp=3", "a=2,b=1,c=2")
+MESHES = ("tp=2", "tp=3", "dp=2,tp=3", "a=2,b=1,c=2")
 NOT_CUT = [
+    "aten.max[4x5]",  # over all of it
     "aten.reshape[6x4]",  # (6, 4) -> (4, 6) keeps no dim
     "aten.cross_entropy_loss[6x7,6x7,-]",  # a mean over probabilities
     "aten.nll_loss_nd[6x7,6,-]",  # a mean whose count is in the labels, without a variant
 ]
 
 
-def lockstep(mesh: Mesh) -> Run:
-    return lambda work: run_lockstep(dict(mesh.axes), lambda device: work(device.rank, device))
-
-
-def alone(mesh: Mesh, rank: int = 0) -> ParallelMesh:
-    """A device that talks to nobody: enough for variants without collectives."""
-    device = ParallelMesh(dict(mesh.axes), rank, lambda *_: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
-    device.random.exact = True
-    return device
-
-
-def run_variant(mesh: Mesh, context: Any, local: LocalOp, operands: Sequence[torch.Tensor | None]) -> Any:
-    whole = Mesh(tuple((name, 1) for name in mesh.names))
-    device = alone(whole) if context is None else context
-    extra = [device.random] if local.variant.startswith("random_") else []
-    given = [*operands, None] if local.variant == "random_attention" and len(operands) == 3 else operands
-    axes = {role: tuple(device[name] for name in names) for role, names in local.axes}
-    return getattr(runtime, local.variant)(*_kept(local, given), *extra, **dict(local.attributes), **axes)
-
-
-def _kept(local: LocalOp, operands: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """An absent weight is no argument of the parallel loss; an absent mask is one of attention."""
-    return operands if local.variant == "random_attention" else [t for t in operands if t is not None]
-
-
-def proved(one: OpCase, mesh: Mesh, **more: Any) -> list[Verdict]:
-    """In lock-step, where a variant of this operator may communicate; else one device after another."""
-    if one.target in ("aten.embedding", "aten.cross_entropy_loss"):
-        return prove(one, mesh, run=lockstep(mesh), run_variant=partial(run_variant, mesh), **more)
-
-    def each(work: Any) -> list[Any]:
-        return [work(rank, alone(mesh, rank)) for rank in range(mesh.size)]
-
-    return prove(one, mesh, run=each, run_variant=partial(run_variant, mesh), **more)
-
-
 @pytest.mark.parametrize("one", ALL, ids=case_id)
 def test_every_strategy_is_right(one: OpCase) -> None:
     for text in MESHES:
         mesh = Mesh.parse(text)
-        verdicts = proved(one, mesh)
+        verdicts = prove_case(one, mesh)
         assert not [v for v in verdicts if v.skipped]
         assert not list(failures(verdicts)), text
 
@@ -101,7 +63,7 @@ def test_every_case_but_a_few_can_be_cut() -> None:
 @pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2", "a=2,b=2,c=2", "dp=2,tp=3"])
 def test_refined_factors(one: OpCase, refined: Any, mesh: str) -> None:
     """Blocks and units, alone and nested on several axes, also where they leave uneven shards."""
-    verdicts = proved(one, Mesh.parse(mesh), refined=refined)
+    verdicts = prove_case(one, Mesh.parse(mesh), refined=refined)
     assert any("/" in str(v.strategy) or "*" in str(v.strategy) for v in verdicts)
     assert not list(failures(verdicts))
 
@@ -112,7 +74,7 @@ def test_a_vocabulary_of_which_some_device_holds_nothing() -> None:
     loss = case("aten.cross_entropy_loss", (Operand((6, 5)), integers((6,), 5), None), reduction=1, ignore_index=2)
     for one in (embedding, loss):
         for text in ("tp=4", "dp=2,tp=2"):
-            verdicts = proved(one, Mesh.parse(text))
+            verdicts = prove_case(one, Mesh.parse(text))
             assert any("vocabulary" in str(v.strategy) for v in verdicts)
             assert not list(failures(verdicts))
 
@@ -147,12 +109,31 @@ def test_a_wrong_gradient_alone_is_caught() -> None:
     assert "gradient of operand 1" in verdict(one, graph, bad, Mesh.parse("tp=2")).failure
 
 
-def test_the_table_is_covered() -> None:
-    """Every rule function and every rule text of the table appears in some case."""
-    written = {target for target, rule in RULES.items() if isinstance(rule, str)}
-    tried = {one.target for one in ALL}
-    functions = {RULES[target] for target in tried if not isinstance(RULES[target], str)}
-    missing = {target for target, rule in RULES.items() if not isinstance(rule, str) and rule not in functions}
-    texts = {RULES[target] for target in tried if isinstance(RULES[target], str)}
-    assert not {target for target in written if RULES[target] not in texts}
-    assert not {RULES[target] for target in missing}
+def test_every_operator_of_the_table_has_a_case() -> None:
+    """Or a reason that `autoshard prove` shows."""
+    assert set(RULES) - {one.target for one in ALL} == set(UNPROVED)
+    assert {one.target for one in ALL} <= set(RULES)
+
+
+def test_a_wrong_rule_in_the_table_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["prove", "softmax", "relu", "empty_like", "--mesh", "tp=2", "--seeds", "2"]
+    assert cli.main(words) == 0
+    assert "2 of 3 operators proved" in capsys.readouterr().out
+    monkeypatch.setitem(RULES, "aten.softmax", "... -> ...")
+    assert cli.main([*words, "--json"]) == 6
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["proved"] == 1
+    wrong = next(entry for entry in printed["operators"] if entry["target"] == "aten.softmax")
+    assert any("i2: " in line for line in wrong["failures"])
+
+
+def test_a_rule_that_does_not_fit_its_operator_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "aten.relu", "a b c -> a b c")
+    assert cli.main(["prove", "relu", "--mesh", "tp=2"]) == 6
+
+
+def test_an_operator_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prove", "lineer"]) == 2
+    assert "aten.linear" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert min(took) < HELP_SECONDS
 
 
-@pytest.mark.parametrize("verb", ["trace", "plan", "verify", "simulate", "report", "profiles"])
+@pytest.mark.parametrize("verb", ["trace", "plan", "verify", "simulate", "report", "profiles", "prove"])
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([verb, "--help"])

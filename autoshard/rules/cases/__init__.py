@@ -1,0 +1,15 @@
+"""What proves the table: for every operator a few shapes, with dims that 2 and 3 divide and dims that they don't."""
+
+from __future__ import annotations
+
+from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RANDOM
+from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
+from autoshard.rules.cases.moving import INDEXING, LOSSES, VIEWS
+from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
+
+ALL = [
+    *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
+    *VIEWS, *INDEXING, *CONVOLUTION, *LOSSES, *RANDOM,
+]  # fmt: skip
+
+__all__ = ["ALL", "RANDOM", "booleans", "case", "case_id", "constants", "floats", "integers", "positive"]

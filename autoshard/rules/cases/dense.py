@@ -1,0 +1,78 @@
+"""Proof cases: linear algebra, attention, normalisation, convolution, dropout."""
+
+from __future__ import annotations
+
+from autoshard.rules.cases.describe import booleans, case, constants, floats
+
+LINEAR_ALGEBRA = [
+    case("aten.linear", floats((4, 5, 6), (7, 6), (7,))),
+    case("aten.linear", floats((4, 6), (8, 6), None)),
+    case("aten.linear", floats((6,), (4, 6), (4,))),
+    case("autoshard.linear_in_out", floats((4, 5, 6), (6, 12), (12,))),
+    case("aten.matmul", floats((4, 3, 5, 6), (4, 3, 6, 4))),
+    case("aten.matmul", floats((4, 1, 5, 6), (3, 6, 4))),
+    case("aten.matmul", floats((5, 6), (6,))),
+    case("aten.matmul", floats((6,), (4, 6, 5))),
+    case("aten.matmul", floats((6,), (6,))),
+    case("aten.mm", floats((5, 6), (6, 4))),
+    case("aten.mv", floats((5, 6), (6,))),
+    case("aten.dot", floats((6,), (6,))),
+    case("aten.bmm", floats((4, 5, 6), (4, 6, 3))),
+    case("aten.addmm", floats((4,), (5, 6), (6, 4)), beta=1, alpha=1),
+    case("aten.addmm", floats((5, 1), (5, 6), (6, 4)), beta=2, alpha=3),
+    case("aten.baddbmm", floats((4, 1, 3), (4, 5, 6), (4, 6, 3)), beta=1, alpha=1),
+    case("aten.einsum", floats((4, 5, 6), (6, 7)), equation="bsm,mn->bsn"),
+]
+ATTENTION = [
+    case("aten.scaled_dot_product_attention", floats(*[(4, 6, 5, 3)] * 3, None), dropout_p=0.0, is_causal=True),
+    case("aten.scaled_dot_product_attention", floats((4, 5, 6, 3), (4, 5, 7, 3), (4, 5, 7, 4), None), is_causal=False),
+    case("aten.scaled_dot_product_attention", (*floats(*[(4, 5, 6, 3)] * 3), booleans((4, 1, 6, 6)))),
+    case("aten.scaled_dot_product_attention", floats(*[(4, 5, 6, 3)] * 3, (6, 6)), scale=0.3),
+    case("aten.scaled_dot_product_attention", floats((4, 6, 5, 3), (4, 2, 5, 3), (4, 2, 5, 3), None), enable_gqa=True),
+    case("aten.scaled_dot_product_attention", floats(*[(5, 6, 3)] * 3)),
+]
+NORMALISATION = [
+    case("aten.softmax", floats((4, 5, 6)), dim=-1, dtype=None),
+    case("aten.log_softmax", floats((4, 5, 6)), dim=1, dtype=None),
+    case("aten._log_softmax", floats((4, 5)), dim=1, half_to_float=False),
+    case("aten._softmax", floats((4, 5)), dim=0, half_to_float=False),
+    case("aten.layer_norm", floats((4, 5, 6), (6,), (6,)), normalized_shape=(6,), eps=1e-5, cudnn_enable=False),
+    case("aten.layer_norm", floats((4, 5, 6), None, None), normalized_shape=(5, 6), eps=1e-5),
+    case("aten.rms_norm", floats((4, 5, 6), (6,)), normalized_shape=(6,), eps=1e-5),
+    case(
+        "aten.batch_norm",
+        (*floats((4, 6, 5, 3), (6,), (6,)), *constants((6,), (6,))),
+        training=False, momentum=0.1, eps=1e-5, cudnn_enabled=False,
+    ),
+    case(
+        "aten.batch_norm", floats((4, 6, 5), (6,), None, None, None),
+        training=True, momentum=0.1, eps=1e-5, cudnn_enabled=False,
+    ),
+    case(
+        "aten.batch_norm", (*floats((4, 6, 5), (6,), (6,)), *constants((6,), (6,))),
+        training=True, momentum=0.1, eps=1e-5, cudnn_enabled=False,
+    ),
+]  # fmt: skip
+CONVOLUTION = [
+    case("aten.conv2d", floats((4, 6, 5, 5), (8, 6, 3, 3), (8,)), stride=(1, 1), padding=(1, 1), groups=1),
+    case("aten.conv2d", floats((4, 6, 5, 5), (9, 2, 3, 3), (9,)), stride=(2, 2), padding=(0, 0), groups=3),
+    case("aten.conv2d", floats((4, 6, 5, 5), (6, 1, 3, 3), None), stride=(1, 1), padding=(1, 1), groups=6),
+    case("aten.conv1d", floats((4, 6, 5), (4, 6, 2), None), stride=(1,), padding=(0,), groups=1),
+    case("aten.conv3d", floats((4, 6, 3, 3, 3), (4, 6, 2, 2, 2), (4,)), stride=(1, 1, 1), padding=(0, 0, 0), groups=1),
+    *(case(f"aten.{name}1d", floats((4, 5, 6)), kernel_size=(2,), stride=(2,)) for name in ["avg_pool", "max_pool"]),
+    case("aten.avg_pool3d", floats((4, 5, 4, 4, 4)), kernel_size=(2, 2, 2), stride=(2, 2, 2)),
+    case("aten.max_pool3d", floats((4, 5, 4, 4, 4)), kernel_size=(2, 2, 2), stride=(2, 2, 2)),
+    case("aten.max_pool2d_with_indices", floats((4, 5, 6, 6)), kernel_size=(2, 2), stride=(2, 2)),
+    case("aten.max_pool3d_with_indices", floats((4, 5, 4, 4, 4)), kernel_size=(2, 2, 2), stride=(2, 2, 2)),
+    *(case(f"aten.adaptive_{k}_pool1d", floats((4, 5, 6)), output_size=(2,)) for k in ["avg", "max"]),
+    *(case(f"aten.adaptive_{k}_pool3d", floats((4, 5, 4, 4, 4)), output_size=(2, 2, 2)) for k in ["avg", "max"]),
+    case("aten.adaptive_max_pool2d", floats((4, 5, 6, 6)), output_size=(2, 2)),
+    case("aten.max_pool2d", floats((4, 5, 6, 6)), kernel_size=(2, 2), stride=(2, 2)),
+    case("aten.avg_pool2d", floats((4, 5, 6, 6)), kernel_size=(2, 2), stride=(2, 2)),
+    case("aten.adaptive_avg_pool2d", floats((4, 5, 6, 6)), output_size=(1, 1)),
+]
+RANDOM = [
+    case("aten.dropout", floats((4, 5, 6)), p=0.3, train=True),
+    case("aten.dropout", floats((4, 5, 6)), p=0.3, train=False),
+    case("aten.scaled_dot_product_attention", floats(*[(4, 6, 5, 3)] * 3, None), dropout_p=0.2, is_causal=True),
+]

@@ -1,0 +1,110 @@
+"""Proof cases: elementwise operators, creation, reductions."""
+
+from __future__ import annotations
+
+from autoshard.rules.cases.describe import booleans, case, floats, integers, positive
+
+UNARY = """
+abs alias ceil contiguous cos erf erfc exp expm1 floor frac hardsigmoid hardswish isfinite isinf isnan log_sigmoid mish
+neg positive relu relu6 round selu sigmoid sign signbit silu sin square tan tanh trunc
+"""
+POSITIVE = "log log10 log1p log2 reciprocal rsqrt sqrt"
+BITS = "__or__ __xor__ bitwise_and bitwise_or bitwise_xor"
+ELEMENTWISE = [
+    *(case(f"aten.{name}", floats((4, 5))) for name in UNARY.split()),
+    *(case(f"aten.{name}", positive((5, 6))) for name in POSITIVE.split()),
+    *(
+        case(f"aten.{name}", floats((4, 5), (5,)))
+        for name in ["minimum", "atan2", "fmod", "remainder", "ge", "le", "lt"]
+    ),
+    *(case(f"aten.{name}", (booleans((4, 5)), booleans((5,)))) for name in ["logical_or", "logical_xor"]),
+    *(case(f"aten.{name}", (integers((4, 5), 9), integers((5,), 9))) for name in BITS.split()),
+    case("aten.floor_divide", (integers((4, 5), 9), integers((5,), 9, 1))),
+    case("aten.ne", (integers((4, 5), 3), integers((4, 1), 3))),
+    case("aten.xlogy", positive((4, 5), (5,))),
+    case("aten.bitwise_not", (integers((4, 5), 9),)),
+    case("aten.logit", positive((4, 5)), eps=0.1),
+    case("aten.celu", floats((4, 5)), alpha=1.5),
+    case("aten.elu", floats((4, 5)), alpha=1, scale=1, input_scale=1),
+    case("aten.softplus", floats((4, 5)), beta=2, threshold=20),
+    case("aten.hardtanh", floats((4, 5)), min_val=-0.5, max_val=1),
+    case("aten.clamp_min", floats((4, 5)), min=-0.5),
+    case("aten.clamp_max", floats((4, 5)), max=0.5),
+    case("aten.nan_to_num", floats((4, 5)), nan=None, posinf=None, neginf=None),
+    case("aten.gelu", floats((4, 5)), approximate="tanh"),
+    case("aten.leaky_relu", floats((4, 5)), negative_slope=0.1),
+    case("aten.clamp", floats((4, 5)), min=-0.5, max=None),
+    case("aten.add", floats((4, 5, 6), (4, 5, 6)), alpha=1),
+    case("aten.add", floats((4, 5, 6), (6,)), alpha=2),
+    case("aten.add", floats((4, 1, 6), (5, 1)), alpha=1),
+    case("aten.add", floats((4, 5)), other=1.0, alpha=1),
+    case("aten.add", (integers((4, 5), 9), integers((5,), 9)), alpha=1),
+    case("aten.sub", floats((4, 5), (4, 5)), alpha=1),
+    case("aten.rsub", floats((4, 5)), other=1.0, alpha=1),
+    case("aten.mul", floats((4, 5, 6), (5, 1))),
+    case("aten.mul", floats((4, 5)), other=0.5),
+    case("aten.mul", (*floats((4, 5)), integers((5,), 9))),
+    case("aten.div", (*floats((4, 5, 6)), *positive((4, 5, 1)))),
+    case("aten.div", floats((4, 5)), other=3.0),
+    case("aten.pow", floats((4, 5)), exponent=3.0),
+    case("aten.pow", (*positive((4, 5)), *floats((4, 5)))),
+    case("aten.true_divide", (*floats((4, 5, 6)), *positive((5, 1)))),
+    case("aten.addcdiv", (*floats((4, 5), (4, 5)), *positive((5,))), value=2),
+    case("aten.to", floats((4, 5)), dtype="float64"),
+    case("aten.to", (integers((4, 5), 9),), dtype="float64"),
+    case("aten._to_copy", floats((4, 5)), dtype="float64"),
+    case("aten.type_as", floats((4, 5), (3,))),
+    case("aten.maximum", floats((4, 5), (5,))),
+    case("aten.where", (booleans((4, 5)), *floats((4, 5), (5,)))),
+    case("aten.where", (booleans((5, 1)), *floats((4, 5, 6), (4, 5, 6)))),
+    case("aten.masked_fill", (*floats((4, 5, 6)), booleans((5, 6))), value=0),
+    case("aten.masked_fill", (*floats((4, 5, 6)), booleans((5, 6))), value=-1.0),
+    case("aten.lerp", floats((4, 5), (4, 5)), weight=0.3),
+    case("aten.addcmul", floats((4, 5), (4, 5), (5,)), value=2),
+    case("aten.clone", floats((4, 5)), memory_format=None),
+    case("aten.eq", (integers((4, 5), 3), integers((4, 1), 3))),
+    case("aten.gt", floats((4, 5)), other=0.0),
+    case("aten.logical_not", (booleans((4, 5)),)),
+    case("aten.logical_and", (booleans((4, 5)), booleans((5,)))),
+    case("aten.__and__", (booleans((4, 5)), booleans((5,)))),
+    case("aten.detach", floats((4, 5))),
+]
+CREATION = [
+    case("aten.ones_like", floats((4, 5))),
+    case("aten.zeros_like", floats((4, 5))),
+    case("aten.full_like", floats((4, 5)), fill_value=2.0),
+]
+REDUCTIONS = [
+    case("aten.sum", floats((4, 5, 6)), dim=(1,), keepdim=False, dtype=None),
+    case("aten.sum", floats((4, 5, 6)), dim=(0, -1), keepdim=True, dtype=None),
+    case("aten.sum", floats((4, 5)), dtype=None),
+    case("aten.sum", (integers((4, 5), 9),), dim=(1,), keepdim=False, dtype=None),
+    case("aten.mean", floats((4, 5, 6)), dim=(1,), keepdim=False, dtype=None),
+    case("aten.mean", floats((4, 5, 6)), dim=(-2, 0), keepdim=True, dtype=None),
+    case("aten.mean", floats((4, 5)), dtype=None),
+    case("aten.amax", floats((4, 5)), dim=(1,), keepdim=False),
+    case("aten.max", floats((4, 5)), dim=1, keepdim=False),
+    case("aten.min", floats((4, 5)), dim=0, keepdim=True),
+    case("aten.max", floats((4, 5))),
+    case("aten.amin", floats((4, 5, 6)), dim=(0, 2), keepdim=True),
+    case("aten.argmin", floats((4, 5)), dim=0, keepdim=False),
+    case("aten.argsort", floats((4, 5)), dim=0, descending=True),
+    case("aten.all", (booleans((4, 5)),), dim=0, keepdim=True),
+    case("aten.prod", floats((4, 5)), dim=1, keepdim=False, dtype=None),
+    case("aten.std", floats((4, 5, 6)), dim=(1,), correction=1, keepdim=False),
+    case("aten.norm", floats((4, 5, 6)), p=2, dim=(1,), keepdim=True),
+    case("aten.linalg_vector_norm", floats((4, 5)), ord=2, dim=(-1,), keepdim=True, dtype=None),
+    case("aten.cummax", floats((4, 5)), dim=1),
+    case("aten.logcumsumexp", floats((4, 5)), dim=0),
+    case("aten.triu", floats((4, 5, 6)), diagonal=1),
+    case("aten.argmax", floats((4, 5)), dim=1, keepdim=True),
+    case("aten.logsumexp", floats((4, 5)), dim=(1,), keepdim=False),
+    case("aten.var", floats((4, 5, 6)), dim=(2,), correction=1, keepdim=True),
+    case("aten.cumsum", floats((4, 5)), dim=1, dtype=None),
+    case("aten.cumprod", positive((4, 5)), dim=0, dtype=None),
+    case("aten.topk", floats((4, 5)), k=2, dim=-1, largest=True, sorted=True),
+    case("aten.sort", floats((4, 5)), dim=-1, descending=False),
+    case("aten.diff", (integers((4, 5), 9), integers((4, 1), 9), None), n=1, dim=-1),
+    case("aten.tril", floats((4, 5, 6)), diagonal=0),
+    case("aten.any", (booleans((4, 5)),), dim=1, keepdim=False),
+]
