@@ -20,7 +20,7 @@ from autoshard.profile_file import Table
 from autoshard.resources import data_folder
 
 SCHEMA_VERSION = 1
-PRECISION_DTYPES = {"fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32"), "fp16-mixed": ("float16", "float32")}
+PRECISION_DTYPES = {"fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32")}
 _COST_KEYS = {
     "matmul": ("launch", "compute", "memory", "exponent"),
     "attention": ("launch", "compute", "memory", "exponent"),
