@@ -104,7 +104,8 @@ def _finish(
     except CaptureError as error:
         name = type(model).__name__ if model is not None else source
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
-    graph = replace(graph, source=source, name=_name(source), optimizer=optimizer, training=training)
+    loss = graph.loss if training else None  # nothing is differentiated in inference
+    graph = replace(graph, source=source, name=_name(source), optimizer=optimizer, training=training, loss=loss)
     for run in PASSES:
         graph = run(graph)
     graph = apply_precision(graph, precision)

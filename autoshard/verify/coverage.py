@@ -6,15 +6,18 @@ where they apply; a redistribution `S -> R+`, with `blocked` and `uneven`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from autoshard import redistribute
+import numpy as np
+
+from autoshard import costs, redistribute, search, solvers
 from autoshard.formulate import Formulation
-from autoshard.graph.model import Graph, Op
+from autoshard.graph.model import Graph, Op, Tensor
 from autoshard.layout import Layout, Placement, Shard, local_sizes
 from autoshard.mesh import Mesh
 from autoshard.plan import Plan
+from autoshard.problem import Integers
 from autoshard.program.lower import chosen_strategies
 from autoshard.program.model import Collective, Program
 from autoshard.rules.strategy import Choice, Strategy
@@ -121,24 +124,86 @@ def step_kind(shape: tuple[int, ...], layout: Layout, axis: int, after: Placemen
 
 
 def _offered_steps(formulation: Formulation) -> set[str]:
-    from autoshard import costs
-
-    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    graph, mesh = formulation.graph, formulation.mesh
     kinds = {BUCKET} if graph.loss is not None and mesh.size > 1 else set()
     seen = set()
     for site in formulation.values:
         tensor = graph.tensor(site.tensor)
-        differentiable = tensor.requires_grad and graph.loss is not None
-        key = (tensor.shape, tensor.dtype, differentiable, site.sources, site.targets)
-        if site.tied or key in seen:
-            continue
-        seen.add(key)
-        steps = redistribute.steps_between(
-            site.sources, site.targets, tensor.shape, tensor.dtype, mesh, differentiable,
-            lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
-        )  # fmt: skip
-        kinds |= {step_kind(tensor.shape, layout, step.axis, step.after, mesh) for layout, step in steps}
+        key = (tensor.shape, tensor.dtype, tensor.requires_grad, site.sources, site.targets)
+        if not site.tied and key not in seen:
+            kinds |= _step_kinds(formulation, tensor, site.sources, site.targets)
+            seen.add(key)
     return kinds
+
+
+def _step_kinds(
+    formulation: Formulation, tensor: Tensor, sources: Sequence[Layout], targets: Sequence[Layout]
+) -> set[str]:
+    """The kinds of steps on the cheapest ways from these sources to these targets."""
+    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    steps = redistribute.steps_between(
+        sources,
+        targets,
+        tensor.shape,
+        tensor.dtype,
+        mesh,
+        tensor.requires_grad and graph.loss is not None,
+        lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
+    )
+    return {step_kind(tensor.shape, layout, step.axis, step.after, mesh) for layout, step in steps}
+
+
+# --- plans made to execute a kind -----------------------------------------------------------------------------------
+
+Pins = dict[int, Integers]  # node of the problem -> the choices it may take
+
+
+def forced_plan(formulation: Formulation, kind: str) -> Plan | None:
+    """The best plan that executes `kind`; None where no op, and no pair of nodes, forces it."""
+    pins = _forcing_op(formulation, kind) if ":" in kind else _forcing_pair(formulation, kind)
+    if pins is None:
+        return None
+    nodes = list(formulation.problem.nodes)
+    for node, choices in pins.items():
+        seconds = np.full_like(nodes[node].seconds, np.inf)
+        seconds[choices] = nodes[node].seconds[choices]
+        nodes[node] = replace(nodes[node], seconds=seconds)
+    solution = solvers.solve(replace(formulation.problem, nodes=tuple(nodes)))
+    origin = search.Origin(formulation.graph.source)
+    plan = search.plan_of(formulation, solution, origin, formulation.problem.capacity_bytes, f"forced: {kind}")
+    return search.priced(plan, formulation.graph, formulation.hardware)
+
+
+def _forcing_op(formulation: Formulation, kind: str) -> Pins | None:
+    graph, mesh = formulation.graph, formulation.mesh
+    for node, site in enumerate(formulation.sites):
+        op = graph.by_op[site.name] if site.kind == "op" else None
+        kinds = [set(strategy_kinds(graph, op, s, mesh)) if op else set() for s in site.strategies]
+        kept = np.flatnonzero([kind in own for own in kinds])
+        if len(kept):
+            return {node: kept}
+    return None
+
+
+def _forcing_pair(formulation: Formulation, kind: str) -> Pins | None:
+    """A producer and a consumer between whose choices a step of `kind` is made."""
+    for value, site in zip(formulation.problem.values, formulation.values, strict=True):
+        tensor = formulation.graph.tensor(site.tensor)
+        for i, source in enumerate(site.sources):
+            for j, target in enumerate(site.targets):
+                if site.tied or not _may_step(source, target, kind):
+                    continue
+                users = [(c, np.flatnonzero(t == j)) for c, t in zip(value.consumers, value.targets, strict=True)]
+                users = [(consumer, choices) for consumer, choices in users if len(choices)]
+                if users and kind in _step_kinds(formulation, tensor, (source,), (target,)):
+                    return {value.producer: np.flatnonzero(value.source == i), users[0][0]: users[0][1]}
+    return None
+
+
+def _may_step(source: Layout, target: Layout, kind: str) -> bool:
+    """Does an axis go from one to the other as `kind` says? A quick test before the way is worked out."""
+    pairs = zip(source.placements, target.placements, strict=True)
+    return any(x != y and kind.startswith(f"{redistribute.kind(x)} -> {redistribute.kind(y)}") for x, y in pairs)
 
 
 # --- what a reduced model does not execute --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import IO
 from torch.distributed import TCPStore
 
 POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 5.0  # how long the other ranks get to end by themselves after one failed
+PATIENCE_SECONDS = 2.0  # how long the other ranks get to end by themselves after one failed
 
 
 class RankFailed(RuntimeError):

@@ -134,7 +134,9 @@ def _backward(loss: torch.Tensor, trainable: list[torch.nn.Parameter]) -> float:
 
 
 def _outputs(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    """The distinct tensors, in order, as capture lists them."""
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _gradients(module: torch.nn.Module) -> State:

@@ -21,7 +21,9 @@ def test_arguments() -> None:
     assert changed(planned, planned) == ()
 
 
-@pytest.mark.parametrize(("size", "words"), [(8, "evenly"), (7, "unevenly"), (5, "down to nothing"), (3, "down to nothing")])
+@pytest.mark.parametrize(
+    ("size", "words"), [(8, "evenly"), (7, "unevenly"), (5, "down to nothing"), (3, "down to nothing")]
+)
 def test_evenness(size: int, words: str) -> None:
     assert evenness(LocalSize(size, (AxisShard("tp"),)), MESH) == words
 
