@@ -10,9 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import UsageError
+from autoshard.graph.model import Graph
 from autoshard.mesh import Mesh
 from autoshard.plan_text import table
-from autoshard.rules import RULES, LocalOp, instance, localise
+from autoshard.rules import RULES, LocalOp, Strategy, instance, localise
+from autoshard.rules.candidates import Refinements
 from autoshard.rules.cases import ALL, case_id
 from autoshard.rules.prove import OpCase, Run, Verdict, offered_by, one_op_graph, verdict
 from autoshard.units import format_seconds
@@ -102,16 +104,18 @@ def _named(target: str) -> str:
     return name
 
 
-def prove_case(case: OpCase, mesh: Mesh, seeds: int = 1, refined: Any = ()) -> list[Verdict]:
+def prove_case(case: OpCase, mesh: Mesh, seeds: int = 1, refined: Refinements = ()) -> list[Verdict]:
     """Every strategy of the case with operands of each seed."""
     graph = one_op_graph(case)
-    variant = partial(run_variant, mesh)
-    result = []
-    for strategy in offered_by(graph, mesh, refined=refined):
-        talks = bool(localise(graph, graph.ops[0], strategy, mesh).axes)
-        run = _lockstep(mesh) if talks else _each(mesh)
-        result += [verdict(case, graph, strategy, mesh, run, variant, seed) for seed in range(seeds)]
-    return result
+    offered = offered_by(graph, mesh, refined=refined)
+    return [prove_strategy(case, graph, strategy, mesh, seed) for strategy in offered for seed in range(seeds)]
+
+
+def prove_strategy(case: OpCase, graph: Graph, strategy: Strategy, mesh: Mesh, seed: int = 0) -> Verdict:
+    """One strategy of the case, whose graph `one_op_graph` made; in lock-step where its variant communicates."""
+    talks = bool(localise(graph, graph.ops[0], strategy, mesh).axes)
+    run = _lockstep(mesh) if talks else _each(mesh)
+    return verdict(case, graph, strategy, mesh, run, partial(run_variant, mesh), seed)
 
 
 def _lockstep(mesh: Mesh) -> Run:

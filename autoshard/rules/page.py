@@ -24,7 +24,7 @@ _HEAD = (
 INTRODUCTION = """# The rules
 
 An operator is described by its loops ("factors"), written like einsum; a mesh axis on a factor decides how every
-operand, result and gradient lies (the notation is in `autoshard/rules/notation.py`, what follows from it in `derive.py`):
+operand, result and gradient lies (the notation: `autoshard/rules/notation.py`; what follows from it: `derive.py`):
 
 - a factor in an operand and the result: both are sharded there; one that the result lacks is *summed*, and the result
   partial; one that an operand lacks: that operand is replicated, its gradient partial;

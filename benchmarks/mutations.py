@@ -1,0 +1,229 @@
+"""Corrupts every rule in every applicable way and asks the proof: `python benchmarks/mutations.py [OP ...] [--write]`.
+
+A mutant is caught where the notation refuses it, where it does not fit the operator's shapes (so that the proof fails),
+or where a strategy that it offers computes something else. A strategy that the right rule offers too is not run again:
+it is proved. Exit code 6 where a mutant survives that is neither a true rule nor the same rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autoshard.graph.model import Graph
+from autoshard.mesh import Mesh
+from autoshard.plan_text import table
+from autoshard.prove import prove_strategy
+from autoshard.rules import RULES, instance
+from autoshard.rules.cases import ALL
+from autoshard.rules.notation import Rule, RuleError, Term
+from autoshard.rules.prove import OpCase, offered_by, one_op_graph
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- mutations: written by the command below -->", "<!-- mutations end -->"
+MESHES = ("tp=2", "tp=3")
+# How a mutant ends, the strongest of its cases'; the last two are survivors.
+REFUSED, MISFIT, WRONG, TRUE, SAME = "notation", "shapes", "values", "true", "same"
+ENDS = (WRONG, MISFIT, REFUSED, TRUE, SAME)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One corruption of one operator's rule, by its place in the bound rule, and how it ended over all cases."""
+
+    target: str
+    kind: str
+    place: str
+    end: str
+    text: str
+
+
+def corruptions(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
+    """(kind, place, corrupted rule): every single way."""
+    yield from _swaps(rule)
+    for index, factor in enumerate(rule.whole):
+        rest = tuple(f for f in rule.whole if f != factor)
+        yield "whole dropped", str(index), replace(rule, whole=rest)
+        yield "whole called summed", str(index), replace(rule, whole=rest, sum=(*rule.sum, factor))
+    for index, factor in enumerate(rule.sum):
+        rest = tuple(f for f in rule.sum if f != factor)
+        yield "sum dropped", str(index), replace(rule, sum=rest)
+        yield "partial called whole", str(index), replace(rule, sum=rest, joined=(*rule.joined, factor))
+    for index, factor in enumerate(rule.joined):
+        rest = tuple(f for f in rule.joined if f != factor)
+        yield "joined called summed", str(index), replace(rule, joined=rest, sum=(*rule.sum, factor))
+    for position, term in enumerate(rule.operands):
+        if term is not None and term.added:
+            yield "+ dropped", str(position), _with(rule, position, replace(term, added=False))
+    present = tuple(position for position, term in enumerate(rule.operands) if term is not None)
+    for group in dict.fromkeys([*((position,) for position in present), present]):
+        if group not in rule.linear:
+            yield "linear added", "+".join(map(str, group)), replace(rule, linear=(*rule.linear, group))
+    if rule.variant:
+        yield "variant dropped", "", replace(rule, variant="", variant_factors=())
+
+
+def _swaps(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
+    """Two dims of one operand or result change places."""
+    for position, term in enumerate((*rule.operands, *rule.results)):
+        for j in range(len(term.dims) if term else 0):
+            for i in range(j):
+                assert term is not None
+                dims = list(term.dims)
+                dims[i], dims[j] = dims[j], dims[i]
+                if dims[i] != dims[j]:
+                    yield (
+                        "factors swapped",
+                        f"{position}:{i},{j}",
+                        _with(rule, position, replace(term, dims=tuple(dims))),
+                    )
+
+
+def _with(rule: Rule, position: int, term: Term) -> Rule:
+    """The rule with one operand or result changed."""
+    terms = [*rule.operands, *rule.results]
+    terms[position] = term
+    count = len(rule.operands)
+    return replace(rule, operands=tuple(terms[:count]), results=tuple(t for t in terms[count:] if t is not None))
+
+
+@contextmanager
+def planted(target: str, text: str) -> Iterator[None]:
+    """The table with this rule in it."""
+    right = RULES[target]
+    RULES[target] = lambda call: text
+    try:
+        yield
+    finally:
+        RULES[target] = right
+
+
+def outcome(case: OpCase, graph: Graph, text: str, right: dict[str, frozenset[object]]) -> str:
+    """How the corrupted rule ends on one case. `right`: what the right rule offers on each mesh."""
+    try:
+        Rule.parse(text)
+    except RuleError:
+        return REFUSED
+    end = SAME
+    with planted(case.target, text):
+        if not instance(graph, graph.ops[0]).known:
+            return MISFIT
+        for name, proved in right.items():
+            mesh = Mesh.parse(name)
+            for strategy in offered_by(graph, mesh):
+                if (strategy.operands, strategy.results, strategy.variant) in proved:
+                    continue
+                end = TRUE
+                try:
+                    verdict = prove_strategy(case, graph, strategy, mesh)
+                except Exception:  # the variant or its arguments have no such factor
+                    return WRONG
+                if verdict.failure:
+                    return WRONG
+    return end
+
+
+def mutants(target: str) -> list[Mutant]:
+    """Every corruption of one operator's rule, over all its cases."""
+    ends: dict[tuple[str, str], tuple[str, str]] = {}
+    for case in (case for case in ALL if case.target == target):
+        graph = one_op_graph(case)
+        bound = instance(graph, graph.ops[0]).rule
+        right = {
+            name: frozenset((s.operands, s.results, s.variant) for s in offered_by(graph, Mesh.parse(name)))
+            for name in MESHES
+        }
+        for kind, place, rule in corruptions(bound):
+            old = ends.get((kind, place), (SAME, str(rule)))
+            if old[0] != WRONG:
+                end = outcome(case, graph, str(rule), right)
+                if ENDS.index(end) <= ENDS.index(old[0]):
+                    ends[kind, place] = end, str(rule)
+    return [Mutant(target, kind, place, end, text) for (kind, place), (end, text) in ends.items()]
+
+
+def summary(found: Sequence[Mutant]) -> list[Sequence[str]]:
+    """A row a kind of corruption, then the sum."""
+    rows: list[Sequence[str]] = [
+        ("corruption", "mutants", "caught", "by values", "by shapes", "by the notation", "true", "same"),
+    ]
+    for kind in [*dict.fromkeys(m.kind for m in found), "all"]:
+        own = Counter(m.end for m in found if kind in ("all", m.kind))
+        caught = own[WRONG] + own[MISFIT] + own[REFUSED]
+        figures = (own.total(), caught, own[WRONG], own[MISFIT], own[REFUSED], own[TRUE], own[SAME])
+        rows.append((kind, *map(str, figures)))
+    return rows
+
+
+def survivors(found: Sequence[Mutant]) -> list[str]:
+    """A line for each kind of survivor, with its operators."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for mutant in found:
+        if mutant.end in (TRUE, SAME):
+            groups.setdefault((mutant.end, mutant.kind), []).append(mutant.target.removeprefix("aten."))
+    lines = []
+    for (end, kind), targets in groups.items():
+        lines.append(f"- {kind}, {end} ({len(targets)}): {', '.join(dict.fromkeys(targets))}")
+    return lines
+
+
+def unexplained(found: Sequence[Mutant]) -> list[Mutant]:
+    """Survivors that offer something new which is right in every case: only a `linear` may be that."""
+    return [mutant for mutant in found if mutant.end == TRUE and mutant.kind not in EXPLAINED]
+
+
+def section(found: Sequence[Mutant], seconds: float) -> str:
+    rows = summary(found)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, "|---|" + "--:|" * (len(rows[0]) - 1))
+    operators = len({mutant.target for mutant in found})
+    return "\n".join([
+        BEGIN, "## Mutations of the rules", "", "`python benchmarks/mutations.py --write`", "",
+        f"Every rule of the table ({operators} operators) corrupted in every applicable way, and the proof run on each",
+        f"mutant, on the meshes {' and '.join(MESHES)} ({seconds:.0f} s).", "", *lines, "", MEANING, "", *survivors(found), END,
+    ])  # fmt: skip
+
+
+EXPLAINED = {"linear added": "the operator is linear there, and the table leaves it out"}
+MEANING = """*By values*: a strategy that the mutant offers gives other numbers, or gradients, than the whole operator.
+*By shapes*: the mutant does not fit the operator, which fails its proof. *By the notation*: it can't be read. The rest is
+equivalent: *true* is a rule that says more than the table's and is right (an operator linear in an operand where the
+table does not use it), *same* one that offers no other strategy (swapped whole dims of one size; an integer operand,
+which is never partial)."""
+
+
+def write(text: str) -> None:
+    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
+    path = ROOT / "benchmarks" / "README.md"
+    old = path.read_text(encoding="utf-8")
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    new = pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n"
+    path.write_text(new, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("operators", nargs="*", metavar="OP", help="default: the whole table")
+    parser.add_argument("--write", action="store_true", help="put the figures into benchmarks/README.md")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    found: list[Mutant] = []
+    for target in options.operators or sorted(RULES):
+        found += mutants(target)
+        print(f"{target}: {len(found)} mutants so far", file=sys.stderr)
+    seconds = time.perf_counter() - start
+    print("\n".join([*table(summary(found)), *survivors(found)]))
+    if options.write:
+        write(section(found, seconds))
+    return 6 if unexplained(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
