@@ -98,7 +98,7 @@ def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int)
     for _ in range(_PASSES):
         before = value
         for low in range(0, len(choice), max(1, width // 2)):
-            again = minimise(problem, contents, allowed=_window(problem, best, low, width), budget_entries=budget)
+            again = minimise(problem, contents, allowed=window(problem, best, low, width), budget_entries=budget)
             if objective(problem, again.choice) < value:
                 best, value = again.choice, objective(problem, again.choice)
         if value >= before * (1 - TOLERANCE):
@@ -106,6 +106,7 @@ def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int)
     return best
 
 
-def _window(problem: Problem, choice: Choice, low: int, width: int) -> Sequence[Integers]:
+def window(problem: Problem, choice: Choice, low: int, width: int) -> Sequence[Integers]:
+    """Everything allowed for the nodes low <= n < low + width, only `choice` for the others."""
     free = range(low, low + width)
     return [np.arange(len(n.seconds)) if i in free else np.array([choice[i]]) for i, n in enumerate(problem.nodes)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Problem, Solution, memory, objective
+from autoshard.solvers.improve import window
 from autoshard.solvers.local import Aim, Choice, descend, links, mixtures
 from autoshard.solvers.master import mixture
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise
@@ -25,6 +26,9 @@ _ROUNDS = 40  # unlimited solves per dual
 _PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
 _CLOSED = 1e-7  # relative: the dual is converged
 _STARTS = 4  # plans that local search starts from
+_STRETCHES = 12  # stretches of nodes that are solved again, half of each overlapping the next
+_STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
+_NEAR = 2e-3  # relative gap that is not worth more work
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +46,10 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Dual:
-    """`bound`: the best value of the dual; `columns`: the plans met, in order."""
+    """`bound`: the best value of the dual, at `multipliers` (horizon,); `columns`: the plans met, in order."""
 
     bound: float
+    multipliers: Floats
     columns: tuple[Column, ...]
 
 
@@ -61,6 +66,7 @@ def fitted(problem: Problem, free: Minimum, budget: int, started: float) -> Solu
     choice = _best(small, dual.columns)
     if choice is None:
         choice = _squeezed(small, dual.columns, budget)
+    choice = _stretched(small, choice, dual, budget)
     return finish(problem, choice, dual.bound, "dp", started)
 
 
@@ -119,6 +125,7 @@ def _dual(
     contents = Contents(problem)
     back = 1.0 / weight if weight else unit
     times = [int(np.argmax(columns[0].bytes))]
+    best = np.zeros(problem.horizon)
     for _ in range(_ROUNDS):
         prices, value = _priced(columns, times, weight, capacity, unit, penalty)
         multipliers = np.zeros(problem.horizon)
@@ -127,12 +134,14 @@ def _dual(
         found = minimise(
             problem, contents, multipliers=multipliers, scale=1.0 if weight else 0.0, budget_entries=budget
         )
-        bound = max(bound, found.bound - float(multipliers.sum()) * capacity)
+        reached = found.bound - float(multipliers.sum()) * capacity
+        if reached > bound:
+            bound, best = reached, multipliers
         known = any(found.choice == column.choice for column in columns)
         if known or value * back - bound <= _CLOSED * abs(bound):
             break
         columns.append(_column(problem, found.choice))
-    return Dual(bound, tuple(columns))
+    return Dual(bound, best, tuple(columns))
 
 
 def _priced(
@@ -173,6 +182,24 @@ def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
     fitting.sort(key=lambda c: c.seconds)
     polished = [_column(problem, descend(problem, linked, column.choice, aim)) for column in fitting[:_STARTS]]
     return min((c for c in (*polished, *fitting) if c.peak <= capacity), key=lambda c: c.seconds).choice
+
+
+def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int) -> Choice:
+    """Frees one stretch of nodes at a time, around every place, and solves it under weaker and stronger multipliers."""
+    contents = Contents(problem)
+    best = _column(problem, choice)
+    width = max(2, 2 * len(choice) // _STRETCHES)
+    for low in range(0, len(choice), max(1, width // 2)):
+        if best.seconds - dual.bound <= _NEAR * abs(dual.bound):
+            break
+        free = window(problem, best.choice, low, width)
+        for strength in _STRENGTHS:
+            prices = strength * dual.multipliers
+            found = minimise(problem, contents, multipliers=prices, allowed=free, budget_entries=budget)
+            column = _column(problem, found.choice)
+            if column.peak <= problem.capacity_bytes and column.seconds < best.seconds:
+                best = column
+    return best.choice
 
 
 def _aim(problem: Problem, columns: Iterable[Column]) -> Aim:
