@@ -25,7 +25,7 @@ from autoshard.verify.optimizers import make_optimizer
 from autoshard.verify.package import load_package
 from autoshard.verify.processes import RankFailed, run_processes
 from autoshard.verify.proof import Proof
-from autoshard.verify.randomise import randomise_inputs, randomise_state
+from autoshard.verify.randomise import randomise_inputs, randomise_state, tie
 from autoshard.verify.ranks import Job, job_of, run_rank
 from autoshard.verify.reference import Reference, run_reference
 
@@ -52,6 +52,7 @@ def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int =
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")
+    tie(module, graph)
     randomise_state(module, seed, {name for b in graph.buffers for name in (b.path, *b.ties)})
     batches = [randomise_inputs(graph, examples, seed + number) for number in range(steps)]
     return Case(graph, run_reference(module, graph, batches, lambda p: make_optimizer(graph.optimizer, p), seed))

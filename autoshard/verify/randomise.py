@@ -22,6 +22,21 @@ def generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def tie(module: torch.nn.Module, graph: Graph) -> None:
+    """Makes tied parameters and buffers one object again: an exported program only shares their storage."""
+    for stored in (*graph.parameters, *graph.buffers):
+        for name in stored.ties:
+            (owner, own), (other, last) = _place(module, stored.path), _place(module, name)
+            for kept, replaced in ((owner._parameters, other._parameters), (owner._buffers, other._buffers)):
+                if own in kept and last in replaced:
+                    replaced[last] = kept[own]
+
+
+def _place(module: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner), name
+
+
 def randomise_state(module: torch.nn.Module, seed: int, buffers: Collection[str]) -> None:
     """Every parameter and the floating ones of the named `buffers` of `module`, in place; it becomes float64.
 

@@ -101,7 +101,8 @@ def run_reference(
     seed: int,
 ) -> Reference:
     """Train `module` (already randomised, float64) one step for each global batch; without a loss, only run it."""
-    module.train(graph.training)
+    if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
+        module.train(graph.training)
     before_parameters, before_buffers = _parameters(module), _buffers(module)
     trainable = [p for p in module.parameters() if p.requires_grad]
     gradients: State = {}
