@@ -106,9 +106,10 @@ def _sites(graph: Graph, mesh: Mesh, allowed: Allowed | None) -> list[Site]:
         if key not in stored:
             stored[key] = storage_layouts(tensor, wanted[tensor.name], mesh)
         sites.append(Site("parameter", tensor.name, stored[key]))
-    sites += [
-        Site("buffer", b.tensor, _input_layouts(graph.tensor(b.tensor), wanted[b.tensor], mesh)) for b in graph.buffers
-    ]
+    for stored_buffer in graph.buffers:
+        tensor = graph.tensor(stored_buffer.tensor)
+        layouts = _input_layouts(tensor, wanted[tensor.name], mesh)
+        sites.append(Site("buffer", tensor.name, tuple(x for x in layouts if _storable(tensor, x, mesh))))
     sites += [Site("op", op.name, strategies=strategies[op.name]) for op in graph.ops]
     by_name = {(site.kind, site.name): site for site in sites}
     for position, name in enumerate(graph.outputs):

@@ -18,8 +18,9 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def _counts(graph: Graph) -> dict[str, Any]:
     return {"ops": len(graph.ops), "operators": len({op.target for op in graph.ops}), "without_rule": tuple(without)}
 
 
-def _plans(graph: Graph, meshes: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Any]]:
+def _plans(graph: Graph, meshes: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Callable[[], Plan]]]:
     """(label, function that makes the plan): the best on each mesh, and random ones."""
     from autoshard.hardware import load_hardware
     from autoshard.mesh import Mesh
@@ -121,14 +122,9 @@ def _plans(graph: Graph, meshes: Sequence[str], seeds: Sequence[int]) -> Iterato
     hardware = load_hardware("a100-80g-sxm")
     for text in meshes:
         mesh = Mesh.parse(text)
-        yield f"{text} best", lambda mesh=mesh: search(graph, mesh, hardware)
+        yield f"{text} best", partial(search, graph, mesh, hardware)
         for seed in seeds:
-            yield f"{text} random:{seed}", lambda mesh=mesh, seed=seed: _random(random_plan, graph, mesh, seed, hardware)
-
-
-def _random(make: Any, graph: Graph, mesh: Any, seed: int, hardware: Any) -> Plan:
-    plan: Plan = make(graph, mesh, hardware, seed)
-    return plan
+            yield f"{text} random:{seed}", partial(random_plan, graph, mesh, hardware, seed)
 
 
 def _failed(row: Row, reason: str) -> Row:
@@ -187,14 +183,15 @@ def page(rows: Sequence[Row]) -> str:
     passed = [row for row in rows if row.passed]
     return f"""# Architectures
 
-{len(passed)} of {len(rows)} architectures verify under every plan. Written by `python benchmarks/architectures.py --write`.
+{len(passed)} of {len(rows)} architectures verify under every plan. Written by
+`python benchmarks/architectures.py --write`.
 
 Each model is built from a small configuration (30 from the `transformers` library, four with `torch.nn` alone; see
 `tests/models`), captured, planned and emitted. The emitted package then runs on all devices of the mesh, and every
 output, gradient, parameter and buffer is compared with the original's over three optimizer steps in float64, dropout
-included. Plans: the best one and {len(SEEDS)} random ones on {" and ".join(f"`{mesh}`" for mesh in MESHES)}, and as many
-for inference without a loss on `{INFERENCE_MESH}`. Random plans use whatever strategies and redistributions are valid,
-good or bad: they try far more of the rules than the best plan does.
+included. Plans: the best one and {len(SEEDS)} random ones on {" and ".join(f"`{mesh}`" for mesh in MESHES)}, and as
+many for inference without a loss on `{INFERENCE_MESH}`. Random plans use whatever strategies and redistributions are
+valid, good or bad: they try far more of the rules than the best plan does.
 
 An operator without a rule runs whole on every device; the rest of the model is still split.
 

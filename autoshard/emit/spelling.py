@@ -149,6 +149,20 @@ def _index_put(speller: Speller, operands: Operands, given: Attributes) -> str:
     return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
 
 
+def _recurrent(name: str, states: int) -> Callable[[Speller, Operands, Attributes], str | None]:
+    """x, its states, then the weights; None for packed sequences."""
+
+    def spell(speller: Speller, operands: Operands, given: Attributes) -> str | None:
+        if "batch_first" not in given:
+            return None
+        x, *rest = map(str, operands)
+        first = f"[{', '.join(rest[:states])}]" if states > 1 else rest[0]
+        options = ", ".join(speller.literal(value) for value in given.values())
+        return f"torch.{name}({x}, {first}, [{', '.join(rest[states:])}], {options})"
+
+    return spell
+
+
 def _cast(speller: Speller, operands: Operands, given: Attributes) -> str:
     to = operands[1] if len(operands) > 1 else given.get("dtype") and speller.literal(given["dtype"])
     return f"{operands[0]}.to({to})" if to else str(operands[0])
@@ -182,6 +196,10 @@ _SPECIAL: dict[str, Callable[[Speller, Operands, Attributes], str | None]] = {
     "constant": _constant,
     "index": _index,
     "index_put": _index_put,
+    "gru": _recurrent("gru", 1),
+    "lstm": _recurrent("lstm", 2),
+    "rnn_relu": _recurrent("rnn_relu", 1),
+    "rnn_tanh": _recurrent("rnn_tanh", 1),
     "rsub": _rsub,
     "slice": _slice,
     "to": _cast,

@@ -51,6 +51,11 @@ TEMPLATES: dict[str, str] = {
     "conv1d": f"F.conv1d{_CONV}",
     "conv2d": f"F.conv2d{_CONV}",
     "conv3d": f"F.conv3d{_CONV}",
+    **{
+        f"conv_transpose{n}d": f"F.conv_transpose{n}d"
+        "({0}, {1}<2><stride=1><padding=0><output_padding=0><groups=1><dilation=1>)"
+        for n in (1, 2, 3)
+    },
     "cross_entropy_loss": "F.cross_entropy({0}, {1}<weight:2><ignore_index=-100>"
     "<reduction='mean'><label_smoothing=0.0>)",
     "cumprod": "{0}.cumprod({dim}<dtype>)",
@@ -106,6 +111,7 @@ TEMPLATES: dict[str, str] = {
     "scatter": "{0}.scatter({dim}, {1}, {value|2})",
     "scatter_add": "{0}.scatter_add({dim}, {1}, {2})",
     "select": "{0}.select({dim}, {index})",
+    "select_scatter": "torch.select_scatter({0}, {1}, {dim}, {index})",
     "softmax": "F.softmax({0}, dim={dim}<dtype>)",
     "softplus": "F.softplus({0}<beta=1><threshold=20>)",
     "split": "{0}.split({split_size|split_sizes}<dim=0>)",

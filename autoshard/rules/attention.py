@@ -29,6 +29,8 @@ def _leading(call: Call, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[
     batch = " ".join("b" if index == 0 else f"b{index}" for index in range(lead - 1))
     if lead == 0 or query[lead - 1] == key[lead - 1]:
         return batch, "h" if lead else "", "h" if lead else ""
+    if key[lead - 1] == 1:
+        return batch, "h", "1"
     if not call.get("enable_gqa"):
         raise NoRule
     return batch, "(g r)", "g"

@@ -49,6 +49,11 @@ def cast(call: Call) -> str:
     return f"...{other} -> ..." + (" | whole: o" if other == ", o*" else "") + " | linear: 0"
 
 
+def fill(call: Call) -> str:
+    """Its result has the shape of operand 0 and the value of operand 1 or of an argument."""
+    return elementwise(call)
+
+
 def lerp(call: Call) -> str:
     return elementwise(call) + " | linear: 0+1"
 
@@ -61,6 +66,7 @@ RULES: dict[str, str | RuleFor] = {
     "aten.addcmul": elementwise,
     "aten.detach": "... -> ...",
     "aten.div": div,
+    "aten.fill": fill,
     "aten.lerp": lerp,
     "aten.masked_fill": masked_fill,
     "aten.mul": mul,

@@ -63,6 +63,35 @@ def index(call: Call) -> str:
     return f"{left}, {', '.join(sides)} -> {result} | linear: 0"
 
 
+def scatter(call: Call) -> str:
+    """Dims other than the scattered one are common where index and source are as long as the whole."""
+    shapes = [shape for shape in call.shapes if shape is not None]
+    if any(len(shape) != call.rank for shape in shapes):
+        raise NoRule
+    names, dim = letters(call.rank), call.dim()
+    common = [i != dim and all(shape[i] == call.shape[i] for shape in shapes) for i in range(call.rank)]
+    sides = [term([names[i] if common[i] else str(size) for i, size in enumerate(shape)]) for shape in shapes]
+    moves = len(shapes) == 3 and call.get("reduce") is None
+    return f"{', '.join(sides)} -> {sides[0]}" + (" | linear: 0+2" if moves else "")
+
+
+def index_add(call: Call) -> str:
+    """Rows are added one by one, so the rows themselves can be cut."""
+    names, dim = letters(call.rank), call.dim()
+    whole = replaced(names, {dim: str(call.shape[dim])})
+    return f"+{whole}, {names[dim]}, {term(names)} -> {whole} | sum: {names[dim]}"
+
+
+def slice_scatter(call: Call) -> str:
+    """The dim that is written in part is literal; select_scatter's source lacks it."""
+    names, dim = letters(call.rank), call.dim()
+    source = call.shapes[1]
+    assert source is not None
+    whole = replaced(names, {dim: str(call.shape[dim])})
+    part = replaced(names, {dim: str(source[dim]) if len(source) == call.rank else ""})
+    return f"{whole}, {part} -> {whole} | linear: 0+1"
+
+
 def _right(shape: tuple[int, ...], names: list[str]) -> str:
     return term(
         ["1" if size == 1 else name for size, name in zip(shape, names[len(names) - len(shape) :], strict=True)]
@@ -81,7 +110,12 @@ RULES: dict[str, str | RuleFor] = {
     "aten.embedding": embedding,
     "aten.gather": gather,
     "aten.index": index,
+    "aten.index_add": index_add,
     "aten.index_select": index_select,
+    "aten.scatter": scatter,
+    "aten.scatter_add": scatter,
+    "aten.select_scatter": slice_scatter,
+    "aten.slice_scatter": slice_scatter,
 }
 LOCALISE: dict[str, Localise] = {}
 VARIANTS: dict[str, LocaliseVariant] = {"vocabulary_parallel_embedding": localise_embedding}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.kinds import Call, Localise, LocaliseVariant, RuleFor, letters, term
+from autoshard.rules.kinds import Call, Local, LocalAttribute, Localise, LocaliseVariant, RuleFor, letters, term
 
 
 def over_dim(call: Call) -> str:
@@ -24,14 +24,28 @@ def batch_norm(call: Call) -> str:
     return f"{dims}, {', '.join(present)} -> {dims}{statistics}{whole}"
 
 
+def group_norm(call: Call) -> str:
+    """Samples and groups stand alone; the channels of a group are together."""
+    groups = call.integer("num_groups", 1)
+    channels = f"(g {call.shape[1] // groups})"
+    weights = ["-" if shape is None else channels for shape in call.shapes[1:]]
+    rest = " d*" if call.rank > 2 else ""
+    return f"{', '.join([f'b {channels}{rest}', *weights])} -> b {channels}{rest}" + (" | whole: d" if rest else "")
+
+
+def localise_group_norm(local: Local) -> dict[str, LocalAttribute]:
+    return {"num_groups": local.factor("g")} if local.axes("g") else {}
+
+
 RULES: dict[str, str | RuleFor] = {
     "aten._log_softmax": over_dim,
     "aten._softmax": over_dim,
     "aten.batch_norm": batch_norm,
+    "aten.group_norm": group_norm,
     "aten.layer_norm": "... d*, d*?, d*? -> ... d* | whole: d",
     "aten.log_softmax": over_dim,
     "aten.rms_norm": "... d*, d*? -> ... d* | whole: d",
     "aten.softmax": over_dim,
 }
-LOCALISE: dict[str, Localise] = {}
+LOCALISE: dict[str, Localise] = {"aten.group_norm": localise_group_norm}
 VARIANTS: dict[str, LocaliseVariant] = {}

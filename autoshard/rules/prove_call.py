@@ -12,6 +12,8 @@ from autoshard.mesh import Mesh
 if TYPE_CHECKING:
     from torch import Tensor
 
+LIST_LENGTHS = {("aten::lstm", "hx"): 2}  # tensors of a list that is not the last
+
 
 def evaluate(value: Any, mesh: Mesh, coordinates: Sequence[int]) -> Any:
     """A local attribute on one device: every LocalSize as its length there."""
@@ -69,7 +71,8 @@ def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mappi
                 continue
             return None
         if "List" in kind:
-            result[argument.name], left = left, []
+            count = LIST_LENGTHS.get((schema.name, argument.name), len(left))
+            result[argument.name], left = left[:count], left[count:]
         elif left:
             result[argument.name] = left.pop(0)
         elif not argument.has_default_value():

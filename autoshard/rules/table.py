@@ -15,6 +15,7 @@ from autoshard.rules import (
     losses,
     normalisation,
     random,
+    recurrent,
     reductions,
     views,
 )
@@ -24,7 +25,7 @@ from autoshard.rules.notation import Rule, RuleError
 
 KINDS = (
     linear_algebra, attention, normalisation, elementwise, reductions, views,
-    indexing, convolution, losses, random, creation,
+    indexing, convolution, recurrent, losses, random, creation,
 )  # fmt: skip
 RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}
 LOCALISE: dict[str, Localise] = {target: function for kind in KINDS for target, function in kind.LOCALISE.items()}

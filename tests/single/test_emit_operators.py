@@ -91,6 +91,18 @@ CREATION: dict[str, Callable[..., object]] = {
     "causal": lambda m, x, y: x @ y.mT + torch.full((6, 6), float("-inf")).triu(1).exp(),
     "one": lambda m, x, y: x + torch.tensor(2.0) * y,
 }
+
+
+def write_into(layers: object, x: Tensor, y: Tensor) -> Tensor:
+    """Functionalised to slice_scatter, select_scatter, fill, scatter and index_add."""
+    made = x.clone()
+    made[:, 1:3] = y[:, 2:4]
+    made[..., 0] = y[..., 1]
+    made[1].fill_(2.0)
+    made = made.scatter(2, (y > 0).long()[..., :1], 3.0)
+    return made.index_add(1, torch.tensor([1, 1, 4]), y[:, :3], alpha=2)
+
+
 LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tensor, ...]]] = {
     "linear": (lambda m, x: m["a"](x) + m["b"](x), {"a": nn.Linear(8, 5), "b": nn.Linear(8, 5, bias=False)}, (X,)),
     "norms": (lambda m, x: m["a"](x) + m["b"](x), {"a": nn.LayerNorm(8, eps=1e-3), "b": nn.RMSNorm(8)}, (X,)),
@@ -112,6 +124,29 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
         (X,),
     ),
     "transposed": (lambda m, x: m["a"](x), {"a": nn.ConvTranspose2d(3, 2, 3, stride=2)}, (IMAGE,)),
+    "transposed in groups": (
+        lambda m, x: m["a"](x) + m["b"](x).sum(),
+        {
+            "a": nn.ConvTranspose2d(3, 6, 3, stride=2, padding=1, output_padding=1, groups=3, bias=False),
+            "b": nn.ConvTranspose2d(3, 2, 2, dilation=2),
+        },
+        (IMAGE,),
+    ),
+    "recurrent": (
+        lambda m, x: m["a"](x)[0] + m["b"](x.transpose(0, 1))[0].transpose(0, 1) + sum(m["c"](x)),
+        {
+            "a": nn.LSTM(8, 5, 2, batch_first=True),
+            "b": nn.GRU(8, 5),
+            "c": nn.RNN(8, 5, batch_first=True, nonlinearity="relu", bias=False),
+        },
+        (X[:1],),
+    ),
+    "writes": (write_into, {}, (X, Y)),
+    "attention with one key head": (
+        lambda m, x, y: F.scaled_dot_product_attention(x[:, None].expand(4, 3, 6, 8), y[:, None], y[:, None]),
+        {},
+        (X, Y),
+    ),
     "pools": (
         lambda m, x: F.max_pool2d(x, 2) + F.avg_pool2d(x, 3, stride=2, padding=1) + F.adaptive_avg_pool2d(x, 1),
         {},

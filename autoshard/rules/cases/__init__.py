@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RANDOM
+from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RANDOM, RECURRENT
 from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
 from autoshard.rules.cases.moving import INDEXING, LOSSES, VIEWS
 from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
 
 ALL = [
     *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
-    *VIEWS, *INDEXING, *CONVOLUTION, *LOSSES, *RANDOM,
+    *VIEWS, *INDEXING, *CONVOLUTION, *RECURRENT, *LOSSES, *RANDOM,
 ]  # fmt: skip
 
 __all__ = ["ALL", "RANDOM", "booleans", "case", "case_id", "constants", "floats", "integers", "positive"]

@@ -21,17 +21,26 @@ LINEAR_ALGEBRA = [
     case("aten.addmm", floats((4,), (5, 6), (6, 4)), beta=1, alpha=1),
     case("aten.addmm", floats((5, 1), (5, 6), (6, 4)), beta=2, alpha=3),
     case("aten.baddbmm", floats((4, 1, 3), (4, 5, 6), (4, 6, 3)), beta=1, alpha=1),
+    case("aten.linear", floats((4, 4, 4), (4, 4), (4,))),
+    case("autoshard.linear_in_out", floats((6, 6), (6, 6), (6,))),
+    case("aten.mm", floats((4, 4), (4, 4))),
+    case("aten.bmm", floats((4, 4, 4), (4, 4, 4))),
+    case("aten.matmul", floats((4, 4, 4), (4, 4))),
     case("aten.einsum", floats((4, 5, 6), (6, 7)), equation="bsm,mn->bsn"),
 ]
 ATTENTION = [
+    case("aten.scaled_dot_product_attention", floats(*[(4, 4, 4, 4)] * 3, (4, 4)), is_causal=False),
     case("aten.scaled_dot_product_attention", floats(*[(4, 6, 5, 3)] * 3, None), dropout_p=0.0, is_causal=True),
     case("aten.scaled_dot_product_attention", floats((4, 5, 6, 3), (4, 5, 7, 3), (4, 5, 7, 4), None), is_causal=False),
     case("aten.scaled_dot_product_attention", (*floats(*[(4, 5, 6, 3)] * 3), booleans((4, 1, 6, 6)))),
     case("aten.scaled_dot_product_attention", floats(*[(4, 5, 6, 3)] * 3, (6, 6)), scale=0.3),
     case("aten.scaled_dot_product_attention", floats((4, 6, 5, 3), (4, 2, 5, 3), (4, 2, 5, 3), None), enable_gqa=True),
     case("aten.scaled_dot_product_attention", floats(*[(5, 6, 3)] * 3)),
+    case("aten.scaled_dot_product_attention", floats((4, 6, 5, 3), (4, 1, 5, 3), (4, 1, 5, 3), None), is_causal=True),
 ]
 NORMALISATION = [
+    case("aten.group_norm", floats((4, 12, 5, 3), (12,), (12,)), num_groups=6, eps=1e-5, cudnn_enabled=False),
+    case("aten.group_norm", floats((5, 6), None, None), num_groups=3, eps=1e-5, cudnn_enabled=False),
     case("aten.softmax", floats((4, 5, 6)), dim=-1, dtype=None),
     case("aten.log_softmax", floats((4, 5, 6)), dim=1, dtype=None),
     case("aten._log_softmax", floats((4, 5)), dim=1, half_to_float=False),
@@ -57,6 +66,17 @@ CONVOLUTION = [
     case("aten.conv2d", floats((4, 6, 5, 5), (8, 6, 3, 3), (8,)), stride=(1, 1), padding=(1, 1), groups=1),
     case("aten.conv2d", floats((4, 6, 5, 5), (9, 2, 3, 3), (9,)), stride=(2, 2), padding=(0, 0), groups=3),
     case("aten.conv2d", floats((4, 6, 5, 5), (6, 1, 3, 3), None), stride=(1, 1), padding=(1, 1), groups=6),
+    case(
+        "aten.conv_transpose2d",
+        floats((4, 6, 5, 5), (6, 8, 3, 3), (8,)),
+        stride=(2, 2),
+        padding=(1, 1),
+        output_padding=(1, 1),
+        groups=1,
+    ),
+    case("aten.conv_transpose2d", floats((4, 6, 5, 5), (6, 4, 2, 2), None), stride=(2, 2), groups=3),
+    case("aten.conv_transpose1d", floats((4, 6, 5), (6, 4, 2), None), stride=(2,)),
+    case("aten.conv_transpose3d", floats((4, 6, 3, 3, 3), (6, 4, 2, 2, 2), (4,)), stride=(2, 2, 2)),
     case("aten.conv1d", floats((4, 6, 5), (4, 6, 2), None), stride=(1,), padding=(0,), groups=1),
     case("aten.conv3d", floats((4, 6, 3, 3, 3), (4, 6, 2, 2, 2), (4,)), stride=(1, 1, 1), padding=(0, 0, 0), groups=1),
     *(case(f"aten.{name}1d", floats((4, 5, 6)), kernel_size=(2,), stride=(2,)) for name in ["avg_pool", "max_pool"]),
@@ -76,3 +96,25 @@ RANDOM = [
     case("aten.dropout", floats((4, 5, 6)), p=0.3, train=False),
     case("aten.scaled_dot_product_attention", floats(*[(4, 6, 5, 3)] * 3, None), dropout_p=0.2, is_causal=True),
 ]
+LAYER_OF_LSTM = [(24, 3), (24, 6), (24,), (24,)]
+RECURRENT = [
+    case(
+        "aten.lstm", floats((5, 4, 3), *[(2, 5, 6)] * 2, *LAYER_OF_LSTM, (24, 6), (24, 6), (24,), (24,)),
+        has_biases=True, num_layers=2, dropout=0.0, train=True, bidirectional=False, batch_first=True,
+    ),
+    case(
+        "aten.lstm", floats((5, 4, 3), *[(2, 4, 6)] * 2, *LAYER_OF_LSTM, *LAYER_OF_LSTM),
+        has_biases=True, num_layers=1, dropout=0.0, train=True, bidirectional=True, batch_first=False,
+    ),
+    case(
+        "aten.gru", floats((4, 5, 3), (1, 4, 6), (18, 3), (18, 6)),
+        has_biases=False, num_layers=1, dropout=0.0, train=True, bidirectional=False, batch_first=True,
+    ),
+    *(
+        case(
+            f"aten.rnn_{name}", floats((4, 5, 3), (1, 4, 6), (6, 3), (6, 6), (6,), (6,)),
+            has_biases=True, num_layers=1, dropout=0.0, train=True, bidirectional=False, batch_first=True,
+        )
+        for name in ("relu", "tanh")
+    ),
+]  # fmt: skip

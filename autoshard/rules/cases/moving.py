@@ -29,6 +29,8 @@ VIEWS = [
     case("aten.expand", floats((1, 6)), size=(3, 4, 6), implicit=False),
     case("aten.permute", floats((4, 5, 6)), dims=(2, 0, 1)),
     case("aten.transpose", floats((4, 5, 6)), dim0=-1, dim1=1),
+    case("aten.permute", floats((4, 4, 4)), dims=(2, 0, 1)),
+    case("aten.transpose", floats((4, 4)), dim0=0, dim1=1),
     case("aten.t", floats((4, 5))),
     case("aten.split", floats((4, 12)), split_size=4, dim=-1),
     case("aten.split", floats((10, 4)), split_size=4, dim=0),
@@ -50,6 +52,7 @@ VIEWS = [
     case("aten.repeat_interleave", floats((4, 6)), repeats=2, dim=1, output_size=12),
     case("aten.glu", floats((4, 6)), dim=-1),
 ]
+ONE_A_ROW = integers((4, 1), 7)  # one entry a row: which of several would win is not defined
 INDEXING = [
     case(
         "aten.embedding", (Operand((7, 4)), integers((4, 5), 7)), padding_idx=-1, scale_grad_by_freq=False, sparse=False
@@ -67,6 +70,16 @@ INDEXING = [
     case("aten.index", (Operand((4, 7, 6)), None, integers((5,), 7))),
     case("aten.index", (integers((4, 6), 9), integers((4, 1, 1, 1), 4), integers((1, 1, 6, 1), 6))),
     case("aten.index", (Operand((4, 7, 6)), integers((5,), 4), None, integers((5,), 6))),
+    case("aten.index_add", (Operand((7, 4)), integers((6,), 7), Operand((6, 4))), dim=0, alpha=2),
+    case("aten.index_add", (Operand((4, 7)), integers((5,), 7), Operand((4, 5))), dim=-1, alpha=1),
+    case("aten.scatter", (Operand((4, 7)), ONE_A_ROW, Operand((4, 1))), dim=-1),
+    case("aten.scatter", (Operand((4, 7, 5)), integers((4, 1, 5), 7)), dim=1, value=1.0),
+    case("aten.scatter", (Operand((4, 7, 5)), integers((3, 1, 5), 7)), dim=1, value=1.0),
+    case("aten.scatter_add", (Operand((4, 7)), integers((4, 6), 7), Operand((4, 6))), dim=1),
+    case("aten.scatter_add", (Operand((4, 7, 6)), integers((3, 9, 6), 7), Operand((3, 9, 6))), dim=1),
+    case("aten.select_scatter", floats((4, 5, 6), (4, 6)), dim=1, index=2),
+    case("aten.slice_scatter", floats((4, 5, 6), (4, 2, 6)), dim=1, start=1, end=5, step=2),
+    case("aten.slice_scatter", floats((4, 6), (4, 6)), dim=-1, start=0, end=2**60, step=1),
 ]
 LABELS = integers((6,), 7)
 LOSSES = [

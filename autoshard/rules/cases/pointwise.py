@@ -59,6 +59,8 @@ ELEMENTWISE = [
     case("aten.where", (booleans((5, 1)), *floats((4, 5, 6), (4, 5, 6)))),
     case("aten.masked_fill", (*floats((4, 5, 6)), booleans((5, 6))), value=0),
     case("aten.masked_fill", (*floats((4, 5, 6)), booleans((5, 6))), value=-1.0),
+    case("aten.fill", floats((4, 5), ())),
+    case("aten.fill", floats((4, 5)), value=2.0),
     case("aten.lerp", floats((4, 5), (4, 5)), weight=0.3),
     case("aten.addcmul", floats((4, 5), (4, 5), (5,)), value=2),
     case("aten.clone", floats((4, 5)), memory_format=None),

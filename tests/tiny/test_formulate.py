@@ -1,0 +1,25 @@
+"""What the problem offers where a tensor is stored."""
+
+from __future__ import annotations
+
+from autoshard.formulate import formulate
+from autoshard.graph.model import Graph, Op, Parameter, Tensor
+from autoshard.hardware import load_hardware
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.program.lower import split
+
+
+def test_a_buffer_is_stored_only_as_it_can_be_held_unflattened() -> None:
+    """A view of a table of 16 as (4, 4), cut on both dims, asks for `S0 S0/4`: two kinds of shard on one dim."""
+    tensors = (Tensor("table", (16,), "float32"), Tensor("view", (4, 4), "float32"))
+    op = Op("view", "aten.reshape", ("table",), (("shape", (4, 4)),), ("view",))
+    graph = Graph("hand", tensors, (), (), (Parameter("table", "table"),), (op,), ("view",), None)
+    mesh = Mesh.parse("dp=2,tp=2")
+    formulation = formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf"))
+    asked = {s.operands[0] for site in formulation.sites if site.kind == "op" for s in site.strategies}
+    assert Layout.parse("S0 S0/4") in asked
+    (stored,) = [site.layouts for site in formulation.sites if site.kind == "buffer"]
+    assert Layout.parse("S0 R") in stored and Layout.parse("R S0/4") in stored
+    for layout in stored:
+        split((16,), layout)
