@@ -6,6 +6,7 @@ Heavy rooms are imported where they are used, so that `autoshard --help` is quic
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -40,10 +41,15 @@ def read_graph(request: ModelRequest) -> Graph:
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.graph.capture import capture
+    from autoshard.rules.discover import with_discovered
 
-    return capture(
+    captured = capture(
         request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
     )
+    graph, warnings = with_discovered(captured)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return graph
 
 
 def _saved_graph(request: ModelRequest) -> Graph:

@@ -48,6 +48,13 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan
     return priced(replace(draft, redistributions=redistributions), reduced, hardware)
 
 
+def with_rules_of(full: Graph, reduced: Graph) -> Graph:
+    """`reduced` with the discovered rules of `full`, whose ops answer to its own by module and position."""
+    rules = {key: full.rule_of[op.name] for key, op in keyed_ops(full).items() if op.name in full.rule_of}
+    found = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
+    return replace(reduced, discovered=found)
+
+
 def keyed_ops(graph: Graph) -> dict[Key, Op]:
     counts: dict[tuple[str, str], int] = {}
     keyed = {}

@@ -127,7 +127,8 @@ def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
     for axis, choice in enumerate(strategy.choices):
         if mesh.sizes[axis] > 1:
             said.setdefault(_axis_words(op, strategy, choice, axis, graph), []).append(mesh.names[axis])
-    return ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
+    discovered = " (discovered)" if op.name in graph.rule_of else ""
+    return (", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole") + discovered
 
 
 def _axis_words(op: Op, strategy: Strategy, choice: Choice, axis: int, graph: Graph) -> str:

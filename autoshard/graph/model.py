@@ -95,6 +95,7 @@ class Graph:
 
     `buffer_updates` are (buffer tensor, value tensor) pairs to write back after the forward.
     `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
+    `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
     """
 
     name: str
@@ -111,6 +112,12 @@ class Graph:
     precision: str = "fp32"
     optimizer: str = "adamw"
     training: bool = True
+    discovered: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def rule_of(self) -> dict[str, str]:
+        """Op name -> discovered rule."""
+        return dict(self.discovered)
 
     @cached_property
     def by_name(self) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 def dumps(graph: Graph) -> str:
     """The graph as JSON text that ends with a newline."""
     lines = [f'"kind": {_text(KIND)}', f'"schema_version": {SCHEMA_VERSION}']
-    lines += [f"{_text(f.name)}: {_block(encode(getattr(graph, f.name)))}" for f in dataclasses.fields(graph)]
+    lines += [f"{_text(name)}: {_block(value)}" for name, value in _fields(graph).items()]
     return "{\n " + ",\n ".join(lines) + "\n}\n"
 
 
@@ -37,7 +37,7 @@ def loads(text: str, where: str = "graph") -> Graph:
     if version != SCHEMA_VERSION:
         problem = f"{where} is a graph of schema version {version!r}, this autoshard reads version {SCHEMA_VERSION}"
         raise InvalidFileError(problem, _AGAIN)
-    body = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
+    body = {"discovered": []} | {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
     try:
         graph: Graph = decode(Graph, body, "graph")
         check(graph)
@@ -70,8 +70,14 @@ def load(path: str | Path) -> Graph:
 
 def graph_hash(graph: Graph) -> str:
     """SHA-256 (hex) of the graph's canonical JSON: changes with anything the graph says."""
-    canonical = json.dumps(encode(graph), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    canonical = json.dumps(_fields(graph), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"{KIND} {SCHEMA_VERSION} {canonical}".encode()).hexdigest()
+
+
+def _fields(graph: Graph) -> dict[str, Any]:
+    """Every field; discovered rules only where there are any."""
+    values = {field.name: encode(getattr(graph, field.name)) for field in dataclasses.fields(graph)}
+    return values if graph.discovered else {name: value for name, value in values.items() if name != "discovered"}
 
 
 def _text(value: Any) -> str:

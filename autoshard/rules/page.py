@@ -36,7 +36,9 @@ operand, result and gradient lies (the notation: `autoshard/rules/notation.py`; 
   joined by its own collectives.
 
 Where a rule depends on arguments, examples show it; sizes are of the operands. Every operator here is proved on each of
-its strategies, forward and backward, by `autoshard prove`. An operator that is not here is repeated on every device.
+its strategies, forward and backward, by `autoshard prove`. For an operator that is not here a rule is looked for by
+experiment when a model is captured (`autoshard/rules/discover.py`): it is proved, kept with the graph, and marked
+`discovered` in plans. Where nothing recombines, every device repeats the operator, and a warning names it.
 """
 
 

@@ -81,7 +81,7 @@ def one_op_graph(case: OpCase) -> Graph:
     """A graph of this one operator; result shapes come from running it."""
     inputs = [None if operand is None else f"x{position}" for position, operand in enumerate(case.operands)]
     op = Op("op", case.target, tuple(inputs), case.attributes, ())
-    results = _listed(call(op.target, _random_operands(case, 0), dict(case.attributes)))
+    results = _listed(call(op.target, random_operands(case, 0), dict(case.attributes)))
     facts = [
         GraphTensor(name, operand.shape, operand.dtype, operand.requires_grad)
         for name, operand in zip(inputs, case.operands, strict=True)
@@ -160,7 +160,7 @@ class _Proof:
         self.graph, self.op, self.strategy, self.mesh = graph, graph.ops[0], strategy, mesh
         self.case = case
         self.generator = torch.Generator().manual_seed(seed + 1)
-        self.whole = _random_operands(case, seed)
+        self.whole = random_operands(case, seed)
         self.error = 0.0
 
     def failure(self, run: Run, run_variant: RunVariant | None) -> str:
@@ -298,7 +298,8 @@ def _gradients(
     return [next(filled) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
 
 
-def _random_operands(case: OpCase, seed: int) -> list[Tensor | None]:
+def random_operands(case: OpCase, seed: int) -> list[Tensor | None]:
+    """Operands of the case, leaves that need their gradients."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -38,8 +38,11 @@ def has_rule(graph: Graph, op: Op) -> bool:
 
 
 def rule_text(graph: Graph, op: Op) -> str:
-    """The line of the table, with a rule function's answer in its place. Raises NoRule where there is none."""
-    rule = RULES.get(op.target)
+    """The line of the table, with a rule function's answer in its place, or the rule that was discovered.
+
+    Raises NoRule where there is none.
+    """
+    rule = RULES.get(op.target) or graph.rule_of.get(op.name)
     if rule is None:
         raise NoRule(op.target)
     return rule if isinstance(rule, str) else rule(call(graph, op))

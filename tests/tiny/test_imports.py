@@ -41,7 +41,7 @@ RANKS = [
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
-USES_TORCH = r"graph/(?!model|codec|check|serialize|__init__)\w+\.py|verify/|(rules/)?prove"
+USES_TORCH = r"graph/(?!model|codec|check|serialize|__init__)\w+\.py|verify/|rules/discover|(rules/)?prove"
 NEEDS_TORCH = re.compile(rf"^autoshard/({USES_TORCH}|{COPIED})")
 LIMIT = 500
 

@@ -1,0 +1,158 @@
+"""Discovery finds the table's rules again, and rules of operators that it has never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoshard import cli
+from autoshard.graph import serialize
+from autoshard.graph.capture import capture_model
+from autoshard.graph.model import Graph
+from autoshard.mesh import Mesh
+from autoshard.rules import discover as room
+from autoshard.rules.cases import case, case_id, floats
+from autoshard.rules.discover import cached_rule, discover, is_right, reduced, with_discovered
+from autoshard.rules.enumerate import derive
+from autoshard.rules.prove import OpCase, offered_by, one_op_graph
+from autoshard.rules.table import instance
+
+KNOWN = [
+    case("aten.linear", floats((4, 5, 6), (7, 6), (7,))),
+    case("aten.mm", floats((4, 5), (5, 6))),
+    case("aten.bmm", floats((2, 3, 4), (2, 4, 5))),
+    case("aten.addmm", floats((6,), (4, 5), (5, 6)), beta=1, alpha=1),
+    case("aten.relu", floats((4, 6))),
+    case("aten.add", floats((4, 6), (6,)), alpha=1),
+    case("aten.mul", floats((4, 6), (4, 6))),
+    case("aten.softmax", floats((4, 6)), dim=1, dtype=None),
+    case("aten.layer_norm", floats((4, 5, 6), (6,), (6,)), normalized_shape=(6,), eps=1e-5),
+    case("aten.sum", floats((4, 5, 6)), dim=(1,), keepdim=False, dtype=None),
+    case("aten.amax", floats((4, 6)), dim=(1,), keepdim=False),
+    case("aten.cumsum", floats((4, 6)), dim=1, dtype=None),
+    case("aten.transpose", floats((4, 5, 6)), dim0=0, dim1=1),
+    case("aten.roll", floats((4, 6)), shifts=(2,), dims=(0,)),
+]
+MODEL = """
+import torch
+from torch import nn
+
+@torch.library.custom_op("autoshard_test::gated", mutates_args=())
+def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x @ w)
+
+@gated.register_fake
+def _(x, w):
+    return torch.empty_like(x)
+
+def backward(ctx, g):
+    x, w = ctx.saved_tensors
+    s = torch.sigmoid(x @ w)
+    t = g * x * s * (1 - s)
+    return g * s + t @ w.t(), x.flatten(0, -2).t() @ t.flatten(0, -2)
+
+gated.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.up, self.down = nn.Linear(n, n), nn.Linear(n, 8)
+        self.w = nn.Parameter(torch.randn(n, n) * 0.1)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.down(torch.ops.autoshard_test.gated(self.up(x), self.w)), y)
+
+def build(n=32):
+    return Model(n), (torch.randn(16, 6, n), torch.randn(16, 6, 8))
+"""
+
+
+def layouts(strategies: tuple[object, ...]) -> set[tuple[object, ...]]:
+    return {(s.operands, s.results) for s in strategies}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("one", KNOWN, ids=case_id)
+def test_the_rules_of_the_table_are_found_again(one: OpCase) -> None:
+    """At least what the table offers; a linear operand that it leaves out may be found besides."""
+    text = discover(one)
+    graph = one_op_graph(one)
+    again = replace(graph, discovered=((graph.ops[0].name, text),))
+    mesh = Mesh.parse("tp=2")
+    found = layouts(offered_by(graph, mesh, rule=text))
+    assert layouts(derive(instance(graph, graph.ops[0]), (), mesh)) <= found, text
+    assert again.rule_of == {"op": text}
+
+
+def register(name: str, run: Callable[[torch.Tensor], torch.Tensor]) -> Graph:
+    """A model of one new operator, captured."""
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return run(x)
+
+    made = torch.library.custom_op(f"autoshard_test::{name}", body, mutates_args=())
+    made.register_fake(torch.empty_like)
+    model = torch.nn.Module()
+    model.forward = lambda x: getattr(torch.ops.autoshard_test, name)(x)  # type: ignore[assignment]
+    return capture_model(model, (torch.randn(12, 8),))
+
+
+def test_an_operator_that_nothing_recombines_is_named_in_a_warning(tmp_path: Path) -> None:
+    graph, warnings = with_discovered(register("normed", lambda x: x * x.norm()), tmp_path)
+    assert not graph.discovered
+    (warning,) = warnings
+    assert "autoshard_test.normed" in warning and "every device repeats it" in warning
+    assert not instance(graph, graph.ops[0]).known
+
+
+def test_a_random_operator_gets_no_rule(tmp_path: Path) -> None:
+    graph, warnings = with_discovered(register("noisy", lambda x: x + torch.rand_like(x)), tmp_path)
+    assert not graph.discovered and len(warnings) == 1
+
+
+def test_found_rules_are_remembered_and_proved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case("aten.softmax", floats((6, 10)), dim=1, dtype=None)
+    text = cached_rule(one, tmp_path)
+    (path,) = tmp_path.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "discover", lambda case: pytest.fail("the cache was not read"))
+        assert cached_rule(one, tmp_path) == text
+    path.write_text('{"rule": "a b -> a b"}', encoding="utf-8")
+    assert cached_rule(one, tmp_path) == text
+    path.write_text("{", encoding="utf-8")
+    assert cached_rule(one, tmp_path) == text
+
+
+def test_sizes_are_reduced_unless_an_argument_names_one() -> None:
+    large = reduced(case("aten.softmax", floats((4096, 512)), dim=1, dtype=None))
+    assert large is not None and [o and o.shape for o in large.operands] == [(10, 6)]
+    named = case("aten.layer_norm", floats((4, 5, 6), None, None), normalized_shape=(6,), eps=1e-5)
+    assert reduced(named) == named
+    assert not is_right(large, "a b -> a b")
+
+
+def test_graphs_without_discovered_rules_are_written_as_before() -> None:
+    graph = register("doubled", lambda x: x * 2)
+    assert "discovered" not in serialize.dumps(graph)
+    found = replace(graph, discovered=((graph.ops[0].name, "a b -> a b"),))
+    assert serialize.loads(serialize.dumps(found)) == found
+    assert serialize.graph_hash(found) != serialize.graph_hash(graph)
+
+
+def test_a_custom_operator_plans_and_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a plan that cuts the new operator, at the planned size and reduced."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    out = str(tmp_path / "out")
+    words = ["plan", f"{tmp_path}/model.py:build", "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", out]
+    assert cli.main([*words, "--strategy", "random:1"]) == 0
+    printed = capsys.readouterr().out
+    assert "split over" in next(line for line in printed.splitlines() if "(discovered)" in line)
+    assert cli.main(["verify", out, "--backend", "lockstep"]) == 0
+    assert cli.main(["verify", out, "--backend", "lockstep", "--verify-with", "n=16"]) == 0
+    assert list((tmp_path / "cache" / "autoshard" / "rules").glob("*.json"))
