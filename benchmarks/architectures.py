@@ -1,6 +1,6 @@
 """How many real architectures plan and verify: each captured, planned, and every plan run against the original.
 
-    python benchmarks/architectures.py [--only llama,t5] [--json] [--write]
+    python benchmarks/architectures.py [--only llama,t5] [--quick] [--jobs 2] [--json] [--write]
 
 The models are those of tests/models: 30 of the `transformers` library from small configurations, and four of torch.nn.
 Each is trained for three steps in float64 with its loss, under the best plan and two random ones, on each mesh; and run
@@ -11,7 +11,6 @@ docs/architectures.md.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import resource
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,23 +61,40 @@ class Row:
         return self.plans > 0 and self.verified == self.plans and not self.reasons
 
 
+Report = Callable[[Row], None]  # called before each plan
+
+
 # --- one architecture, in a process of its own ----------------------------------------------------------------------
 
 
-def measure(name: str, meshes: Sequence[str] = MESHES, seeds: Sequence[int] = SEEDS) -> Row:
+def measure(
+    name: str,
+    meshes: Sequence[str] = MESHES,
+    seeds: Sequence[int] = SEEDS,
+    best: bool = True,
+    report: Report | None = None,
+) -> Row:
     """Train and infer one architecture under every plan. A failure is a reason in the row, never an exception."""
     start = time.monotonic()
     row = Row(name)
     for training in (True, False):
         try:
-            row = _measured(row, name, training, meshes if training else (INFERENCE_MESH,), seeds)
+            row = _measured(row, name, training, meshes if training else (INFERENCE_MESH,), seeds, best, report)
         except Exception as error:
             row = _failed(row, f"{'training' if training else 'inference'}: {_in_words(error)}")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return replace(row, seconds=time.monotonic() - start, memory_bytes=memory)
 
 
-def _measured(row: Row, name: str, training: bool, meshes: Sequence[str], seeds: Sequence[int]) -> Row:
+def _measured(
+    row: Row,
+    name: str,
+    training: bool,
+    meshes: Sequence[str],
+    seeds: Sequence[int],
+    best: bool,
+    report: Report | None,
+) -> Row:
     from autoshard.emit import emit
     from autoshard.graph.capture import capture
     from autoshard.program.lower import lower
@@ -90,7 +107,9 @@ def _measured(row: Row, name: str, training: bool, meshes: Sequence[str], seeds:
         if graph.loss is None:
             return _failed(row, "the model gives no loss")
     case = make_case(NAMES[name], arguments, graph)
-    for label, plan in _plans(graph, meshes, seeds):
+    for label, plan in plans(graph, meshes, seeds, best):
+        if report is not None:
+            report(row)
         where = f"{label} {'training' if training else 'inference'}"
         row = replace(row, plans=row.plans + 1)
         try:
@@ -113,7 +132,9 @@ def _counts(graph: Graph) -> dict[str, Any]:
     return {"ops": len(graph.ops), "operators": len({op.target for op in graph.ops}), "without_rule": tuple(without)}
 
 
-def _plans(graph: Graph, meshes: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Callable[[], Plan]]]:
+def plans(
+    graph: Graph, meshes: Sequence[str], seeds: Sequence[int], best: bool
+) -> Iterator[tuple[str, Callable[[], Plan]]]:
     """(label, function that makes the plan): the best on each mesh, and random ones."""
     from autoshard.hardware import load_hardware
     from autoshard.mesh import Mesh
@@ -122,7 +143,8 @@ def _plans(graph: Graph, meshes: Sequence[str], seeds: Sequence[int]) -> Iterato
     hardware = load_hardware("a100-80g-sxm")
     for text in meshes:
         mesh = Mesh.parse(text)
-        yield f"{text} best", partial(search, graph, mesh, hardware)
+        if best:
+            yield f"{text} best", partial(search, graph, mesh, hardware)
         for seed in seeds:
             yield f"{text} random:{seed}", partial(random_plan, graph, mesh, hardware, seed)
 
@@ -142,22 +164,49 @@ def _in_words(error: Exception) -> str:
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
-def run(name: str) -> Row:
+@dataclass(frozen=True)
+class Extent:
+    """How much is run of each architecture."""
+
+    meshes: tuple[str, ...] = MESHES
+    seeds: tuple[int, ...] = SEEDS
+    best: bool = True
+
+    @property
+    def words(self) -> str:
+        count = f"{len(self.seeds)} random plan{'s' * (len(self.seeds) > 1)}"
+        meshes = " and ".join(f"`{mesh}`" for mesh in self.meshes)
+        return f"{'the best plan and ' * self.best}{count} on {meshes}"
+
+
+FULL = Extent()
+QUICK = Extent((INFERENCE_MESH,), SEEDS[:1], best=False)
+
+
+def run(name: str, quick: bool) -> Row:
     """Measure in a fresh process; a crash or a timeout is a reason too."""
-    command = [sys.executable, __file__, "--worker", name]
+    command = [sys.executable, __file__, "--worker", name, *["--quick"] * quick]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    seconds = TIMEOUT_SECONDS / 4 if quick else TIMEOUT_SECONDS
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Row(name, reasons=(f"takes more than {TIMEOUT_SECONDS} s",))
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        return Row(name, reasons=(lines[-1],))
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as error:
+        return _failed(_last_row(name, error.stdout or b""), f"stopped after {seconds:.0f} s")
     if os.environ.get("AUTOSHARD_TRACEBACK"):
-        sys.stderr.write(done.stderr)
-    found = json.loads(done.stdout.splitlines()[-1])
+        sys.stderr.write(done.stderr.decode())
+    row = _last_row(name, done.stdout)
+    if done.returncode:
+        lines = done.stderr.decode().strip().splitlines() or [f"ended with {done.returncode}"]
+        return _failed(row, lines[-1])
+    return row
+
+
+def _last_row(name: str, output: bytes) -> Row:
+    """The worker writes its row anew before each plan."""
+    lines = output.decode().splitlines()
+    if not lines:
+        return Row(name)
+    found = json.loads(lines[-1])
     return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
 
 
@@ -178,20 +227,19 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Row], extent: Extent = FULL) -> str:
     """docs/architectures.md."""
     passed = [row for row in rows if row.passed]
     return f"""# Architectures
 
 {len(passed)} of {len(rows)} architectures verify under every plan. Written by
-`python benchmarks/architectures.py --write`.
+`python benchmarks/architectures.py{" --quick" * (extent == QUICK)} --write`.
 
 Each model is built from a small configuration (30 from the `transformers` library, four with `torch.nn` alone; see
 `tests/models`), captured, planned and emitted. The emitted package then runs on all devices of the mesh, and every
 output, gradient, parameter and buffer is compared with the original's over three optimizer steps in float64, dropout
-included. Plans: the best one and {len(SEEDS)} random ones on {" and ".join(f"`{mesh}`" for mesh in MESHES)}, and as
-many for inference without a loss on `{INFERENCE_MESH}`. Random plans use whatever strategies and redistributions are
-valid, good or bad: they try far more of the rules than the best plan does.
+included. Plans: {extent.words}, and the same for inference without a loss, on `{INFERENCE_MESH}`. Random plans use
+whatever strategies and redistributions are valid, good or bad: they try far more of the rules than the best plan does.
 
 An operator without a rule runs whole on every device; the rest of the model is still split.
 
@@ -204,30 +252,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help="names, separated by commas", default="")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--write", action="store_true", help=f"renew {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK.words.replace('`', '')}")
+    parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    extent = QUICK if given.quick else FULL
     if given.worker:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        print(json.dumps(asdict(measure(given.worker))))
-        return 0
+        return _work(given.worker, extent)
     names = given.only.split(",") if given.only else list(NAMES)
     unknown = [name for name in names if name not in NAMES]
     if unknown or (given.write and given.only):
         parser.error(f"no architecture {', '.join(unknown)}" if unknown else "--write needs all architectures")
     rows = []
-    for name in names:
-        row = run(name)
-        rows.append(row)
-        if given.json:
-            print(json.dumps(dataclasses.asdict(row)), flush=True)
-        else:
-            outcome = "ok" if row.passed else "; ".join(row.reasons) or "nothing verified"
-            print(f"{name:20} {row.verified}/{row.plans} {row.seconds:5.0f} s  {outcome}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for row in pool.map(partial(run, quick=given.quick), names):
+            rows.append(row)
+            print(json.dumps(asdict(row)) if given.json else _line(row), flush=True)
     if not given.json:
         print(table(rows))
     if given.write:
-        PAGE.write_text(page(rows), encoding="utf-8")
+        PAGE.write_text(page(rows, extent), encoding="utf-8")
     return 0 if all(row.passed for row in rows) else 1
+
+
+def _work(name: str, extent: Extent) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+    def show(row: Row) -> None:
+        print(json.dumps(asdict(row)), flush=True)
+
+    show(measure(name, extent.meshes, extent.seeds, extent.best, show))
+    return 0
+
+
+def _line(row: Row) -> str:
+    outcome = "ok" if row.passed else "; ".join(row.reasons) or "nothing verified"
+    return f"{row.name:20} {row.verified}/{row.plans} {row.seconds:5.0f} s  {outcome}"
 
 
 if __name__ == "__main__":
