@@ -195,9 +195,9 @@ def section(found: Sequence[Mutant], seconds: float) -> str:
 EXPLAINED = {"linear added": "the operator is linear there, and the table leaves it out"}
 MEANING = """*By values*: a strategy that the mutant offers gives other numbers, or gradients, than the whole operator.
 *By shapes*: the mutant does not fit the operator, which fails its proof. *By the notation*: it can't be read. The rest
-is equivalent: *true* is a rule that says more than the table's and is right on finite numbers (an operator linear in an operand where the
-table does not use it), *same* one that offers no other strategy (swapped whole dims of one size; an integer operand,
-which is never partial)."""
+is equivalent: *true* is a rule that says more than the table's and is right on finite numbers (an operator linear in an
+operand where the table does not use it), *same* one that offers no other strategy (swapped whole dims of one size; an
+integer operand, which is never partial)."""
 
 
 def write(text: str) -> None:
