@@ -209,6 +209,10 @@ def _may_step(source: Layout, target: Layout, kind: str) -> bool:
 # --- what a reduced model does not execute --------------------------------------------------------------------------
 
 
-def only_at_full_size(full_plan: Plan, full: Graph, small_plan: Plan, small: Graph) -> list[str]:
-    """The kinds of strategy that a plan uses at full size and its counterpart at reduced sizes does not."""
-    return sorted(plan_kinds(full_plan, full) - plan_kinds(small_plan, small))
+def only_at_full_size(full: tuple[Plan, Graph, Program], small: tuple[Plan, Graph, Program]) -> list[str]:
+    """The kinds that a plan executes at full size and its counterpart at reduced sizes does not."""
+
+    def kinds(plan: Plan, graph: Graph, program: Program) -> set[str]:
+        return plan_kinds(plan, graph) | program_kinds(program)
+
+    return sorted(kinds(*full) - kinds(*small))

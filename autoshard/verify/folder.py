@@ -23,6 +23,7 @@ from autoshard.verify.coverage import only_at_full_size
 from autoshard.verify.proof import Proof
 from autoshard.verify.sizes import changed, heads_per_device, is_quick, lost_evenness, reduced_arguments
 
+MOST_PROCESSES = 16  # beyond, all ranks run in lock-step in one process, and the proof says so
 THIS_MACHINE = "cpu-local"  # the profile that predicts how long full size takes here
 
 
@@ -52,6 +53,8 @@ def verify_package(
     plan, graph, hardware = read_package(Path(directory))
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
+    if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
+        backend = "lockstep"
     if full and given:
         raise UsageError(f"full size and {', '.join(given)} at once", "leave one of --full and --verify-with out")
     if full or (not given and is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE))):
@@ -94,10 +97,8 @@ def _at_reduced_sizes(
     case = make_case(plan.model, small_arguments, small_graph)
     files = emit(small_program, small_plan, small_graph)
     proof = check_files(case, small_program, files, backend, timeout_seconds)
-    unverified = [
-        f"{kind}, which only layers that were left out use"
-        for kind in only_at_full_size(plan, graph, small_plan, small_graph)
-    ]
+    missing = only_at_full_size((plan, graph, program), (small_plan, small_graph, small_program))
+    unverified = [f"{kind}, used only in what was left out" for kind in missing]
     if heads_per_device(program) != heads_per_device(small_program):
         unverified.append("the planned number of attention heads of a device")
     return replace(proof, reduced=changed(package.arguments, small_arguments), unverified=tuple(unverified))
@@ -108,5 +109,9 @@ def _check_unedited(package: _Package) -> None:
     for name, text in emit(lower(package.plan, package.graph), package.plan, package.graph).items():
         path = package.folder / name
         if name.endswith(".py") and (not path.is_file() or path.read_text(encoding="utf-8") != text):
-            what = "was edited, so it is not what its plan.json says" if path.is_file() else "is missing"
+            what = (
+                "is not what its plan.json says: it was edited, or another version wrote it"
+                if path.is_file()
+                else "is missing"
+            )
             raise CheckError(f"{path} {what}", "--full, which runs the files themselves at full size")

@@ -93,5 +93,6 @@ def proof_text(proof: Proof) -> str:
     if proof.reduced:
         sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)
         lines.append(f"  at reduced sizes: {sizes}")
+        lines.append("  the files in the folder are what the same plan emits at full size; that size did not run")
     lines += [f"  not verified: {what}" for what in proof.unverified]
     return "\n".join(lines)
