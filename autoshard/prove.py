@@ -47,6 +47,8 @@ class Outcome:
 
 def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: int = 1) -> Iterator[Outcome]:
     """One outcome an operator, alphabetical: of the named ones (`aten.` may be left out), or of all."""
+    if seeds < 1:
+        raise UsageError(f"--seeds {seeds} would prove nothing", "--seeds 1")
     wanted = [_named(target) for target in targets] or list(RULES)
     parsed = [Mesh.parse(text) for text in meshes or MESHES]
     for target in sorted(set(wanted)):

@@ -137,3 +137,7 @@ def test_a_rule_that_does_not_fit_its_operator_is_no_proof(monkeypatch: pytest.M
 def test_an_operator_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prove", "lineer"]) == 2
     assert "aten.linear" in capsys.readouterr().err
+
+
+def test_no_seed_is_no_proof() -> None:
+    assert cli.main(["prove", "relu", "--seeds", "0"]) == 2
