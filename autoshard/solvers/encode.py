@@ -3,9 +3,9 @@
 - product: one term over (producer, all consumers), the sum over distinct targets spelt out. For 1 or 2 consumers.
 - set: a new variable, the set of layouts the value is made in; each consumer's layout must be in it. All terms are then
   over two variables. Exact because nothing made costs less than nothing; bytes of several keepers are split (a bound).
-- gates: consumer i has a new small variable: it pays for its layout, or it takes over that of an earlier consumer j,
+- gates: consumer i has a new small variable: it pays for its layout, or it takes over that of a later consumer j,
   which must then be equal. All terms are over two variables and a gate. Exact for the same reason, where the spans over
-  which consumers keep the value are nested (else the longer span of a shared one is not charged: a bound).
+  which consumers keep the value are nested (else the hull of a shared one is not charged: a bound).
 - relaxed: each consumer pays a share of its target, the shares of a target adding up to at most 1. A lower bound.
 """
 
@@ -156,13 +156,13 @@ class _Encoder:
         return [len(members), self.store.base(pay), *(self.store.base(np.where(lack, np.inf, 0.0)) for lack in lacks)]
 
     def add_gates(self, v: int, ends: _Ends) -> None:
-        """Consumers by decreasing span: what a later one takes over is then kept long enough already."""
+        """The last consumer always pays; one that takes over from a later one pays only for what it keeps longer."""
         value = ends.value
         spans = [charge(self.sum, span) for span in value.intervals]
-        by_span = sorted(range(len(spans)), key=lambda i: (-spans[i], i))
-        if not self.nested(value):
+        in_order = sorted(range(len(spans)), key=lambda i: -value.consumers[i])
+        if len(spans) > 2 and not self.nested(value):
             self.relaxed.append(v)
-        for place, i in enumerate(by_span):
+        for place, i in enumerate(in_order):
             gate = len(self.domains)
             if place:
                 self.domains.append(place + 1)
@@ -171,10 +171,17 @@ class _Encoder:
             pay = pay + spans[i] * value.bytes[ends.columns[i]]
             ends_ = (value.producer, value.consumers[i])
             self.add_term(ends_, (ends.maps[0], ends.maps[i + 1]), self.store.base(pay), ((gate, 0),) if place else ())
-            for case, j in enumerate(by_span[:place], start=1):
-                differ = np.where(ends.columns[j][:, None] == ends.columns[i], 0.0, np.inf)
+            for case, j in enumerate(in_order[:place], start=1):
+                rest = self.rest(value, i, j) * value.bytes[ends.columns[i]]
+                taken = np.where(ends.columns[j][:, None] == ends.columns[i], rest, np.inf)
                 maps, pair = (ends.maps[j + 1], ends.maps[i + 1]), (value.consumers[j], value.consumers[i])
-                self.add_term(pair, maps, self.store.base(differ), ((gate, case),))
+                self.add_term(pair, maps, self.store.base(taken), ((gate, case),))
+
+    def rest(self, value: Value, i: int, j: int) -> float:
+        """What a byte costs that consumer i keeps longer than consumer j does."""
+        both = span_of((value.intervals[i], value.intervals[j]))
+        until = both if len(value.intervals) == 2 else value.intervals[i]
+        return max(0.0, charge(self.sum, until) - charge(self.sum, value.intervals[j]))
 
     def nested(self, value: Value) -> bool:
         """Whether of any two spans the dearer costs as much as the hull of both."""

@@ -28,6 +28,7 @@ _CLOSED = 1e-7  # relative: the dual is converged
 _STARTS = 4  # plans that local search starts from
 _STRETCHES = 12  # stretches of nodes that are solved again, half of each overlapping the next
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
+_MOST_WORK = 3_000_000_000  # joint entries, for all stretches together
 _NEAR = 2e-3  # relative gap that is not worth more work
 
 
@@ -189,13 +190,15 @@ def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int) -> Cho
     contents = Contents(problem)
     best = _column(problem, choice)
     width = max(2, 2 * len(choice) // _STRETCHES)
+    work = 0
     for low in range(0, len(choice), max(1, width // 2)):
-        if best.seconds - dual.bound <= _NEAR * abs(dual.bound):
+        if best.seconds - dual.bound <= _NEAR * abs(dual.bound) or work > _MOST_WORK:
             break
         free = window(problem, best.choice, low, width)
         for strength in _STRENGTHS:
             prices = strength * dual.multipliers
             found = minimise(problem, contents, multipliers=prices, allowed=free, budget_entries=budget)
+            work += found.work
             column = _column(problem, found.choice)
             if column.peak <= problem.capacity_bytes and column.seconds < best.seconds:
                 best = column

@@ -126,7 +126,7 @@ def _without(items: Sequence[_T], position: int) -> list[_T]:
     return [item for i, item in enumerate(items) if i != position]
 
 
-def mixtures(problem: Problem, first: Choice, second: Choice, most: int = 64) -> list[Choice]:
+def mixtures(problem: Problem, first: Choice, second: Choice, most: int = 32) -> list[Choice]:
     """Choices that follow `first` up to a node and `second` after it, and the other way round; evenly spread cuts."""
     count = len(problem.nodes)
     cuts = sorted({round(count * i / most) for i in range(1, most)} - {0, count})

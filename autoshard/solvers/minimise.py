@@ -86,7 +86,7 @@ def _candidates(sum_: Additive, kept: Sequence[Integers], contents: Contents, bu
     for style in styles:
         store = Store()
         encoded = encode(store, sum_, kept, contents, budget // _TERM_SHARE, style)
-        if encoded.relaxed and style != styles[-1]:
+        if encoded.relaxed and style == "product" and len(styles) > 1:
             continue
         for key in keys:
             fork = store.fork()
