@@ -105,7 +105,6 @@ def original_losses(packages: Packages) -> list[float]:
     return result
 
 
-@pytest.mark.slow
 def test_training_resumes_on_another_mesh_and_follows_the_original(packages: Packages, tmp_path: Path) -> None:
     data = ("--data", f"{packages.loader}:make_loader", "--lr", 1e-2)
     saved = tmp_path / "saved"
@@ -129,7 +128,6 @@ def test_training_resumes_on_another_mesh_and_follows_the_original(packages: Pac
     assert float(packages.model(ids, ids).detach()) == pytest.approx(found[4], abs=2e-5)
 
 
-@pytest.mark.slow
 def test_weights_make_the_round_trip_bit_for_bit(packages: Packages, tmp_path: Path) -> None:
     convert = [sys.executable, str(packages.tensor / "convert.py")]
     there = run([*convert, "--to-sharded", str(packages.weights), str(tmp_path / "sharded")])
@@ -148,7 +146,6 @@ def test_weights_make_the_round_trip_bit_for_bit(packages: Packages, tmp_path: P
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.slow
 def test_mistakes_get_one_clear_sentence(packages: Packages, tmp_path: Path) -> None:
     wrong_shape = torchrun(packages.tensor, 2, "--data", f"{packages.loader}:short_batches")
     assert wrong_shape.returncode != 0

@@ -144,9 +144,7 @@ def chain(length: int, costs: list[float], seconds: np.ndarray | None = None) ->
     k = len(costs)
     own, table = np.arange(k), np.zeros((k, k)) if seconds is None else seconds
     nodes = tuple(Node(f"n{i}", np.array(costs), np.zeros(k)) for i in range(length))
-    values = tuple(
-        Value(f"v{i}", i, (i + 1,), own, (own,), table, np.zeros(k), ((0, 0),)) for i in range(length - 1)
-    )
+    values = tuple(Value(f"v{i}", i, (i + 1,), own, (own,), table, np.zeros(k), ((0, 0),)) for i in range(length - 1))
     return Problem(nodes, values)
 
 
