@@ -49,10 +49,10 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan
 
 
 def with_rules_of(full: Graph, reduced: Graph) -> Graph:
-    """`reduced` with the discovered rules of `full`, whose ops answer to its own by module and position."""
+    """`reduced` with what `full` says of its operators: discovered rules, by module and position, and their code."""
     rules = {key: full.rule_of[op.name] for key, op in keyed_ops(full).items() if op.name in full.rule_of}
     found = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
-    return replace(reduced, discovered=found)
+    return replace(reduced, discovered=found, registrations=full.registrations)
 
 
 def keyed_ops(graph: Graph) -> dict[Key, Op]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from autoshard.emit.header import Header, header_of
 from autoshard.emit.model_file import model_file
 from autoshard.emit.readme import readme
+from autoshard.emit.user_operators import FOLDER, copied_files
 from autoshard.graph.model import Graph
 from autoshard.plan import Plan
 from autoshard.program.model import Program
@@ -26,10 +27,12 @@ def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
 
 def package(program: Program, header: Header) -> dict[str, str]:
     """The same, from a header."""
+    copies = copied_files(header.registrations)
     files = {
-        "ruff.toml": "line-length = 120\n",
+        "ruff.toml": "line-length = 120\n" + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
         "model_parallel.py": model_file(program, header),
         "README.md": readme(program, header),
+        **copies,
     }
     for path in sorted((_HERE / "package").glob("*.py")):
         files[path.name] = path.read_text(encoding="utf-8").replace(_LINT_MARK, "", 1)

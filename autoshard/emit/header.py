@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from autoshard import plan_io
-from autoshard.graph.model import Graph
+from autoshard.graph.model import Graph, Registration
 from autoshard.layout import Replicate, Shard
 from autoshard.plan import Plan
 from autoshard.program.model import Collective, Program
@@ -36,6 +36,7 @@ class Header:
     inputs: tuple[Input, ...]
     predicted_seconds: float
     predicted_peak_bytes: float
+    registrations: tuple[Registration, ...] = ()
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
@@ -48,6 +49,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         inputs=tuple(_input(program, graph, name) for name in program.inputs),
         predicted_seconds=plan.predicted_seconds,
         predicted_peak_bytes=plan.predicted_peak_bytes,
+        registrations=graph.registrations,
     )
 
 

@@ -8,6 +8,7 @@ import textwrap
 from autoshard.emit.classes import Package, class_texts
 from autoshard.emit.header import Header
 from autoshard.emit.lines import WIDTH, docstring, quoted, statement
+from autoshard.emit.user_operators import registering_lines
 from autoshard.layout import PARTIAL
 from autoshard.program.model import Compute, Program
 from autoshard.program.modules import module_tree
@@ -17,7 +18,7 @@ RUNTIME_NAMES = frozenset({
     "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "held_indices", "local", "mask", "regather",
     "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
-    "random_attention", "random_dropout",
+    "random_attention", "random_dropout", "register_operators",
 })  # fmt: skip
 _OURS = {"F", "Holder", "Tensor", "block", "build_model", "len", "mesh", "nn", "path", "self", "torch"}
 _RESERVED = RUNTIME_NAMES | _OURS
@@ -52,8 +53,10 @@ def model_file(program: Program, header: Header) -> str:
     classes = class_texts(package)
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     holder = [_HOLDER.strip("\n")] if "Holder(" in code else []
-    parts = [_docstring(program, header), _imports(code), _facts(program, header)]
-    head = "\n".join("\n".join(part) for part in parts)
+    registering = registering_lines(header.registrations)
+    imports = _imports("\n".join([code, *registering]))
+    parts = [_docstring(program, header), imports, registering, _facts(program, header)]
+    head = "\n".join("\n".join(part) for part in parts if part)
     end = ["\n".join(_build_model(tree.root.name)), "\n".join(_gradient_buckets(program))]
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 

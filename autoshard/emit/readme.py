@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.emit.header import Header
+from autoshard.emit.user_operators import readme_section
 from autoshard.program.model import Program
 from autoshard.units import format_bytes, format_seconds
 
@@ -61,7 +62,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | `plan.json`, `graph.json` | the plan (every decision with its predicted cost) and the model it was made for |
 | `report.html`, `timeline.json` | the predicted step as a page, and as a trace for Perfetto |
 | `manifest.json`, `ruff.toml` | what autoshard wrote, with hashes; the linter's line length |
-
+{readme_section(header.registrations)}
 ## Data
 
 Without `--data`, batches are synthetic. With `--data data.py:make_loader`:

@@ -25,6 +25,7 @@ from autoshard.graph.load import load_exported, load_model
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.precision import PRECISIONS, apply_precision
+from autoshard.graph.registrations import note_registrations
 from autoshard.graph.rename import rename
 from autoshard.graph.reshapes import merge_reshapes
 from autoshard.graph.rewrite import deadcode
@@ -108,7 +109,7 @@ def _finish(
     graph = replace(graph, source=source, name=_name(source), optimizer=optimizer, training=training, loss=loss)
     for run in PASSES:
         graph = run(graph)
-    graph = apply_precision(graph, precision)
+    graph = note_registrations(apply_precision(graph, precision))
     check(graph)
     return graph
 

@@ -17,6 +17,7 @@ from torch.export.passes import move_to_device_pass
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph.lines import blame
 
+FILE_PREFIX = "autoshard_model_"  # of the module names of files, which hide no other module
 _RETURNS = "return the model and a tuple of example tensors: `return model, (input_ids, labels)`"
 
 
@@ -132,7 +133,7 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    name = f"autoshard_model_{path.stem}"
+    name = f"{FILE_PREFIX}{path.stem}"
     found = importlib.util.spec_from_file_location(name, path.resolve())
     assert found is not None and found.loader is not None, path
     module = importlib.util.module_from_spec(found)

@@ -90,12 +90,25 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Registration:
+    """Python code that registers operators which torch lacks. `targets` are theirs (`namespace.name`).
+
+    `module` is imported by name, or, where `text` is given, is the name of a file with that text; "" where unknown.
+    """
+
+    module: str
+    targets: tuple[str, ...]
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured model. `ops` are in execution order. `loss` is the scalar to differentiate, or None (inference).
 
     `buffer_updates` are (buffer tensor, value tensor) pairs to write back after the forward.
     `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
     `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
+    `registrations` say where operators that are not torch's come from.
     """
 
     name: str
@@ -113,6 +126,7 @@ class Graph:
     optimizer: str = "adamw"
     training: bool = True
     discovered: tuple[tuple[str, str], ...] = ()
+    registrations: tuple[Registration, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

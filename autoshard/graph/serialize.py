@@ -15,6 +15,7 @@ from autoshard.graph.codec import decode, encode
 from autoshard.graph.model import SCHEMA_VERSION, Graph
 
 KIND = "autoshard.graph"
+_LATER = ("discovered", "registrations")  # fields that older files lack; written only where they say something
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 
@@ -37,7 +38,8 @@ def loads(text: str, where: str = "graph") -> Graph:
     if version != SCHEMA_VERSION:
         problem = f"{where} is a graph of schema version {version!r}, this autoshard reads version {SCHEMA_VERSION}"
         raise InvalidFileError(problem, _AGAIN)
-    body = {"discovered": []} | {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
+    given = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
+    body = {name: [] for name in _LATER} | given
     try:
         graph: Graph = decode(Graph, body, "graph")
         check(graph)
@@ -75,9 +77,9 @@ def graph_hash(graph: Graph) -> str:
 
 
 def _fields(graph: Graph) -> dict[str, Any]:
-    """Every field; discovered rules only where there are any."""
+    """Every field; those of `_LATER` only where there are any."""
     values = {field.name: encode(getattr(graph, field.name)) for field in dataclasses.fields(graph)}
-    return values if graph.discovered else {name: value for name, value in values.items() if name != "discovered"}
+    return {name: value for name, value in values.items() if value or name not in _LATER}
 
 
 def _text(value: Any) -> str:

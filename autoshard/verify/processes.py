@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import IO
 
 from torch.distributed import TCPStore
 
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # before each line of a traceback, once there is a process group
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 2.0  # how long the other ranks get to end by themselves after one failed
 
@@ -73,8 +75,10 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Sequence[IO[bytes]], t
 
 
 def _last_words(log: IO[bytes]) -> str:
-    """The last line that says something: of a traceback, the error."""
+    """The error of the last traceback (type and message); without one, the last line that says something."""
     log.seek(0)
-    lines = log.read().decode(errors="replace").splitlines()
-    said = [line.strip() for line in lines if line.strip() and not line.startswith(("[W", "[rank", "Exception raised"))]
-    return said[-1] if said else ""
+    lines = [_RANK.sub("", line).rstrip() for line in log.read().decode(errors="replace").splitlines()]
+    begins = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    raised = [line for line in lines[begins[-1] + 1 :] if line[:1].strip()] if begins else []
+    said = [line.strip() for line in lines if line and not line.startswith(("[W", "Exception raised"))]
+    return next(iter(raised), said[-1] if said else "")

@@ -21,6 +21,25 @@ def test_the_failing_rank_and_its_error_are_named() -> None:
     assert time.monotonic() - start < 30
 
 
+LOG = """Traceback (most recent call last):
+  File "a.py", line 1
+ValueError: the first
+During handling of the above exception, another exception occurred:
+Traceback (most recent call last):
+  File "b.py", line 2
+AttributeError: no attribute 'swish'
+and a second line of its message
+[W1121 socket.cpp:1] a warning
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_the_error_of_a_traceback_is_told_with_and_without_a_process_group(prefix: str) -> None:
+    code = f"import sys; sys.stderr.write({LOG!r}.replace(chr(10), chr(10) + {prefix!r})); sys.stderr.flush(); "
+    with pytest.raises(RankFailed, match=r"^rank 0: AttributeError: no attribute 'swish'$"):
+        run_processes("timeit", ["-n", "1", f"{code} import os; os._exit(1)"], 1, 60)
+
+
 def test_a_hang_ends() -> None:
     with pytest.raises(RankFailed, match="rank 0, 1 did not end within 1 s"):
         run_processes("timeit", ["-n", "1", "import time; time.sleep(60)"], 2, 1)

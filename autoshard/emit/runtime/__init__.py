@@ -43,6 +43,7 @@ from .redistribution import (
     slice_shard,
     zero_pad,
 )
+from .user_code import register_operators
 
 __all__ = [
     "Axis",
@@ -75,6 +76,7 @@ __all__ = [
     "reduce_scatter",
     "regather",
     "regathering",
+    "register_operators",
     "save_checkpoint",
     "shard_bounds",
     "shard_buffer",

@@ -1,0 +1,63 @@
+"""The model's own operators in a package: which module registers them, and copies of files that no name reaches."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+
+from autoshard.emit.lines import quoted, statement
+from autoshard.graph.model import Registration
+
+FOLDER = "user_operators"
+_INIT = '"""Copies of the files that register operators of the original model, made when this package was written."""\n'
+
+
+def copied_files(registrations: Sequence[Registration]) -> dict[str, str]:
+    """File name -> text; {} where every module is imported by its name."""
+    names = module_names(registrations)
+    files = {
+        f"{name.replace('.', '/')}.py": item.text for name, item in zip(names, registrations, strict=True) if item.text
+    }
+    return {f"{FOLDER}/__init__.py": _INIT, **files} if files else {}
+
+
+def module_names(registrations: Sequence[Registration]) -> list[str]:
+    """The name that the package imports each by: its own, or that of the copy."""
+    names: list[str] = []
+    for item in registrations:
+        name = f"{FOLDER}.{_identifier(item.module)}" if item.text else item.module
+        while item.text and name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _identifier(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    return f"_{plain}" if plain[:1].isdigit() or keyword.iskeyword(plain) or plain == "__init__" else plain
+
+
+def registering_lines(registrations: Sequence[Registration]) -> list[str]:
+    """Statements of model_parallel.py."""
+    lines: list[str] = []
+    for name, item in zip(module_names(registrations), registrations, strict=True):
+        lines += statement(f"register_operators({', '.join(map(quoted, (name, *item.targets)))})", 0)
+    return ["", *lines] if lines else []
+
+
+def readme_section(registrations: Sequence[Registration]) -> str:
+    """What was copied and what must be importable; "" where the model has no operators of its own."""
+    if not registrations:
+        return ""
+    pairs = zip(module_names(registrations), registrations, strict=True)
+    return "\n".join(["", "## The model's own operators", "", *(_sentence(name, item) for name, item in pairs), ""])
+
+
+def _sentence(name: str, item: Registration) -> str:
+    operators = ", ".join(f"`{target}`" for target in item.targets)
+    if item.text:
+        return f"- {operators}: `{name.replace('.', '/')}.py`, a copy of the file that registers them."
+    if item.module:
+        return f"- {operators}: `import {item.module}`, which must be installed or on `PYTHONPATH`."
+    return f"- {operators}: add an import of the module that registers them to `model_parallel.py`."

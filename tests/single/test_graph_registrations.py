@@ -1,0 +1,116 @@
+"""Where the operators of a graph that are not torch's come from, and what a package imports for them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoshard.emit.runtime.user_code import register_operators
+from autoshard.graph import serialize
+from autoshard.graph.capture import capture, capture_model
+from autoshard.graph.model import Registration
+
+OPERATOR = """
+import torch
+
+@torch.library.custom_op("autoshard_user::NAME", mutates_args=())
+def NAME(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+NAME.register_fake(torch.empty_like)
+"""
+LIBRARY = """
+import torch
+
+library = torch.library.Library("autoshard_old", "DEF")
+library.define("NAME(Tensor x) -> Tensor")
+library.impl("NAME", lambda x: x * 2, "CPU")
+
+@torch.library.register_fake("autoshard_old::NAME")
+def _(x):
+    return torch.empty_like(x)
+"""
+MODEL = """
+import torch, MODULE
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.TARGET(x)
+
+def build():
+    return Model(), (torch.zeros(4, 6),)
+"""
+
+
+def model(folder: Path, module: str, target: str) -> str:
+    name = f"model_{module.replace('.', '_')}"
+    (folder / f"{name}.py").write_text(MODEL.replace("MODULE", module).replace("TARGET", target))
+    return f"{folder}/{name}.py:build"
+
+
+def test_a_file_beside_the_model_is_kept_as_text(tmp_path: Path) -> None:
+    text = OPERATOR.replace("NAME", "beside")
+    (tmp_path / "registers_beside.py").write_text(text)
+    graph = capture(model(tmp_path, "registers_beside", "autoshard_user.beside"), {})
+    assert graph.registrations == (Registration("registers_beside", ("autoshard_user.beside",), text),)
+    assert serialize.loads(serialize.dumps(graph)) == graph
+
+
+def test_a_module_that_any_interpreter_finds_is_kept_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "registers_found.py").write_text(LIBRARY.replace("NAME", "found"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    graph = capture(model(tmp_path, "registers_found", "autoshard_old.found"), {})
+    assert graph.registrations == (Registration("registers_found", ("autoshard_old.found",)),)
+
+
+def test_a_module_of_a_package_is_kept_by_name(tmp_path: Path) -> None:
+    (tmp_path / "user_package").mkdir()
+    (tmp_path / "user_package" / "__init__.py").write_text(OPERATOR.replace("NAME", "outer"))
+    (tmp_path / "user_package" / "kernels.py").write_text(OPERATOR.replace("NAME", "inner"))
+    for module, target in (("user_package.kernels", "autoshard_user.inner"), ("user_package", "autoshard_user.outer")):
+        graph = capture(model(tmp_path, module, target), {})
+        assert graph.registrations == (Registration(module, (target,)),)
+
+
+def test_an_operator_from_nowhere_is_told_apart() -> None:
+    """Its definition is gone, and with it where it came from."""
+    torch.library.custom_op("autoshard_user::made", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+    torch.library.register_fake("autoshard_user::made", torch.empty_like)
+    net = torch.nn.Module()
+    net.forward = lambda x: torch.ops.autoshard_user.made(x)  # type: ignore[assignment]
+    (found,) = capture_model(net, (torch.zeros(2, 4),)).registrations
+    assert found.targets == ("autoshard_user.made",)
+
+
+def test_graphs_of_torch_operators_alone_are_written_as_before() -> None:
+    graph = capture_model(torch.nn.Linear(4, 4), (torch.zeros(2, 4),))
+    assert not graph.registrations and "registrations" not in json.loads(serialize.dumps(graph))
+
+
+def test_what_is_registered_is_not_imported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "registers_late.py").write_text(OPERATOR.replace("NAME", "late"))
+    register_operators("registers_late", "autoshard_user.late")
+    assert torch.ops.autoshard_user.late(torch.ones(2)).tolist() == [2, 2]
+    register_operators("no_such_module", "autoshard_user.late")
+
+
+def test_what_can_not_be_registered_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "registers_nothing.py").write_text("")
+    (tmp_path / "needs_more.py").write_text("import no_such_helper")
+    importlib.invalidate_caches()
+    with pytest.raises(ImportError, match="no_such_module on PYTHONPATH"):
+        register_operators("no_such_module", "autoshard_user.lacking")
+    with pytest.raises(ImportError, match=r"needs_more registers .*holds no_such_helper on PYTHONPATH"):
+        register_operators("needs_more", "autoshard_user.lacking")
+    with pytest.raises(ImportError, match=r"does not register autoshard_user\.lacking"):
+        register_operators("registers_nothing", "autoshard_user.lacking")
+    with pytest.raises(ImportError, match=r"nothing registers autoshard_user.lacking: import what does"):
+        register_operators("", "autoshard_user.lacking")
