@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -175,4 +176,6 @@ if __name__ == "__main__":
     {"save": save, "load": load}[sys.argv[1]](
         ParallelMesh.from_environment({"dp": dp, "tp": tp}, "gloo"), Path(sys.argv[3])
     )
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the interpreter's end
