@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import shutil
 import sys
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,22 @@ from runtime import ParallelMesh, Sharding, sharding
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """A state dict from .safetensors, .pt or .bin. ValueError on another kind of file."""
+    """A state dict from .safetensors, .pt or .bin. ValueError on another kind of file, or one that can't be read."""
     path = Path(path)
-    if path.suffix == ".safetensors":
-        return dict(_safetensors().load_file(path))
-    if path.suffix not in (".pt", ".pth", ".bin"):
+    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
         raise ValueError(f"expected .safetensors, .pt or .bin, got {path.name!r}")
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    unreadable: tuple[type[Exception], ...] = (RuntimeError, EOFError, pickle.UnpicklingError)
+    try:
+        if path.suffix == ".safetensors":
+            unreadable = (_safetensors().SafetensorError,)
+            return dict(_safetensors().torch.load_file(path))
+        zipped = zipfile.is_zipfile(path)  # files of torch before 1.6 are not, and can't be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except unreadable as error:
+        raise ValueError(f"{path.name} can't be read: {str(error).partition(chr(10))[0]}") from None
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError("it holds no state dict")
+        raise ValueError(f"{path.name} holds no state dict")
     return dict(state)
 
 
@@ -49,7 +57,7 @@ def write_state_dict(path: str | Path, state: Mapping[str, Tensor], ties: Mappin
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
         kept = {name: tensor.contiguous() for name, tensor in state.items() if name not in ties}
-        _safetensors().save_file(kept, partial, metadata={"format": "pt", **ties})
+        _safetensors().torch.save_file(kept, partial, metadata={"format": "pt", **ties})
     elif path.suffix in (".pt", ".pth", ".bin"):
         torch.save(dict(state), partial)
     else:
@@ -62,7 +70,7 @@ def _safetensors() -> Any:
         import safetensors.torch
     except ImportError:
         raise ImportError("a .safetensors file needs the package safetensors: pip install safetensors") from None
-    return safetensors.torch
+    return safetensors
 
 
 def shardings() -> dict[str, tuple[Sharding, torch.dtype]]:
@@ -74,7 +82,12 @@ def shardings() -> dict[str, tuple[Sharding, torch.dtype]]:
 
 
 def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
-    """Writes a checkpoint that train.py resumes from, at step 0. Returns names of `source` that the model lacks."""
+    """Writes a checkpoint that train.py resumes from, at step 0. Returns names of `source` that the model lacks.
+
+    Replaces an older checkpoint; ValueError where the folder holds anything else.
+    """
+    if Path(folder).exists() and any(Path(folder).iterdir()) and not (Path(folder) / ".metadata").exists():
+        raise ValueError(f"{folder} holds something other than a checkpoint: name a new folder")
     original = read_state_dict(source)
     state: dict[str, Tensor] = {}
     used: set[str] = set()
