@@ -181,3 +181,66 @@ def test_one_device_needs_no_torchrun(packages: Packages) -> None:
 def test_synthetic_training_is_reproducible(packages: Packages) -> None:
     first, second = (losses(one_process(packages, "--steps", 2, "--seed", 7)) for _ in range(2))
     assert first == second
+
+
+def test_resume_goes_on_with_the_seed_and_the_learning_rate(packages: Packages, tmp_path: Path) -> None:
+    options = ("--steps", 3, "--seed", 7, "--lr", 1e-2)
+    straight = losses(one_process(packages, *options, "--save", tmp_path, "--save-every", 1))
+    resumed = losses(one_process(packages, "--steps", 3, "--resume", tmp_path / "step-1"))
+    assert resumed == {2: straight[2], 3: straight[3]}
+    other = losses(one_process(packages, "--steps", 3, "--resume", tmp_path / "step-1", "--lr", 0.5))
+    assert other[2] == straight[2] and other[3] != straight[3]  # what is asked for goes before the checkpoint
+    assert "nothing to do: 3 steps are done" in one_process(packages, "--steps", 2, "--resume", tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--log-every", 0), "--log-every 0: expected 1 or more"),
+        (("--max-norm", -1), "--max-norm -1: expected more than 0"),
+        (("--steps", -1), "--steps -1: expected 0 or more"),
+        pytest.param(
+            ("--backend", "nccl"),
+            "--backend nccl needs 1 CUDA devices on this node, torch finds 0",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there are CUDA devices"),
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_named(packages: Packages, options: tuple[object, ...], message: str) -> None:
+    done = one_process(packages, *options)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_error_of_another_rank_than_the_first_is_said_too(packages: Packages, tmp_path: Path) -> None:
+    loader = "import os, torch\ndef make_loader():\n    while os.environ['RANK'] == '0':\n"
+    (tmp_path / "data.py").write_text(
+        loader + "        yield [torch.zeros(4, 8, dtype=torch.int64)] * 2\n    yield from ()\n"
+    )
+    done = torchrun(packages.tensor, 2, "--data", f"{tmp_path}/data.py:make_loader")
+    assert done.returncode != 0 and "error on rank 1: --data" in done.stderr
+
+
+def to_sharded(packages: Packages, weights: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, str(packages.alone / "convert.py"), "--to-sharded", str(weights), str(folder)])
+
+
+def test_weights_in_the_old_format_of_torch_are_read(packages: Packages, tmp_path: Path) -> None:
+    state = torch.load(packages.weights, weights_only=True)
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    done = to_sharded(packages, tmp_path / "pytorch_model.bin", tmp_path / "sharded")
+    assert done.returncode == 0 and (tmp_path / "sharded" / ".metadata").exists(), done.stderr
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_a_damaged_weights_file_is_an_error_that_names_it(packages: Packages, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("damaged")
+    done = to_sharded(packages, tmp_path / name, tmp_path / "sharded")
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {name} can't be read: ")
+
+
+def test_converting_deletes_no_folder_of_something_else(packages: Packages, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "only_copy.tex").write_text("years")
+    done = to_sharded(packages, packages.weights, tmp_path / "thesis")
+    assert done.returncode == 2 and "thesis holds something other than a checkpoint" in done.stderr
+    assert (tmp_path / "thesis" / "only_copy.tex").read_text() == "years"

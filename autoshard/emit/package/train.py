@@ -46,6 +46,8 @@ from runtime import (
 )
 
 BACKENDS = ("gloo", "nccl", "hccl")
+LEARNING_RATE = 3e-4
+PATIENCE = 5.0  # seconds in which rank 0 can say what is wrong, before torchrun ends it
 
 
 class UserError(Exception):
@@ -59,7 +61,7 @@ class BatchError(UserError):
 # --- one step ---
 
 
-def make_optimizer(model: nn.Module, lr: float = 3e-4) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, lr: float = LEARNING_RATE) -> torch.optim.Optimizer:
     """The optimizer that the plan was made for. Parameters are DTensors: any stock optimizer works on them."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if OPTIMIZER == "sgd":
@@ -213,9 +215,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--backend", choices=BACKENDS, default="nccl", help="gloo: CPU, nccl: CUDA, hccl: Ascend")
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps in all, those before --resume included")
-    parser.add_argument("--lr", type=float, default=3e-4, help="learning rate")
+    parser.add_argument("--lr", type=float, help=f"learning rate; without it that of --resume, or {LEARNING_RATE}")
     parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
-    parser.add_argument("--seed", type=int, default=0, help="of initialisation, synthetic batches and dropout")
+    parser.add_argument(
+        "--seed", type=int, help="of initialisation, synthetic batches and dropout; without it that of --resume, or 0"
+    )
     parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
     parser.add_argument("--weights", metavar="FILE", help="start from the original model's .safetensors, .pt or .bin")
     parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR/step-N")
@@ -226,6 +230,31 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--log-every", type=int, default=1, metavar="N", help="print every N steps")
     parser.add_argument("--dry-run", action="store_true", help="build the model, say what it holds, and stop")
     return parser.parse_args(argv)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """UserError on a number that makes no sense."""
+    if options.steps < 0 or options.save_every < 0:
+        name, value = ("steps", options.steps) if options.steps < 0 else ("save-every", options.save_every)
+        raise UserError(f"--{name} {value}: expected 0 or more")
+    if options.log_every < 1:
+        raise UserError(f"--log-every {options.log_every}: expected 1 or more")
+    if not options.max_norm > 0:
+        raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")
+
+
+def check_devices(backend: str) -> None:
+    """UserError where this node lacks the devices that the backend needs, one a process."""
+    kind = {"nccl": "CUDA", "hccl": "Ascend"}.get(backend)
+    if kind is None:
+        return
+    if kind == "Ascend" and importlib.util.find_spec("torch_npu") is None:
+        raise UserError("--backend hccl needs the package torch_npu, which is not installed")
+    if kind == "CUDA":
+        wanted, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if found < wanted:
+            hint = "" if found else "\n  try: --backend gloo, on the CPU"
+            raise UserError(f"--backend nccl needs {wanted} CUDA devices on this node, torch finds {found}{hint}")
 
 
 def check_launch() -> None:
@@ -282,13 +311,13 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
     weights = read_weights(options.weights) if options.weights else {}
-    guessed = [] if options.resume else init_parameters(model, options.seed)
+    guessed = [] if options.resume else init_parameters(model, options.seed or 0)
     fill_unsaved(model, weights)
     if options.resume:
         folder = last_checkpoint(options.resume)
         try:
             done = load_checkpoint(folder, model, optimizer)
-        except KeyError as error:
+        except (KeyError, ValueError) as error:
             raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
         if rank == 0:
             print(f"resumed {folder} at step {done}", flush=True)
@@ -335,13 +364,19 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         if mesh.rank == 0:
             describe(model, mesh)
         return
-    optimizer = make_optimizer(model, options.lr)
-    mesh.random.seed = options.seed
+    optimizer = make_optimizer(model)
     done = prepare(model, optimizer, options, mesh.rank)
+    if options.lr is not None:  # what is asked for goes before what the checkpoint holds
+        for group in optimizer.param_groups:
+            group["lr"] = options.lr
+    if options.seed is not None:
+        mesh.random.seed = options.seed
     if options.data:
-        batches = loader_batches(options.data, mesh, options.seed, done)
+        batches = loader_batches(options.data, mesh, mesh.random.seed, done)
     else:
-        batches = synthetic_batches(mesh, options.seed, done)
+        batches = synthetic_batches(mesh, mesh.random.seed, done)
+    if done >= options.steps and mesh.rank == 0:
+        print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     for step in range(done + 1, options.steps + 1):
         batch = next(batches)
         synchronise(mesh.device)
@@ -364,12 +399,15 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
 def main() -> int:
     options = parse_arguments()
     try:
+        check_options(options)
         check_launch()
+        check_devices(options.backend)
         run(options, ParallelMesh.from_environment(MESH, options.backend))
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")
-        if rank == "0" or isinstance(error, BatchError):
-            print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr, flush=True)
+        if rank != "0" and not isinstance(error, BatchError):
+            time.sleep(PATIENCE)  # rank 0 fails too, and its end ends this process; if not, it is for this rank to say
+        print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr, flush=True)
         return 2
     dist.destroy_process_group()
     return 0

@@ -55,24 +55,28 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Writes model, optimizer and step; the folder appears only when it is complete."""
+    """Writes model, optimizer, step and the seed of dropout; the folder appears only when it is complete."""
     named = {names[0]: tensor for names, tensor in _named(model)}
     state: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in named.items()}
     for name, tensor in named.items():
         for slot, value in optimizer.state.get(tensor, {}).items():
             state[f"optimizer.{name}.{slot}"] = value
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
     partial = Path(f"{folder}.partial")
     dcp.save(state, checkpoint_id=partial)
     if dist.get_rank() == 0:
-        (partial / "training.json").write_text(json.dumps({"step": step, "groups": groups}, indent=1))
+        (partial / "training.json").write_text(json.dumps({"step": step, "seed": seed, "groups": groups}, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     dist.barrier()
 
 
 def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Loads what save_checkpoint wrote, on any mesh; returns the step."""
+    """Loads what save_checkpoint wrote, on any mesh, and sets the seed of dropout; returns the step.
+
+    KeyError names what the checkpoint lacks, ValueError what has another size there.
+    """
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     wanted: dict[str, tuple[Any, Sharding]] = {}
     for names, tensor in _named(model):
@@ -85,6 +89,9 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     if missing:
         raise KeyError(f"the checkpoint {folder} lacks {', '.join(missing)}")
     shapes = {key: tuple(cast(TensorStorageMetadata, saved[key]).size) for key in wanted}
+    for key, (x, own) in wanted.items():
+        if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
+            raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {own.shape}")
     dcp.load({key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}, checkpoint_id=folder)
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
@@ -94,6 +101,8 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     training = json.loads((Path(folder) / "training.json").read_text())
     for group, values in zip(optimizer.param_groups, training["groups"], strict=True):
         group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    for _, own in wanted.values():
+        own.mesh.random.seed = training.get("seed", own.mesh.random.seed)
     return int(training["step"])
 
 
