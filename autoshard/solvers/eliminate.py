@@ -13,6 +13,7 @@ from autoshard.solvers.order import Elimination
 from autoshard.solvers.tables import Cases, Recipe, Store, Term
 
 _SLAB = 1 << 17  # joint entries that are summed at once
+_MOST_COPIED = 1 << 23  # entries of a part that is written out once for all slabs instead of once for each
 
 
 def run(store: Store, plan: Elimination) -> float:
@@ -94,6 +95,13 @@ class Part(NamedTuple):
             table, new = table[(slice(None),) * axis + (window,)], slice(None)
         return Part(table, (*self.rows[:axis], new, *self.rows[axis + 1 :]))
 
+    def whole(self, shape: Sequence[int]) -> Part:
+        """The same with its table written out, where that is small. `shape`: of all axes."""
+        length = math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
+        if length > _MOST_COPIED or not any(isinstance(rows, np.ndarray) for rows in self.rows):
+            return self
+        return Part(self.array(), tuple(None if rows is None else slice(None) for rows in self.rows))
+
     def array(self) -> Floats:
         table = self.table
         for axis in range(len(self.rows) - 1, -1, -1):  # the last axis is slow to pick from: while the table is small
@@ -128,6 +136,8 @@ def _slabs(parts: Sequence[Part], depth: int, result: Floats) -> None:
     if result.size > most:
         axis = next(a for a, length in enumerate(result.shape) if length > 1)
         rows = max(1, most * result.shape[axis] // result.size)
+        shape = (depth, *result.shape)
+        parts = [part.whole(shape) if part.rows[axis + 1] is None else part for part in parts]
         for low in range(0, result.shape[axis], rows):
             window = slice(low, low + rows)
             piece = result[(slice(None),) * axis + (window,)]

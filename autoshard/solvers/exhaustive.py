@@ -10,6 +10,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.problem import Floats, Integers, Problem, Solution, Value
 from autoshard.solvers.result import finish
+from autoshard.units import format_bytes
 
 LARGEST = 2_000_000
 _SLAB = 1 << 16
@@ -45,8 +46,8 @@ def solve(problem: Problem) -> Solution:
 def _infeasible(problem: Problem, least: float) -> InfeasibleError:
     if math.isinf(least):
         return InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
-    over = least - problem.capacity_bytes
-    return InfeasibleError(f"no plan fits: the smallest peak is {over:.0f} bytes above {problem.capacity_bytes:.0f}")
+    over, capacity = format_bytes(least - problem.capacity_bytes), format_bytes(problem.capacity_bytes)
+    return InfeasibleError(f"no plan fits: the smallest peak is {over} above the capacity of {capacity}")
 
 
 def _seconds(problem: Problem, digits: list[Integers], count: int) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +15,12 @@ from autoshard.solvers.minimise import Minimum, minimise
 from autoshard.solvers.result import TOLERANCE
 from autoshard.solvers.tables import Contents
 
-_SHIFTS = 8  # rounds of shifting shares
+_SHIFTS = 3  # rounds of shifting shares
 _WINDOWS = 12  # stretches per pass
 _PASSES = 3
+_MOST_WORK = 1_000_000_000  # joint entries of all stretches: a count, so that plans don't depend on the clock
+_STRETCH_ENTRIES = 2_000_000  # the budget of one stretch
+_NEAR = 1e-4  # relative gap that is not worth more work
 
 
 def improved(problem: Problem, contents: Contents, found: Minimum, budget: int) -> Minimum:
@@ -28,16 +31,18 @@ def improved(problem: Problem, contents: Contents, found: Minimum, budget: int) 
     if found.exact:
         return found
     bound, best = found.bound, _polished(problem, found.choice)
-    for choice, higher in _shifted(problem, contents, found, budget):
-        bound = max(bound, higher)
-        best = min(best, _polished(problem, choice), key=lambda c: objective(problem, c))
-        if objective(problem, best) - bound <= TOLERANCE * abs(bound):
-            break
-    else:
-        best = stretches(problem, contents, best, budget)
+    shifted = _shifted(problem, contents, found, budget)
+    while not _near(objective(problem, best), bound) and (again := next(shifted, None)):
+        bound = max(bound, again[1])
+        best = min(best, _polished(problem, again[0]), key=lambda c: objective(problem, c))
+    best = stretches(problem, contents, best, budget, bound)
     if math.isinf(objective(problem, best)):
         raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
     return replace(found, bound=bound, choice=best)
+
+
+def _near(value: float, bound: float) -> bool:
+    return value - bound <= _NEAR * abs(bound)
 
 
 def _polished(problem: Problem, choice: Choice) -> Choice:
@@ -63,9 +68,8 @@ def softened(problem: Problem) -> Problem:
     )
 
 
-def _shifted(problem: Problem, contents: Contents, found: Minimum, budget: int) -> list[tuple[Choice, float]]:
+def _shifted(problem: Problem, contents: Contents, found: Minimum, budget: int) -> Iterator[tuple[Choice, float]]:
     """Choices and bounds after moving shares of a target towards the consumers that use it together."""
-    results: list[tuple[Choice, float]] = []
     shares = {v: np.full((len(problem.values[v].consumers), len(problem.values[v].bytes)), 0.0) for v in found.relaxed}
     for v in shares:
         shares[v] += 1.0 / len(shares[v])
@@ -73,9 +77,8 @@ def _shifted(problem: Problem, contents: Contents, found: Minimum, budget: int) 
     for round_ in range(_SHIFTS if found.relaxed else 0):
         shares = {v: _shift(problem, v, shares[v], choice, 1.0 / (round_ + 2)) for v in shares}
         again = minimise(problem, contents, shares=shares, budget_entries=budget)
-        results.append((again.choice, again.bound))
+        yield again.choice, again.bound
         choice = again.choice
-    return results
 
 
 def _shift(problem: Problem, v: int, shares: Floats, choice: Choice, step: float) -> Floats:
@@ -89,16 +92,23 @@ def _shift(problem: Problem, v: int, shares: Floats, choice: Choice, step: float
     return np.asarray(shares + step * (wanted - shares))
 
 
-def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int) -> Choice:
-    """Frees one stretch of nodes at a time, fixes the rest, and solves that exactly; keeps what is better."""
+def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int, bound: float) -> Choice:
+    """Frees one stretch of nodes at a time, fixes the rest, and solves that; keeps what is better.
+
+    Ends after `_MOST_WORK`, or when the choice is near the lower bound `bound`.
+    """
     if math.isinf(objective(problem, choice)):
         return choice
     best, value = choice, objective(problem, choice)
     width = max(2, 2 * len(choice) // _WINDOWS)
+    budget, work = min(budget, _STRETCH_ENTRIES), 0
     for _ in range(_PASSES):
         before = value
         for low in range(0, len(choice), max(1, width // 2)):
+            if _near(value, bound) or work > _MOST_WORK:
+                return best
             again = minimise(problem, contents, allowed=window(problem, best, low, width), budget_entries=budget)
+            work += again.work
             if objective(problem, again.choice) < value:
                 best, value = again.choice, objective(problem, again.choice)
         if value >= before * (1 - TOLERANCE):

@@ -21,6 +21,7 @@ from autoshard.solvers.master import mixture
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise
 from autoshard.solvers.result import TOLERANCE, finish, peak
 from autoshard.solvers.tables import Contents
+from autoshard.units import format_bytes
 
 _ROUNDS = 40  # unlimited solves per dual
 _PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
@@ -219,7 +220,8 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     if dual.bound > capacity * (1 + TOLERANCE):
         over = dual.bound - capacity
         raise InfeasibleError(
-            f"no plan fits: every plan needs at least {over:.0f} bytes more than the capacity of {capacity:.0f} bytes",
+            f"no plan fits: every plan needs at least {format_bytes(over)} more than the capacity of "
+            f"{format_bytes(capacity)}",
             "more devices, a smaller batch, or a leaner optimizer",
         )
     linked = links(problem)
@@ -232,8 +234,8 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     if choice is None:
         best = min(column.peak for column in (*starts, *lean))
         raise InfeasibleError(
-            f"no plan found that fits, which is not proven: the smallest peak found is {best:.0f} bytes, the capacity "
-            f"{capacity:.0f} bytes, and no plan needs less than {dual.bound:.0f} bytes",
+            f"no plan found that fits, which is not proven: the smallest peak found is {format_bytes(best)}, the "
+            f"capacity {format_bytes(capacity)}, and no plan needs less than {format_bytes(dual.bound)}",
             "more devices, a smaller batch, or a leaner optimizer",
         )
     return choice

@@ -15,7 +15,7 @@ from autoshard.solvers.encode import Encoded, Style, encode
 from autoshard.solvers.tables import Contents, Store
 
 BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables together
-_WORK_PER_ENTRY = 64  # joint entries minimised per entry of the budget: the limit on time
+_WORK_PER_ENTRY = 8  # joint entries minimised per entry of the budget: the limit on time
 _TERM_SHARE = 16  # the largest term that is written down is this part of the budget
 _EASY = 20_000_000  # joint entries: not worth looking for a better order
 

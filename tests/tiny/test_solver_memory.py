@@ -19,6 +19,7 @@ from autoshard.solvers.lagrangian import condensed, minimum_memory_bound
 from autoshard.solvers.local import Aim, descend, footprints, links, options
 from autoshard.solvers.master import mixture
 from autoshard.solvers.result import peak
+from autoshard.units import format_bytes
 from tests.random_problems import limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -92,7 +93,10 @@ def test_infeasible_is_proven_with_the_shortfall() -> None:
     assert least > 0
     bound = minimum_memory_bound(problem)
     capacity = 0.5 * bound
-    with pytest.raises(InfeasibleError, match=f"at least {bound - capacity:.0f} bytes more than the capacity"):
+    with pytest.raises(
+        InfeasibleError,
+        match=f"at least {format_bytes(bound - capacity)} more than the capacity of {format_bytes(capacity)}",
+    ):
         dp.solve(replace(problem, capacity_bytes=capacity))
     assert dp.solve(replace(problem, capacity_bytes=least)).peak_bytes == least
 
