@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -62,11 +61,6 @@ class Formulation:
     problem: Problem
     sites: tuple[Site, ...]
     values: tuple[ValueSite, ...]
-
-    @cached_property
-    def node_of(self) -> dict[tuple[str, str], int]:
-        """(kind, name) -> node index."""
-        return {(site.kind, site.name): index for index, site in enumerate(self.sites)}
 
 
 def formulate(

@@ -120,23 +120,6 @@ def all_pairs(
     return prices.all_pairs(sources, targets)
 
 
-def pair_seconds(
-    sources: Sequence[Layout],
-    targets: Sequence[Layout],
-    shape: Sequence[int],
-    dtype: str,
-    mesh: Mesh,
-    differentiable: bool,
-    collective_seconds: CollectiveSeconds,
-    copy_seconds: float = COPY_SECONDS,
-) -> Floats:
-    """Forward plus backward seconds of `path` for all pairs, as [source, target]; inf where there is none."""
-    forward, backward = all_pairs(
-        sources, targets, shape, dtype, mesh, differentiable, collective_seconds, copy_seconds
-    )
-    return forward + backward
-
-
 def steps_between(
     sources: Sequence[Layout],
     targets: Sequence[Layout],

@@ -25,7 +25,7 @@ from autoshard.layout import (
     normalise,
 )
 from autoshard.mesh import Mesh
-from autoshard.redistribute import BACKWARD, FORWARD, Step, all_pairs, dim_cuts, kind, pair_seconds, path, runtime_call
+from autoshard.redistribute import BACKWARD, FORWARD, Step, all_pairs, dim_cuts, kind, path, runtime_call
 
 KINDS = ("S", "R", "R+", "P")
 FACTORS = {"all_gather": 1.0, "reduce_scatter": 1.1, "all_reduce": 2.0, "all_to_all": 0.3}
@@ -88,7 +88,7 @@ def test_inner_axis_steps_aside_for_the_outer_one() -> None:
 def test_misaligned_blocks_have_no_path() -> None:
     mesh = Mesh.parse("a=2,b=2")
     assert path(layout("S0 S0/3"), layout("R R"), (12,), "float32", mesh, True, seconds) is None
-    assert math.isinf(pair_seconds([layout("S0 S0/3")], [layout("R R")], (12,), "float32", mesh, True, seconds)[0, 0])
+    assert math.isinf(all_pairs([layout("S0 S0/3")], [layout("R R")], (12,), "float32", mesh, True, seconds)[0][0, 0])
 
 
 def test_without_gradient_partial_gradients_are_free() -> None:
@@ -239,8 +239,8 @@ def test_path_and_all_pairs_equal_brute_force(
 def test_same_answer_every_time_and_in_any_company() -> None:
     mesh, shape = Mesh.parse("a=2,b=4"), (64, 96)
     layouts = [layout(f"{x} {y}") for x in ("R", "S0", "S1/3", "P") for y in ("R+", "S1", "S0", "S1/3*4", "P")]
-    together = pair_seconds(layouts, layouts, shape, "bfloat16", mesh, True, seconds)
-    again = pair_seconds(layouts[::-1], layouts[::-1], shape, "bfloat16", mesh, True, seconds)[::-1, ::-1]
+    together = sum(all_pairs(layouts, layouts, shape, "bfloat16", mesh, True, seconds))
+    again = sum(all_pairs(layouts[::-1], layouts[::-1], shape, "bfloat16", mesh, True, seconds))[::-1, ::-1]
     assert together == pytest.approx(again, rel=1e-12)
     for i, j in itertools.product(range(0, len(layouts), 3), range(0, len(layouts), 2)):
         one = path(layouts[i], layouts[j], shape, "bfloat16", mesh, True, seconds)
