@@ -1,0 +1,67 @@
+"""What a caller may say to a solver, and the clock that it looks at while it works."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Clock:
+    """Counts from its making. `over` is set by the limit, or by `stop` (Ctrl-C): then the best so far is returned."""
+
+    limit_seconds: float = float("inf")
+    started: float = field(default_factory=time.perf_counter)
+    stopped: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit, never negative; 0 once stopped."""
+        return 0.0 if self.stopped else max(0.0, self.limit_seconds - self.seconds)
+
+    @property
+    def over(self) -> bool:
+        return self.left <= 0.0
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a person;
+    propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
+    """
+
+    clock: Clock = field(default_factory=Clock)
+    engine: str = "highs"
+    pinned: Mapping[int, int] = field(default_factory=dict)
+    budget_entries: int | None = None
+
+
+@contextlib.contextmanager
+def interruptible(clock: Clock) -> Iterator[Clock]:
+    """Within it the first Ctrl-C stops the clock, and the second one the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield clock
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: Any) -> None:
+        clock.stop()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield clock
+    finally:
+        signal.signal(signal.SIGINT, before)
