@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from autoshard.errors import UsageError
+from autoshard.errors import InfeasibleError, UsageError
 from autoshard.problem import Problem, Solution
 from autoshard.solvers import dp, exhaustive
+from autoshard.solvers.check import check, check_pins
 from autoshard.solvers.minimise import BUDGET_ENTRIES
 from autoshard.solvers.options import Clock, Options
+from autoshard.solvers.pinned import original, restricted
 
 __all__ = ["SOLVERS", "Clock", "Options", "solve"]
 
@@ -16,10 +19,28 @@ SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "dp": lambda problem, options: dp.solve(problem, budget_entries=options.budget_entries or BUDGET_ENTRIES),
     "exhaustive": lambda problem, options: exhaustive.solve(problem),
 }
+_NAMED = 8  # pins that an error lists
 
 
 def solve(problem: Problem, solver: str = "dp", options: Options | None = None) -> Solution:
-    """Raises UsageError that lists the known solvers, InfeasibleError where no plan exists or fits."""
+    """Pins (`options.pinned`) hold in every solver.
+
+    Raises UsageError that lists the known solvers or says what is wrong with the problem, InfeasibleError where no plan
+    exists or fits.
+    """
+    options = options or Options()
     if solver not in SOLVERS:
         raise UsageError(f"unknown solver {solver!r}: expected one of {', '.join(sorted(SOLVERS))}")
-    return SOLVERS[solver](problem, options or Options())
+    check(problem)
+    check_pins(problem, options.pinned)
+    pinned = dict(options.pinned)
+    try:
+        found = SOLVERS[solver](restricted(problem, pinned), replace(options, pinned=dict.fromkeys(pinned, 0)))
+    except InfeasibleError as error:
+        if not pinned:
+            raise
+        names = [problem.nodes[n].name for n in sorted(pinned)]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        said = f"{error.message} (pinned: {', '.join(names[:_NAMED])}{more})"
+        raise InfeasibleError(said, error.hint or "without some of the pins") from error
+    return replace(found, choice=original(found.choice, pinned))
