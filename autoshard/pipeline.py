@@ -81,14 +81,15 @@ def make_plan(
     limit: float | None,
 ) -> Plan:
     """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for. `limit`: bytes a device."""
-    from autoshard import search
+    from autoshard import search, styles
+    from autoshard.plan_of import Origin
 
-    origin = search.Origin(request.spec, tuple(sorted(request.arguments.items())))
+    origin = Origin(request.spec, tuple(sorted(request.arguments.items())))
     name, _, seed = strategy.partition(":")
     if name == "random":
         if not seed.isdecimal():
             raise UsageError(f"--strategy {strategy}: expected a whole number after the colon", "--strategy random:1")
-        return search.random_plan(graph, mesh, hardware, int(seed), origin=origin)
+        return styles.random_plan(graph, mesh, hardware, int(seed), origin=origin)
     if strategy == "megatron":
         return search.megatron_plan(graph, mesh, hardware, origin=origin)
     if strategy != "best":

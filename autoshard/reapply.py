@@ -12,8 +12,8 @@ from autoshard.graph.serialize import graph_hash
 from autoshard.hardware import Hardware
 from autoshard.layout import Layout
 from autoshard.plan import Plan, RedistributionPlan, TensorPlan
+from autoshard.plan_of import priced, redistribution
 from autoshard.rules.strategy import Strategy
-from autoshard.search import priced, redistribution
 
 Key = tuple[str, str, int]  # (module, target, ordinal among these): a name of an op that holds across sizes
 Place = tuple[Key, int]  # an operand of an op; outputs are ops of their own

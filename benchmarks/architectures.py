@@ -138,7 +138,8 @@ def plans(
     """(label, function that makes the plan): the best on each mesh, and random ones."""
     from autoshard.hardware import load_hardware
     from autoshard.mesh import Mesh
-    from autoshard.search import random_plan, search
+    from autoshard.search import search
+    from autoshard.styles import random_plan
 
     hardware = load_hardware("a100-80g-sxm")
     for text in meshes:

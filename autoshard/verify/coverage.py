@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard import costs, redistribute, search, solvers
+from autoshard import costs, plan_of, redistribute, solvers
 from autoshard.formulate import Formulation
 from autoshard.graph.model import Graph, Op, Tensor
 from autoshard.layout import Layout, Placement, Shard, local_sizes
@@ -169,9 +169,9 @@ def forced_plan(formulation: Formulation, kind: str) -> Plan | None:
         seconds[choices] = nodes[node].seconds[choices]
         nodes[node] = replace(nodes[node], seconds=seconds)
     solution = solvers.solve(replace(formulation.problem, nodes=tuple(nodes)))
-    origin = search.Origin(formulation.graph.source)
-    plan = search.plan_of(formulation, solution, origin, formulation.problem.capacity_bytes, f"forced: {kind}")
-    return search.priced(plan, formulation.graph, formulation.hardware)
+    origin = plan_of.Origin(formulation.graph.source)
+    plan = plan_of.plan_of(formulation, solution, origin, formulation.problem.capacity_bytes, f"forced: {kind}")
+    return plan_of.priced(plan, formulation.graph, formulation.hardware)
 
 
 def _forcing_op(formulation: Formulation, kind: str) -> Pins | None:

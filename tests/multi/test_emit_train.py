@@ -21,7 +21,8 @@ from autoshard.graph.load import load_model
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.search import megatron_plan, random_plan
+from autoshard.search import megatron_plan
+from autoshard.styles import random_plan
 
 GPT2 = "examples/gpt2.py:build"
 SIZES = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 29, "dropout": 0.0}

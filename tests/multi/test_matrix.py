@@ -24,7 +24,8 @@ from autoshard.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.program.model import Program
 from autoshard.reapply import reapply
-from autoshard.search import covering_plans, megatron_plan, random_plan, search
+from autoshard.search import megatron_plan, search
+from autoshard.styles import covering_plans, random_plan
 from autoshard.verify import Case, Proof, check_files, make_case
 from autoshard.verify.coverage import Coverage, forced_plan, redistribution_coverage, strategy_coverage
 

@@ -15,7 +15,7 @@ from autoshard.graph.capture import capture_model
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.search import random_plan
+from autoshard.styles import random_plan
 from autoshard.verify.case import written
 from autoshard.verify.lockstep import run_lockstep
 from autoshard.verify.package import Package, load_package

@@ -28,6 +28,8 @@ RANKS = [
     ["formulate", "plan"],
     ["program", "plan_io"],
     ["simulate"],
+    ["plan_of"],
+    ["styles"],
     ["search"],
     ["reapply"],
     ["words"],

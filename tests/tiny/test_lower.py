@@ -13,7 +13,8 @@ from autoshard.mesh import Mesh
 from autoshard.plan import Plan
 from autoshard.program.check import check
 from autoshard.program.lower import chosen_strategies, lower, split
-from autoshard.search import covering_plans, megatron_plan, random_plan, search
+from autoshard.search import megatron_plan, search
+from autoshard.styles import covering_plans, random_plan
 from tests.graphs import mlp_graph
 
 GRAPH = mlp_graph(batch=6, hidden=10)

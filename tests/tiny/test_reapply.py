@@ -10,7 +10,8 @@ from autoshard.mesh import Mesh
 from autoshard.program.check import check
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.reapply import reapply
-from autoshard.search import random_plan, search
+from autoshard.search import search
+from autoshard.styles import random_plan
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")

@@ -14,11 +14,13 @@ from autoshard.errors import UsageError
 from autoshard.graph.model import Graph
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
+from autoshard.plan_of import Origin
 from autoshard.report.flops import ideal_seconds
 from autoshard.report.memory import KINDS, by_kind
 from autoshard.report.page import verdict
 from autoshard.report.series import series
-from autoshard.search import Origin, random_plan, search
+from autoshard.search import search
+from autoshard.styles import random_plan
 from tests.graphs import mlp_graph
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}

@@ -9,9 +9,10 @@ from autoshard.graph.model import Graph, Op, Tensor
 from autoshard.hardware import load_hardware
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
+from autoshard.plan_of import Origin
 from autoshard.plan_text import command, gap_words, summary, table
 from autoshard.rules.strategy import Choice, Strategy
-from autoshard.search import Origin, search
+from autoshard.search import search
 from tests.graphs import mlp_graph
 
 MESH = Mesh((("dp", 2), ("tp", 2)))

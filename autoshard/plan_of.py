@@ -1,0 +1,138 @@
+"""From a solution to a plan: every decision in the words of the graph, and the real price of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autoshard import redistribute
+from autoshard.errors import UsageError
+from autoshard.formulate import Formulation, Site
+from autoshard.graph.model import Graph
+from autoshard.graph.serialize import graph_hash
+from autoshard.hardware import Hardware, hardware_text
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
+from autoshard.problem import Solution
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the user named, so that a plan can be rebuilt and verified: the model and its keyword arguments."""
+
+    model: str = ""
+    arguments: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+
+def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
+    """The plan with the step time and peak memory of the very program that is emitted."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    timeline = simulate(lower(plan, graph), graph, hardware)
+    return replace(plan, predicted_seconds=timeline.step_seconds, predicted_peak_bytes=timeline.peak_bytes)
+
+
+def plan_of(
+    formulation: Formulation, solution: Solution, origin: Origin, capacity_bytes: float, decided_by: str
+) -> Plan:
+    """Every decision of `solution`, in the words of the graph."""
+    graph, sites = formulation.graph, formulation.sites
+    chosen = list(zip(sites, solution.choice, strict=True))
+    stored = {
+        kind: tuple(_tensor_plan(graph, s, c, decided_by) for s, c in chosen if s.kind == kind)
+        for kind in ("input", "parameter", "buffer")
+    }
+    ops = tuple(_op_plan(formulation, site, choice, decided_by) for site, choice in chosen if site.kind == "op")
+    return Plan(
+        graph_hash(graph),
+        origin.model,
+        origin.arguments,
+        formulation.mesh,
+        formulation.hardware.name,
+        hardware_text(formulation.hardware),
+        graph.precision,
+        graph.optimizer,
+        stored["input"],
+        stored["parameter"],
+        stored["buffer"],
+        ops,
+        _redistributions(formulation, solution.choice),
+        solution.objective,
+        solution.peak_bytes,
+        capacity_bytes,
+        Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
+        _versions(),
+    )
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    from importlib.metadata import version
+
+    from autoshard import __version__  # of this very code: a clone need not be installed
+
+    return (("autoshard", __version__), ("numpy", version("numpy")))
+
+
+def _tensor_plan(graph: Graph, site: Site, choice: int, decided_by: str) -> TensorPlan:
+    paths = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
+    return TensorPlan(site.name, paths.get(site.name, site.name), site.layouts[choice], decided_by)
+
+
+def _op_plan(formulation: Formulation, site: Site, choice: int, decided_by: str) -> OpPlan:
+    from autoshard import costs
+
+    strategy = site.strategies[choice]
+    op = formulation.graph.by_op[site.name]
+    forward, backward = costs.op_seconds(formulation.hardware, formulation.mesh, formulation.graph, op, strategy)
+    return OpPlan(op.name, str(strategy), strategy.variant, forward, backward, decided_by)
+
+
+def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
+    found = []
+    for value, site in zip(formulation.problem.values, formulation.values, strict=True):
+        if site.tied:
+            continue
+        source = site.sources[value.source[choice[value.producer]]]
+        consumers: dict[Layout, list[str]] = {}
+        for consumer, targets in zip(value.consumers, value.targets, strict=True):
+            target = site.targets[targets[choice[consumer]]]
+            consumers.setdefault(target, []).append(_label(formulation.sites[consumer]))
+        for target, names in consumers.items():
+            if target != source:
+                found.append(
+                    redistribution(
+                        formulation.graph, formulation.mesh, formulation.hardware, site.tensor, source, target, names
+                    )
+                )
+    return tuple(found)
+
+
+def _label(site: Site) -> str:
+    return site.name if site.kind == "op" else "output" if site.name.startswith("output") else "buffer update"
+
+
+def redistribution(
+    graph: Graph, mesh: Mesh, hardware: Hardware, tensor: str, source: Layout, target: Layout, consumers: Sequence[str]
+) -> RedistributionPlan:
+    """The cheapest path from `source` to `target`, with its price."""
+    from autoshard import costs
+
+    info = graph.tensor(tensor)
+    differentiable = info.requires_grad and graph.loss is not None
+    path = redistribute.path(
+        source,
+        target,
+        info.shape,
+        info.dtype,
+        mesh,
+        differentiable,
+        lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
+    )
+    if path is None:
+        raise UsageError(f"{tensor}: no way from {source.on(mesh)} to {target.on(mesh)}")
+    steps = tuple((mesh.names[step.axis], str(step.before), str(step.after)) for step in path.steps)
+    return RedistributionPlan(
+        tensor, source, target, tuple(consumers), steps, path.forward_seconds, path.backward_seconds
+    )

@@ -1,0 +1,72 @@
+"""Plans that are not searched for: the strategies that a fixed style allows, and seeded random valid plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.formulate import Formulation, formulate
+from autoshard.graph.model import Graph, Op
+from autoshard.hardware import Hardware
+from autoshard.mesh import Mesh
+from autoshard.plan import Plan
+from autoshard.plan_of import Origin, plan_of, priced
+from autoshard.problem import Solution, objective
+from autoshard.rules.strategy import Strategy
+from autoshard.solvers import sampler
+
+# By target: the factors that tensor parallelism splits, the further factors of a weight that stay whole, and
+# whether the tensor axis may also leave the op whole.
+_WEIGHTS = {
+    "aten.linear": (("n", "m"), (), False),
+    "autoshard.linear_in_out": (("n", "m"), (), False),
+    "aten.embedding": (("vocabulary",), ("d",), False),
+    "aten.conv2d": (("o", "c"), (), False),
+    "aten.scaled_dot_product_attention": (("h",), (), True),
+    "aten.cross_entropy_loss": (("vocabulary",), (), True),
+}
+
+
+def megatron(op: Op, strategy: Strategy) -> bool:
+    """Megatron's style: the last axis splits heads, hidden and vocabulary, the others the batch."""
+    if op.target not in _WEIGHTS:
+        return True
+    split, whole, optional = _WEIGHTS[op.target]
+    *data, tensor = strategy.choices
+    if any(choice.factor in (*split, *whole) for choice in data):
+        return False
+    return tensor.factor in split or (optional and tensor.kind == "repeat")
+
+
+def random_plan(graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None) -> Plan:
+    """A seeded random valid plan: any strategy of any op, every redistribution possible. Memory is not limited."""
+    formulation = formulate(graph, mesh, hardware, float("inf"))
+    choice = sampler.random_choice(formulation.problem, seed)
+    return _chosen(formulation, choice, origin, f"random:{seed}")
+
+
+def covering_plans(
+    graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None
+) -> list[Plan]:
+    """A few valid plans that together use every strategy that every *different* op of the graph offers."""
+    formulation = formulate(graph, mesh, hardware, float("inf"))
+    wanted = _different_ops(formulation)
+    choices = sampler.cover(formulation.problem, seed, wanted)
+    return [_chosen(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]
+
+
+def _different_ops(formulation: Formulation) -> list[int]:
+    """One node for each different (target, strategies) among the ops."""
+    seen: dict[tuple[object, ...], int] = {}
+    for node, site in enumerate(formulation.sites):
+        if site.kind == "op":
+            op = formulation.graph.by_op[site.name]
+            seen.setdefault((op.target, tuple(map(str, site.strategies))), node)
+    return list(seen.values())
+
+
+def _chosen(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
+    seconds = objective(formulation.problem, choice)
+    solution = Solution(tuple(choice), seconds, 0.0, 0.0, 0.0, decided_by, "feasible")
+    graph = formulation.graph
+    plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
+    return priced(plan, graph, formulation.hardware)
