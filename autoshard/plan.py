@@ -7,7 +7,25 @@ from dataclasses import dataclass
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one choice costs by the additive model, on the device that holds most; all parts add up to the objective.
+
+    `compute_seconds`: forward and backward, or the optimizer's update; `repeated_seconds`: what of it other devices do
+    too. `communication_seconds`: collectives inside it, and the redistributions made for it (for the first of several
+    consumers). `memory_bytes`: what it keeps alive at the peak. `runner_up` is the best other choice while everything
+    else stays as it is, `runner_up_seconds` what it would cost more; "" where there is no other.
+    """
+
+    compute_seconds: float = 0.0
+    repeated_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    memory_bytes: float = 0.0
+    runner_up: str = ""
+    runner_up_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -20,6 +38,7 @@ class OpPlan:
     forward_seconds: float
     backward_seconds: float
     decided_by: str = "search"
+    parts: Parts = Parts()
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,7 @@ class TensorPlan:
     path: str
     layout: Layout
     decided_by: str = "search"
+    parts: Parts = Parts()
 
 
 @dataclass(frozen=True)
@@ -50,12 +70,58 @@ class RedistributionPlan:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The solver's word: objective and lower bound of the additive problem, in seconds, and how it was solved."""
+    """The solver's word on the additive problem, in seconds: objective of this plan and a bound on every plan's.
+
+    `level_objective` and `level_bound` are the same for what the level minimises: seconds of communication and
+    repeated work (level 0), bytes (level 1), seconds (level 2). A bound of 0 says nothing.
+    """
 
     solver: str
     status: str
     objective_seconds: float
     lower_bound_seconds: float
+    level_objective: float = 0.0
+    level_bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A whole plan that was simulated: how it was found, its objective, and the step and memory of its program.
+
+    `outcome`: chosen, not better, or too large.
+    """
+
+    name: str
+    outcome: str
+    objective_seconds: float
+    predicted_seconds: float
+    predicted_peak_bytes: float
+
+
+@dataclass(frozen=True)
+class MeshTried:
+    """One mesh of the mesh search. `outcome`: chosen, slower, too large, not better by its bound, out of time.
+
+    `bound_seconds` is what no plan on it can be below; the predictions are 0 where no plan was made on it.
+    """
+
+    mesh: Mesh
+    outcome: str
+    bound_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    predicted_peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss."""
+
+    level: int = 2
+    pins: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    meshes: tuple[MeshTried, ...] = ()
+    notes: tuple[str, ...] = ()
+    cut_short: bool = False  # by the clock, or Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -78,3 +144,4 @@ class Plan:
     capacity_bytes: float
     certificate: Certificate
     versions: tuple[tuple[str, str], ...] = ()
+    search: Search = Search()

@@ -75,7 +75,9 @@ def _text(value: Any) -> str:
 
 
 def _block(value: Any) -> str:
-    """JSON text; a list of records takes one line a record."""
+    """JSON text; a list of records takes one line a record, a record with lists one line a field."""
+    if isinstance(value, dict) and any(isinstance(item, list) for item in value.values()):
+        return "{\n  " + ",\n  ".join(f"{_text(name)}: {_text(item)}" for name, item in value.items()) + "\n }"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(_text(item) for item in value) + "\n ]"
     return _text(value)

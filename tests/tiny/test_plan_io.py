@@ -14,14 +14,25 @@ from autoshard import plan_io
 from autoshard.errors import InvalidFileError
 from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard
 from autoshard.mesh import Mesh
-from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
+from autoshard.plan import (
+    Candidate,
+    Certificate,
+    MeshTried,
+    OpPlan,
+    Parts,
+    Plan,
+    RedistributionPlan,
+    Search,
+    TensorPlan,
+)
 
 PLACEMENTS = st.sampled_from([REPLICATE, REPLICATE_PARTIAL, PARTIAL, Shard(0), Shard(1, 3), Shard(2, 3, 64)])
 LAYOUTS = st.builds(Layout, st.tuples(PLACEMENTS, PLACEMENTS))
 NAMES = st.text(min_size=1, max_size=6)
 SECONDS = st.floats(min_value=0, allow_infinity=False, allow_nan=False)
-OPS = st.builds(OpPlan, NAMES, NAMES, NAMES, SECONDS, SECONDS, NAMES)
-TENSORS = st.builds(TensorPlan, NAMES, NAMES, LAYOUTS, NAMES)
+PARTS = st.builds(Parts, SECONDS, SECONDS, SECONDS, SECONDS, NAMES, SECONDS)
+OPS = st.builds(OpPlan, NAMES, NAMES, NAMES, SECONDS, SECONDS, NAMES, PARTS)
+TENSORS = st.builds(TensorPlan, NAMES, NAMES, LAYOUTS, NAMES, PARTS)
 MOVES = st.builds(
     RedistributionPlan,
     NAMES,
@@ -39,6 +50,11 @@ def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, 
     return st.lists(strategy, max_size=3).map(tuple)
 
 
+CANDIDATES = st.builds(Candidate, NAMES, NAMES, SECONDS, SECONDS, SECONDS)
+MESHES = st.builds(MeshTried, st.just(Mesh((("dp", 4),))), NAMES, SECONDS, SECONDS, SECONDS)
+SEARCHES = st.builds(
+    Search, st.integers(0, 2), few(NAMES), few(CANDIDATES), few(MESHES), few(NAMES), st.booleans()
+)  # fmt: skip
 PLANS = st.builds(
     Plan,
     graph_hash=NAMES,
@@ -57,8 +73,9 @@ PLANS = st.builds(
     predicted_seconds=SECONDS,
     predicted_peak_bytes=SECONDS,
     capacity_bytes=st.one_of(SECONDS, st.just(float("inf"))),
-    certificate=st.builds(Certificate, NAMES, NAMES, SECONDS, SECONDS),
+    certificate=st.builds(Certificate, NAMES, NAMES, SECONDS, SECONDS, SECONDS, SECONDS),
     versions=few(st.tuples(NAMES, NAMES)),
+    search=SEARCHES,
 )
 
 
