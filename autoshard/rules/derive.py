@@ -39,10 +39,17 @@ def choices(instance: Instance, refinements: tuple[tuple[str, tuple[tuple[int, i
         result.append(Choice("factor", factor))
         own = refined.get(factor, ()) if factor not in instance.rule.plain else ()
         result += [Choice("factor", factor, blocks, unit) for blocks, unit in own]
+    if instance.rule.together and set(factors_of(instance.rule.together[0])) <= set(instance.assignable):
+        result.append(Choice("factor", instance.rule.together[0]))
     result.append(Choice("repeat"))
     if instance.differentiable:
         result.append(Choice("repeat_partial"))
     return (*result, *(Choice("linear", operands=group) for group in instance.rule.linear))
+
+
+def factors_of(factor: str) -> tuple[str, ...]:
+    """The factors that a choice cuts: `t+e` cuts both."""
+    return tuple(factor.split("+"))
 
 
 def placements(instance: Instance, choice: Choice) -> Placements | str:
@@ -83,7 +90,7 @@ def _result(term: Term, choice: Choice, summed: bool, joined: bool) -> Placement
 def factor_shard(term: Term, choice: Choice) -> Shard | None:
     """Where the axis cuts this term, its blocks and unit left to `resolve` (which knows the sizes)."""
     for index, dim in enumerate(term.dims):
-        if choice.factor and choice.factor in dim.factors:
+        if choice.factor and any(factor in dim.factors for factor in factors_of(choice.factor)):
             return Shard(index)
     return None
 
@@ -93,9 +100,8 @@ def resolve(instance: Instance, term: Term, choice: Choice, placement: Placement
     if not isinstance(placement, Shard):
         return placement
     dim = term.dims[placement.dim]
-    _, blocks, unit = dim_cut(
-        part_sizes(instance, dim), dim.parts.index(choice.factor), (1, choice.blocks, choice.unit)
-    )
+    part = next(index for index, part in enumerate(dim.parts) if part in factors_of(choice.factor))
+    _, blocks, unit = dim_cut(part_sizes(instance, dim), part, (1, choice.blocks, choice.unit))
     return Shard(placement.dim, blocks, unit)
 
 
@@ -108,12 +114,15 @@ def sizes_problem(instance: Instance, chosen: tuple[Choice, ...], mesh_sizes: tu
     cuts: dict[str, list[tuple[int, Cut]]] = {}
     for axis, (choice, parts) in enumerate(zip(chosen, mesh_sizes, strict=True)):
         if choice.kind == "factor":
-            cuts.setdefault(choice.factor, []).append((axis, (parts, choice.blocks, choice.unit)))
+            for factor in factors_of(choice.factor):
+                cuts.setdefault(factor, []).append((axis, (parts, choice.blocks, choice.unit)))
+    lengths = dict(instance.lengths)
     for factor, own in cuts.items():
         empty = factor in instance.rule.empty
-        reason = factor_problem(instance.size[factor], tuple(cut for _, cut in own), empty)
-        if reason:
-            return f"{factor}: {reason}"
+        for size in lengths.get(factor) or (instance.size[factor],):
+            reason = factor_problem(size, tuple(cut for _, cut in own), empty)
+            if reason:
+                return f"{factor}: {reason}"
     if len(cuts) > 1:
         for dim in (dim for term in instance.rule.terms for dim in term.dims if len(dim.parts) > 1):
             reason = _product_problem(instance, dim, cuts)

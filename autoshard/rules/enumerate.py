@@ -172,7 +172,9 @@ def _normal(layout: Layout, shape: tuple[int, ...], mesh: Mesh, gradient: bool) 
 
 def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
     """The variant stands in where an axis is on one of its factors, or always where it names none."""
-    own = bound.rule.variant_factors
+    own, together = bound.rule.variant_factors, bound.rule.together
+    if together and any(choice.factor == together[0] for choice in chosen):
+        return together[1]
     return bound.rule.variant if not own or any(choice.factor in own for choice in chosen) else ""
 
 

@@ -29,6 +29,7 @@ class Facts:
 class Instance:
     """`rule` has one plain name or product per dim; dims of size 1 carry no factor. `sizes` is (factor, size) pairs.
 
+    `lengths` holds those of the dims of each resized factor, whose size is the shortest.
     `known` is False for an operator without a rule: all its dims are literal, so every axis repeats it.
     """
 
@@ -37,6 +38,7 @@ class Instance:
     results: tuple[Facts, ...]
     sizes: tuple[tuple[str, int], ...]
     known: bool = True
+    lengths: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
         return str(self.rule)
@@ -81,8 +83,10 @@ def bind(rule: Rule, operands: Sequence[Facts | None], results: Sequence[Facts],
     shapes = [(term, facts.shape) for term, facts in pairs]
     ranks = _multiple_ranks(rule, shapes, star)
     expanded = [_expand(rule, term, shape, ranks) for term, shape in shapes]
-    sizes = _sizes(rule, expanded, [shape for _, shape in shapes])
-    return _finish(rule, terms, expanded, sizes, ranks, operands, results)
+    lengths = _lengths(rule, expanded, [shape for _, shape in shapes])
+    sizes = _sizes(rule, expanded, [shape for _, shape in shapes], {f: min(own) for f, own in lengths.items()})
+    bound = _finish(rule, terms, expanded, sizes, ranks, operands, results)
+    return replace(bound, lengths=tuple(sorted(lengths.items())))
 
 
 def unbound(operands: Sequence[Facts | None], results: Sequence[Facts], known: bool) -> Instance:
@@ -141,12 +145,27 @@ def _expand(rule: Rule, term: Term, shape: tuple[int, ...], ranks: dict[str, int
     return dims
 
 
-def _sizes(rule: Rule, terms: list[list[Dim]], shapes: list[tuple[int, ...]]) -> dict[str, int]:
+def _lengths(rule: Rule, terms: list[list[Dim]], shapes: list[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The different lengths of the dims of each resized factor, ascending."""
+    found: dict[str, set[int]] = {}
+    for dims, shape in zip(terms, shapes, strict=True):
+        for dim, size in zip(dims, shape, strict=True):
+            if dim.factors and dim.factors[0] in rule.resized:
+                found.setdefault(dim.factors[0], set()).add(size)
+    return {factor: tuple(sorted(own)) for factor, own in found.items()}
+
+
+def _sizes(
+    rule: Rule, terms: list[list[Dim]], shapes: list[tuple[int, ...]], resized: dict[str, int]
+) -> dict[str, int]:
     """The size of every factor, from the dims in which all others are known, until nothing changes."""
     todo = [
-        (dim, size) for dims, shape in zip(terms, shapes, strict=True) for dim, size in zip(dims, shape, strict=True)
+        (dim, size)
+        for dims, shape in zip(terms, shapes, strict=True)
+        for dim, size in zip(dims, shape, strict=True)
+        if not dim.factors or dim.factors[0] not in resized
     ]
-    sizes: dict[str, int] = {}
+    sizes = dict(resized)
     while todo:
         rest = []
         for dim, size in todo:
@@ -197,6 +216,7 @@ def _finish(
         joined=names(rule.joined),
         empty=names(rule.empty),
         plain=names(rule.plain),
+        resized=names(rule.resized),
         linear=linear,
         variant_factors=names(rule.variant_factors),
         variant="" if rule.variant_factors and not names(rule.variant_factors) else rule.variant,

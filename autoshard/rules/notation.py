@@ -12,6 +12,8 @@
              `variant: f v` the runtime's `f` replaces the operator where an axis is on v (always, if none is named)
              `empty: v`     factors of which a device may hold nothing
              `plain: v`     factors cut without blocks or units: the variant knows its range from the axes alone
+             `resized: v`   factors whose dims differ in length (an image and its convolution): each is cut by its own
+             `together: t+e f` one axis may cut the factors t and e at once; the runtime's `f` then is what runs
 
 A factor that some result lacks must be listed as sum, whole or joined.
 """
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 
 ELLIPSIS = "..."
 _TOKEN = re.compile(r"\.\.\.|[A-Za-z_][A-Za-z0-9_]*\*?|\d+|\(|\)|\s+")
-_FACTOR_OPTIONS = ("sum", "whole", "joined", "empty", "plain")
+_FACTOR_OPTIONS = ("sum", "whole", "joined", "empty", "plain", "resized")
 
 
 class RuleError(ValueError):
@@ -79,9 +81,11 @@ class Rule:
     joined: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
+    resized: tuple[str, ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
     variant: str = ""
     variant_factors: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()  # (the factors joined by +, the variant) or nothing
 
     def __str__(self) -> str:
         operands = ", ".join("-" if term is None else str(term) for term in self.operands)
@@ -96,6 +100,8 @@ class Rule:
             yield "linear: " + ", ".join("+".join(map(str, group)) for group in self.linear)
         if self.variant:
             yield "variant: " + " ".join((self.variant, *self.variant_factors))
+        if self.together:
+            yield "together: " + " ".join(self.together)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -128,13 +134,14 @@ def _parse(text: str) -> Rule:
     values: dict[str, str] = {}
     for option in options:
         name, _, value = (part.strip() for part in option.partition(":"))
-        if name not in (*_FACTOR_OPTIONS, "linear", "variant") or name in values or not value:
+        if name not in (*_FACTOR_OPTIONS, "linear", "variant", "together") or name in values or not value:
             raise RuleError(f"bad option {option.strip()!r}")
         values[name] = value
     variant, *variant_factors = values.get("variant", "").split() or [""]
     listed = {name: tuple(values.get(name, "").split()) for name in _FACTOR_OPTIONS}
     linear = _parse_linear(values.get("linear", ""))
-    return Rule(operands, results, **listed, linear=linear, variant=variant, variant_factors=tuple(variant_factors))
+    own, together = tuple(variant_factors), tuple(values.get("together", "").split())
+    return Rule(operands, results, **listed, linear=linear, variant=variant, variant_factors=own, together=together)
 
 
 def _parse_linear(text: str) -> tuple[tuple[int, ...], ...]:
@@ -203,6 +210,8 @@ def _check(rule: Rule) -> None:
         lacking = any(factor not in term.factors for term in rule.results)
         if lacking and factor not in rule.sum + rule.whole + rule.joined:
             raise RuleError(f"factor {factor} is missing from a result: list it as sum:, whole: or joined:")
+    if rule.together and (len(rule.together) != 2 or not set(rule.together[0].split("+")) <= set(known)):
+        raise RuleError("together: expected factors joined by + and the name of a variant")
     for group in rule.linear:
         for operand in group:
             if operand >= len(rule.operands):
