@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import lru_cache
 
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
+from autoshard.costs.variants import Operands, variant_collectives
 from autoshard.graph.model import Graph, Op
 from autoshard.hardware import Hardware
-from autoshard.layout import Layout, Shard, largest_shape
+from autoshard.layout import Layout, largest_shape
 from autoshard.mesh import Mesh
 from autoshard.rules.strategy import Strategy
-
-Operands = tuple[LocalTensor | None, ...]
-LOSS_BYTES = 4  # the loss of a row is computed in float32
-COUNT_BYTES = 8  # of labels that are not ignored
 
 
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
     """Forward and backward seconds on the device that holds most; no backward in a graph without a loss."""
     operands, results = _locals(graph, op, strategy, mesh)
     forward, backward = compute_seconds(hardware, graph, op, operands, results, strategy.variant)
-    calls = variant_collectives(mesh, strategy.variant, operands, strategy.operands)
-    return forward + sum(collective_seconds(hardware, mesh, *call) for call in calls), backward
+    if not strategy.variant:
+        return forward, backward
+    inside = variant_collectives(mesh, op, strategy.variant, operands, strategy.operands)
+    calls = (inside.forward, inside.backward if backward else ())
+    there, back = (sum(collective_seconds(hardware, mesh, *call) for call in own) for own in calls)
+    return (max(forward, there), max(backward, back)) if inside.beside else (forward + there, backward + back)
 
 
 def compute_seconds(
@@ -72,29 +71,3 @@ def _local(graph: Graph, name: str, layout: Layout, mesh: Mesh) -> LocalTensor:
 @lru_cache(maxsize=65536)
 def _largest_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     return largest_shape(shape, layout, mesh)
-
-
-Call = tuple[int, str, float]  # (axis index, kind, full bytes)
-
-
-def variant_collectives(mesh: Mesh, variant: str, operands: Operands, layouts: tuple[Layout | None, ...]) -> list[Call]:
-    """The collectives that a variant's forward makes inside, in order. Backward makes none."""
-    inside = _VARIANTS.get(variant)
-    return inside(mesh, operands, layouts) if inside else []
-
-
-def _cross_entropy(mesh: Mesh, operands: Operands, layouts: tuple[Layout | None, ...]) -> list[Call]:
-    """Over the vocabulary: the maximum of each row, then three sums of it, stacked. Over rows: the count of labels."""
-    logits, layout = operands[0], layouts[0]
-    assert logits is not None and layout is not None
-    class_dim = 1 if len(logits.shape) > 1 else 0
-    rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
-    shards = [(axis, p) for axis, p in enumerate(layout.placements) if isinstance(p, Shard)]
-    vocabulary = [axis for axis, shard in shards if shard.dim == class_dim]
-    calls = [(axis, "all_reduce", float(stacked * rows * LOSS_BYTES)) for stacked in (1, 3) for axis in vocabulary]
-    return calls + [(axis, "all_reduce", float(COUNT_BYTES)) for axis, shard in shards if shard.dim != class_dim]
-
-
-_VARIANTS: dict[str, Callable[[Mesh, Operands, tuple[Layout | None, ...]], list[Call]]] = {
-    "parallel_cross_entropy": _cross_entropy,
-}

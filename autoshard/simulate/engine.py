@@ -1,9 +1,10 @@
 """Discrete-event simulation of one step of a Program on one device (SPMD: all devices do the same).
 
 One compute stream, one communication stream per mesh axis. As in the emitted code, the forward and backward run in
-program order and wait for their collectives; after the backward, the all-reduces of gradient buckets overlap with each
-other's copies, and the optimizer waits for all. Nothing else overlaps. Not modelled: the host's dispatch, gradient
-clipping, two axes that use one link at the same time (a bucket over several axes occupies all of them).
+program order and wait for their collectives (those of a ring run beside its computation); after the backward, the
+all-reduces of gradient buckets overlap with each other's copies, and the optimizer waits for all. Nothing else
+overlaps. Not modelled: the host's dispatch, gradient clipping, two axes that use one link at the same time (a bucket
+over several axes occupies all of them).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass, replace
 from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.memory import optimizer_seconds
-from autoshard.costs.operator import Call, compute_seconds, variant_collectives
+from autoshard.costs.operator import compute_seconds
+from autoshard.costs.variants import Call, variant_collectives
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
@@ -28,7 +30,10 @@ from autoshard.simulate.transfers import LOCAL, actions
 
 @dataclass(frozen=True)
 class Task:
-    """An event that has no time yet. It occupies all of `streams`, and is shown on the first."""
+    """An event that has no time yet. It occupies all of `streams`, and is shown on the first.
+
+    One `beside` the task before it does not wait for that one.
+    """
 
     name: str
     streams: tuple[str, ...]
@@ -38,6 +43,7 @@ class Task:
     module: str
     reason: str
     instruction: int | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,14 @@ class Schedule:
 
     def run_in_order(self, tasks: Iterable[Task], after: tuple[int, ...] = ()) -> None:
         """Each task waits for the one before; the first also for the events `after`."""
+        before = self.waits  # what the last task that stands beside no other waited for
         for task in tasks:
             if task.seconds > 0:
-                self.waits = self.start(task, after)
-                after = ()
+                own = self.waits
+                self.waits = before if task.beside else own
+                started = self.start(task, after)
+                self.waits = tuple(sorted({*own, *started})) if task.beside else started
+                before, after = before if task.beside else own, ()
 
     def start(self, task: Task, after: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Places a task that nothing waits for yet; gives its position, () where it takes no time."""
@@ -152,12 +162,14 @@ class _Pricer:
         size = float(sum(result.bytes for result in results))
         strategy = f"{instruction.target} {instruction.strategy}"
         yield Task(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)
-        if phase == "forward":
-            layouts = tuple(None if n is None else self.program.value(n).layout for n in instruction.operands)
-            for call in variant_collectives(self.mesh, instruction.variant, operands, layouts):
-                yield self._call(
-                    call, f"{op.name}: {call[1]}", phase, instruction.module, f"inside {instruction.variant}", index
-                )
+        if not instruction.variant or seconds == 0:
+            return
+        layouts = tuple(None if n is None else self.program.value(n).layout for n in instruction.operands)
+        inside = variant_collectives(self.mesh, op, instruction.variant, operands, layouts)
+        for call in inside.forward if phase == "forward" else inside.backward:
+            reason = f"inside {instruction.variant}"
+            task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
+            yield replace(task, beside=inside.beside)
 
     def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[Task]:
         operand, result = self._local(instruction.operand), self._local(instruction.result)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autoshard import costs
 from autoshard.costs.compute import PRODUCTS as PRODUCT_TABLE
 from autoshard.costs.compute import LocalOp, LocalTensor, attention_flops, local_op_seconds, product_flops
-from autoshard.costs.operator import variant_collectives
+from autoshard.costs.variants import Inside, variant_collectives
 from autoshard.errors import UsageError
 from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
 from autoshard.hardware import load_hardware
@@ -226,9 +226,10 @@ def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
     mesh = Mesh.parse("dp=2,tp=4")
     logits, target = tensor(64, 1000, dtype="float32"), tensor(64, dtype="int64", grad=False)
     layouts = (Layout.parse("S0 S1"), Layout.parse("S0 R"))
-    calls = variant_collectives(mesh, "parallel_cross_entropy", (logits, target), layouts)
-    assert calls == [(1, "all_reduce", 64 * 4.0), (1, "all_reduce", 3 * 64 * 4.0), (0, "all_reduce", 8.0)]
-    assert variant_collectives(mesh, "", (logits, target), layouts) == []
+    op = Op("loss", "aten.cross_entropy_loss", ("x", "t"), (), ("l",))
+    inside = variant_collectives(mesh, op, "parallel_cross_entropy", (logits, target), layouts)
+    assert inside == Inside(((1, "all_reduce", 64 * 4.0), (1, "all_reduce", 3 * 64 * 4.0), (0, "all_reduce", 8.0)))
+    assert variant_collectives(mesh, op, "", (logits, target), layouts) == Inside()
 
 
 def test_saved_beside_values_follows_the_largest_tensor():

@@ -1,0 +1,56 @@
+"""The collectives inside the variants of the runtime, forward and backward: what search prices and simulation runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from autoshard.costs.compute import LocalTensor
+from autoshard.graph.model import Op
+from autoshard.layout import Layout, Shard
+from autoshard.mesh import Mesh
+
+Call = tuple[int, str, float]  # (axis index, kind, full bytes)
+Operands = tuple[LocalTensor | None, ...]
+Layouts = tuple[Layout | None, ...]
+LOSS_BYTES = 4  # the loss of a row is computed in float32
+COUNT_BYTES = 8  # of labels that are not ignored
+
+
+@dataclass(frozen=True)
+class Inside:
+    """In order of execution. `beside`: they run while the operator computes (the blocks of a ring)."""
+
+    forward: tuple[Call, ...] = ()
+    backward: tuple[Call, ...] = ()
+    beside: bool = False
+
+
+def variant_collectives(mesh: Mesh, op: Op, variant: str, operands: Operands, layouts: Layouts) -> Inside:
+    """The collectives that a variant makes on local operands that lie in `layouts`."""
+    inside = COLLECTIVES.get(variant)
+    return inside(mesh, op, operands, layouts) if inside else Inside()
+
+
+def shards(layout: Layout | None) -> Iterator[tuple[int, int]]:
+    """(axis, dim) of everything that is cut, in mesh order."""
+    if layout is not None:
+        yield from ((axis, p.dim) for axis, p in enumerate(layout.placements) if isinstance(p, Shard))
+
+
+def _cross_entropy(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """Over the vocabulary: the maximum of each row, then three sums of it, stacked. Over rows: the count of labels."""
+    logits = operands[0]
+    assert logits is not None
+    class_dim = 1 if len(logits.shape) > 1 else 0
+    rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
+    vocabulary = [axis for axis, dim in shards(layouts[0]) if dim == class_dim]
+    calls = [(axis, "all_reduce", float(stacked * rows * LOSS_BYTES)) for stacked in (1, 3) for axis in vocabulary]
+    counts = [(axis, "all_reduce", float(COUNT_BYTES)) for axis, dim in shards(layouts[0]) if dim != class_dim]
+    return Inside((*calls, *counts))
+
+
+COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
+    "parallel_cross_entropy": _cross_entropy,
+}
