@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from autoshard.mesh import Mesh
+from autoshard.partition import runs
 
 _SHARD = re.compile(r"^S(\d+)(?:/(\d+))?(?:\*(\d+))?$")
 
@@ -129,11 +129,23 @@ class LocalSize:
         return held
 
     def evaluate(self, mesh: Mesh, coordinates: Sequence[int]) -> int:
-        return sum(stop - start for start, stop in self.intervals(mesh, coordinates))
+        if not self.shards:
+            return self.size
+        cuts, rank = [], 0
+        for shard in self.shards:
+            axis = mesh.index(shard.axis)
+            cuts.append((mesh.sizes[axis], shard.blocks, shard.unit))
+            rank = rank * mesh.sizes[axis] + coordinates[axis]
+        return int(runs(self.size, tuple(cuts)).lengths[rank])
 
     def largest(self, mesh: Mesh) -> int:
         """The largest local length over all devices: coordinate 0 holds it, by the chunk rule."""
-        return self.evaluate(mesh, (0,) * len(mesh.axes))
+        if any(shard.blocks != 1 or shard.unit != 1 for shard in self.shards):
+            return self.evaluate(mesh, (0,) * len(mesh.axes))
+        length = self.size
+        for shard in self.shards:
+            length = -(-length // mesh.axis_size(shard.axis))
+        return length
 
     def is_even(self, mesh: Mesh) -> bool:
         """True where every device holds the same length, so that the length is one integer."""
@@ -153,11 +165,11 @@ def _cut(held: list[tuple[int, int]], block: int, unit: int, parts: int, index: 
             end = min(stop, (start // block + 1) * block)
             by_block.setdefault(start // block, []).append((start, end))
             start = end
-    for _, runs in sorted(by_block.items()):
-        length = sum(stop - start for start, stop in runs)
+    for _, pieces in sorted(by_block.items()):
+        length = sum(stop - start for start, stop in pieces)
         low, high = chunk_bounds(length, parts, index, unit if length % unit == 0 else 1)
         position = 0
-        for start, stop in runs:
+        for start, stop in pieces:
             first, last = max(low - position, 0), min(high - position, stop - start)
             if first < last:
                 result.append((start + first, start + last))
@@ -214,22 +226,12 @@ def _simplest(shard: Shard, placements: list[Placement], axis: int, size: int, m
     """The plainest shard that puts the same indices on every device as `shard` does."""
     outer = [(a, p) for a, p in enumerate(placements[:axis]) if isinstance(p, Shard) and p.dim == shard.dim]
 
-    axes = [*(a for a, _ in outer), axis]
-    cutting = Mesh(tuple(mesh.axes[a] for a in axes))  # what a device holds depends on these axes only
-
-    def sets(candidate: Shard) -> tuple[tuple[tuple[int, int], ...], ...]:
-        placed = [*(p for _, p in outer), candidate]
-        cuts = (AxisShard(mesh.names[a], p.blocks, p.unit) for a, p in zip(axes, placed, strict=True))
-        return _held(LocalSize(size, tuple(cuts)), cutting)
+    def sets(candidate: Shard) -> bytes:
+        cuts = ((mesh.sizes[a], p.blocks, p.unit) for a, p in (*outer, (axis, candidate)))
+        return runs(size, tuple(cuts)).key  # what a device holds depends on the axes that cut only
 
     wanted = sets(shard)
     for candidate in (Shard(shard.dim), Shard(shard.dim, shard.blocks), Shard(shard.dim, 1, shard.unit)):
         if candidate != shard and sets(candidate) == wanted:
             return candidate
     return shard
-
-
-@cache
-def _held(local: LocalSize, mesh: Mesh) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The intervals of every device of a mesh."""
-    return tuple(tuple(local.intervals(mesh, mesh.coordinates(rank))) for rank in range(mesh.size))

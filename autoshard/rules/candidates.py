@@ -16,9 +16,10 @@ from itertools import combinations
 
 from autoshard.graph.model import Graph, Op
 from autoshard.mesh import Mesh
+from autoshard.partition import runs
 from autoshard.rules.derive import part_sizes
 from autoshard.rules.instance import Instance
-from autoshard.rules.nesting import Intervals, dim_cut, factor_problem, held
+from autoshard.rules.nesting import dim_cut, factor_problem
 from autoshard.rules.notation import Dim
 from autoshard.rules.table import instance
 
@@ -126,9 +127,9 @@ def _differs(size: int, refinement: Refinement, others: tuple[Refinement, ...], 
 
 
 @cache
-def _signature(size: int, refinement: Refinement, axes: tuple[int, ...]) -> tuple[tuple[Intervals, ...] | None, ...]:
+def _signature(size: int, refinement: Refinement, axes: tuple[int, ...]) -> tuple[bytes | None, ...]:
     """What the devices hold, for every set of axes in mesh order; None where that can't be."""
     blocks, unit = refinement
     subsets = sorted({subset for count in range(1, len(axes) + 1) for subset in combinations(axes, count)})
     cuts = [tuple((parts, blocks, unit) for parts in subset) for subset in subsets]
-    return tuple(held(size, cut) if not factor_problem(size, cut, False) else None for cut in cuts)
+    return tuple(runs(size, cut).key if not factor_problem(size, cut, False) else None for cut in cuts)

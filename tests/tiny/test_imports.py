@@ -19,7 +19,7 @@ PACKAGE = ROOT / "autoshard"
 # stands apart from the room that fills it.
 RANKS = [
     ["errors", "progress", "resources"],
-    ["units", "mesh", "folder", "options"],
+    ["units", "mesh", "folder", "options", "partition"],
     ["layout", "profile_file", "graph.model"],
     ["hardware", "graph", "program.model", "problem"],
     ["rules", "solvers"],

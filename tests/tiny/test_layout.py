@@ -70,6 +70,7 @@ def test_every_index_is_held_once_over_the_axes_that_cut_it(mesh, data):
     assert everything == sorted(list(range(local.size)) * copies)
     assert max(len(held(local, mesh, rank)) for rank in range(mesh.size)) == local.largest(mesh)
     lengths = {len(held(local, mesh, rank)) for rank in range(mesh.size)}
+    assert lengths == {local.evaluate(mesh, mesh.coordinates(rank)) for rank in range(mesh.size)}
     assert local.is_even(mesh) == (len(lengths) == 1)
 
 

@@ -8,13 +8,38 @@ from math import prod
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autoshard.rules.nesting import Cut, dim_cut, factor_problem, held, product_problem
+from autoshard.layout import AxisShard, LocalSize
+from autoshard.mesh import Mesh
+from autoshard.partition import Cut, runs
+from autoshard.rules.nesting import dim_cut, factor_problem, product_problem
 
 PARTS = st.sampled_from([2, 3])
 
 
 def indices(size: int, cuts: tuple[Cut, ...]) -> list[list[int]]:
-    return [[i for start, stop in runs for i in range(start, stop)] for runs in held(size, cuts)]
+    """By the definition: what `LocalSize.intervals` gives for every device."""
+    mesh = Mesh(tuple((f"a{index}", parts) for index, (parts, _, _) in enumerate(cuts)))
+    local = LocalSize(size, tuple(AxisShard(f"a{index}", *cut[1:]) for index, cut in enumerate(cuts)))
+    held = (local.intervals(mesh, mesh.coordinates(rank)) for rank in range(mesh.size))
+    return [[i for start, stop in intervals for i in range(start, stop)] for intervals in held]
+
+
+@given(
+    st.sampled_from([0, 1, 7, 24, 36, 48]),
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 3]), st.integers(1, 3)), max_size=3),
+)
+def test_runs_are_the_intervals_of_every_device(size: int, cuts: list[Cut]) -> None:
+    assume(all(size >= blocks or not size for _, blocks, _ in cuts))
+    found, expected = runs(size, tuple(cuts)), indices(size, tuple(cuts))
+    held: list[list[int]] = [[] for _ in expected]
+    for start, stop, rank in zip(found.start, found.stop, found.rank, strict=True):
+        held[rank].extend(range(start, stop))
+    assert held == expected
+    merged = sum(1 for own in expected for i in own if i - 1 not in own)
+    assert len(found.start) == merged
+    assert found.lengths.tolist() == list(map(len, expected))
+    assert found.some_empty == (not all(expected))
+    assert found.owners().tolist() == [next(r for r, own in enumerate(expected) if i in own) for i in range(size)]
 
 
 @given(st.data())

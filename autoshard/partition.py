@@ -1,0 +1,119 @@
+"""What every device holds of a cut dim, all devices at once: `layout.LocalSize.intervals` for a whole mesh, as arrays.
+
+A cut is (parts, blocks, unit): an axis of `parts` devices cuts, within each of `blocks` equal blocks of the dim, what
+is held so far, in chunks of a multiple of `unit` (`layout.chunk_bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+Cut = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs [start, stop) with the rank that holds them, by rank, then ascending; neighbours of one rank are merged.
+
+    `rank` is row-major over the cuts, `ranks` is how many there are. A rank without a run holds nothing.
+    """
+
+    size: int
+    ranks: int
+    start: Integers
+    stop: Integers
+    rank: Integers
+
+    @cached_property
+    def key(self) -> bytes:
+        """Equal for equal holdings of the same number of ranks."""
+        return b"".join(array.tobytes() for array in (self.rank, self.start, self.stop))
+
+    @cached_property
+    def lengths(self) -> Integers:
+        """How much each rank holds."""
+        return np.bincount(self.rank, weights=self.stop - self.start, minlength=self.ranks).astype(np.int64)
+
+    @property
+    def some_empty(self) -> bool:
+        return not self.lengths.all()
+
+    def owners(self) -> Integers:
+        """The rank that holds each index, shape (size,)."""
+        order = np.argsort(self.start)
+        return np.repeat(self.rank[order], (self.stop - self.start)[order])
+
+
+@lru_cache(maxsize=2048)
+def runs(size: int, cuts: tuple[Cut, ...]) -> Runs:
+    """The holding that cuts in mesh order make of a dim of length `size`."""
+    if not cuts:
+        whole = np.array([0] if size else [], dtype=np.int64)
+        return Runs(size, 1, whole, whole + size, whole)
+    before, (parts, blocks, unit) = runs(size, cuts[:-1]), cuts[-1]
+    start, stop, rank = _split(before.start, before.stop, before.rank, size // blocks) if size else (before.start,) * 3
+    length = stop - start
+    group = np.cumsum(_changes(rank, start // (size // blocks))) - 1 if size else start
+    total = np.bincount(group, weights=length).astype(np.int64)
+    position = np.cumsum(length) - length - (np.cumsum(total) - total)[group]
+    units = np.where(total % unit == 0, unit, 1)
+    chunk = (-(-(total // units) // parts) * units)[group]
+    first, count = position // chunk, (position + length - 1) // chunk - position // chunk + 1
+    piece, index = _repeated(count)
+    part = first[piece] + index
+    low = np.maximum(position[piece], part * chunk[piece])
+    high = np.minimum((position + length)[piece], (part + 1) * chunk[piece])
+    moved = (start - position)[piece]
+    return _merged(size, before.ranks * parts, low + moved, high + moved, rank[piece] * parts + part)
+
+
+def _split(start: Integers, stop: Integers, rank: Integers, block: int) -> tuple[Integers, Integers, Integers]:
+    """The runs cut at every multiple of `block`."""
+    first = start // block
+    piece, index = _repeated((stop - 1) // block - first + 1)
+    at = first[piece] + index
+    return np.maximum(start[piece], at * block), np.minimum(stop[piece], (at + 1) * block), rank[piece]
+
+
+def _repeated(count: Integers) -> tuple[Integers, Integers]:
+    """Item i `count[i]` times, and which of its times it is."""
+    piece = np.repeat(np.arange(len(count)), count)
+    return piece, np.arange(len(piece)) - (np.cumsum(count) - count)[piece]
+
+
+def _changes(*keys: Integers) -> NDArray[np.bool_]:
+    """Where any of the keys differs from its entry before; true at the first."""
+    new = np.ones(len(keys[0]), dtype=bool)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return new
+
+
+def _merged(size: int, ranks: int, start: Integers, stop: Integers, rank: Integers) -> Runs:
+    order = np.lexsort((start, rank))
+    start, stop, rank = start[order], stop[order], rank[order]
+    new = np.ones(len(start), dtype=bool)
+    new[1:] = (rank[1:] != rank[:-1]) | (start[1:] != stop[:-1])
+    last = np.append(new[1:], np.ones(min(1, len(new)), dtype=bool))
+    return Runs(size, ranks, start[new], stop[last], rank[new])
+
+
+def product_owners(sizes: Sequence[int], cuts: Sequence[tuple[int, Cut]]) -> Integers:
+    """The rank that holds each index of a product of parts of `sizes`; `cuts` are (part, its cut), in mesh order."""
+    counts = [cut[0] for _, cut in cuts]
+    strides = [int(np.prod(counts[index + 1 :], dtype=np.int64)) for index in range(len(counts))]
+    result = np.zeros(1, dtype=np.int64)
+    for part, size in enumerate(sizes):
+        own = [index for index, (at, _) in enumerate(cuts) if at == part]
+        rank = runs(size, tuple(cuts[index][1] for index in own)).owners()
+        whole = np.zeros(len(rank), dtype=np.int64)
+        for index in reversed(own):
+            whole += rank % counts[index] * strides[index]
+            rank = rank // counts[index]
+        result = (result[:, None] + whole).reshape(-1)
+    return result
