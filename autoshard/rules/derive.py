@@ -19,7 +19,7 @@ from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Plac
 from autoshard.mesh import Mesh
 from autoshard.rules.instance import Facts, Instance
 from autoshard.rules.nesting import Cut, dim_cut, factor_problem, product_problem
-from autoshard.rules.notation import Dim, Term
+from autoshard.rules.notation import Dim, Rule, Term, Together
 from autoshard.rules.strategy import Choice
 
 
@@ -39,17 +39,25 @@ def choices(instance: Instance, refinements: tuple[tuple[str, tuple[tuple[int, i
         result.append(Choice("factor", factor))
         own = refined.get(factor, ()) if factor not in instance.rule.plain else ()
         result += [Choice("factor", factor, blocks, unit) for blocks, unit in own]
-    if instance.rule.together and set(factors_of(instance.rule.together[0])) <= set(instance.assignable):
-        result.append(Choice("factor", instance.rule.together[0]))
+    present = set(instance.rule.factors)
+    result += [Choice("factor", one.name) for one in instance.rule.together if present.issuperset(one.factors)]
     result.append(Choice("repeat"))
     if instance.differentiable:
         result.append(Choice("repeat_partial"))
     return (*result, *(Choice("linear", operands=group) for group in instance.rule.linear))
 
 
-def factors_of(factor: str) -> tuple[str, ...]:
-    """The factors that a choice cuts: `t+e` cuts both."""
-    return tuple(factor.split("+"))
+def together(rule: Rule, choice: Choice) -> Together | None:
+    """The rule's choice of several factors at once, if this is one."""
+    return next((one for one in rule.together if one.name == choice.factor), None)
+
+
+def cut_part(rule: Rule, dim: Dim, choice: Choice) -> int | None:
+    """Which part of the dim the choice cuts, if any."""
+    if choice.factor in dim.parts:
+        return dim.parts.index(choice.factor)
+    several = together(rule, choice) if rule.together else None
+    return several.part(dim) if several else None
 
 
 def placements(instance: Instance, choice: Choice) -> Placements | str:
@@ -57,10 +65,10 @@ def placements(instance: Instance, choice: Choice) -> Placements | str:
     rule = instance.rule
     summed = choice.kind == "linear" or choice.factor in rule.sum
     operands = tuple(
-        None if term is None else _operand(term, position, choice, summed)
+        None if term is None else _operand(rule, term, position, choice, summed)
         for position, term in enumerate(rule.operands)
     )
-    results = tuple(_result(term, choice, summed, choice.factor in rule.joined) for term in rule.results)
+    results = tuple(_result(rule, term, choice, summed) for term in rule.results)
     for facts, placement in [
         *zip(instance.operands, operands, strict=True),
         *zip(instance.results, results, strict=True),
@@ -70,29 +78,29 @@ def placements(instance: Instance, choice: Choice) -> Placements | str:
     return Placements(operands, results)
 
 
-def _operand(term: Term, position: int, choice: Choice, summed: bool) -> Placement:
+def _operand(rule: Rule, term: Term, position: int, choice: Choice, summed: bool) -> Placement:
     if choice.kind == "repeat":
         return REPLICATE
     if position in choice.operands:
         return PARTIAL
-    shard = factor_shard(term, choice)
+    shard = factor_shard(rule, term, choice)
     if shard is not None:
         return shard
     return PARTIAL if term.added and summed else REPLICATE_PARTIAL
 
 
-def _result(term: Term, choice: Choice, summed: bool, joined: bool) -> Placement:
+def _result(rule: Rule, term: Term, choice: Choice, summed: bool) -> Placement:
     if choice.kind in ("repeat", "repeat_partial"):
         return REPLICATE if choice.kind == "repeat" else REPLICATE_PARTIAL
-    return factor_shard(term, choice) or (REPLICATE if joined else PARTIAL if summed else REPLICATE)
+    otherwise = PARTIAL if summed and choice.factor not in rule.joined else REPLICATE
+    return factor_shard(rule, term, choice) or otherwise
 
 
-def factor_shard(term: Term, choice: Choice) -> Shard | None:
+def factor_shard(rule: Rule, term: Term, choice: Choice) -> Shard | None:
     """Where the axis cuts this term, its blocks and unit left to `resolve` (which knows the sizes)."""
-    for index, dim in enumerate(term.dims):
-        if choice.factor and any(factor in dim.factors for factor in factors_of(choice.factor)):
-            return Shard(index)
-    return None
+    if choice.kind != "factor":
+        return None
+    return next((Shard(i) for i, dim in enumerate(term.dims) if cut_part(rule, dim, choice) is not None), None)
 
 
 def resolve(instance: Instance, term: Term, choice: Choice, placement: Placement) -> Placement:
@@ -100,7 +108,10 @@ def resolve(instance: Instance, term: Term, choice: Choice, placement: Placement
     if not isinstance(placement, Shard):
         return placement
     dim = term.dims[placement.dim]
-    part = next(index for index, part in enumerate(dim.parts) if part in factors_of(choice.factor))
+    part, several = cut_part(instance.rule, dim, choice), together(instance.rule, choice)
+    assert part is not None
+    if several and several.product:
+        return placement
     _, blocks, unit = dim_cut(part_sizes(instance, dim), part, (1, choice.blocks, choice.unit))
     return Shard(placement.dim, blocks, unit)
 
@@ -112,11 +123,17 @@ def part_sizes(instance: Instance, dim: Dim) -> tuple[int, ...]:
 def sizes_problem(instance: Instance, chosen: tuple[Choice, ...], mesh_sizes: tuple[int, ...]) -> str:
     """Why the sizes forbid these choices, one per axis ("" = they don't)."""
     cuts: dict[str, list[tuple[int, Cut]]] = {}
+    several = []
     for axis, (choice, parts) in enumerate(zip(chosen, mesh_sizes, strict=True)):
         if choice.kind == "factor":
-            for factor in factors_of(choice.factor):
+            one = together(instance.rule, choice) if instance.rule.together else None
+            several += [one] if one else []
+            for factor in one.factors if one and not one.product else (choice.factor,):
                 cuts.setdefault(factor, []).append((axis, (parts, choice.blocks, choice.unit)))
-    lengths = dict(instance.lengths)
+    reason = _together_problem(instance, several, cuts)
+    if reason:
+        return reason
+    lengths = {**dict(instance.lengths), **{t.name: (_product_size(instance, t),) for t in several if t.product}}
     for factor, own in cuts.items():
         empty = factor in instance.rule.empty
         for size in lengths.get(factor) or (instance.size[factor],):
@@ -128,6 +145,21 @@ def sizes_problem(instance: Instance, chosen: tuple[Choice, ...], mesh_sizes: tu
             reason = _product_problem(instance, dim, cuts)
             if reason:
                 return f"{dim}: {reason}"
+    return ""
+
+
+def _product_size(instance: Instance, several: Together) -> int:
+    return prod(instance.size[factor] for factor in several.factors)
+
+
+def _together_problem(instance: Instance, several: list[Together], cuts: dict[str, list[tuple[int, Cut]]]) -> str:
+    """Choices of several factors that can't stand beside each other."""
+    for one in several:
+        for other in several:
+            if one != other and set(one.factors) & set(other.factors):
+                return f"{one.name} and {other.name} cut the same factors"
+        if one.product and any(factor in cuts for factor in one.factors):
+            return f"{one.name} cuts what another axis cuts"
     return ""
 
 
@@ -151,5 +183,5 @@ def term_layout(
 ) -> Layout:
     """The layout of a tensor inside the operator (attention's scores) whose dims are these factors."""
     term = Term(dims)
-    own = (resolve(instance, term, choice, factor_shard(term, choice) or REPLICATE) for choice in chosen)
+    own = (resolve(instance, term, choice, factor_shard(instance.rule, term, choice) or REPLICATE) for choice in chosen)
     return normalise(Layout(tuple(own)), shape, mesh, False)

@@ -172,9 +172,10 @@ def _normal(layout: Layout, shape: tuple[int, ...], mesh: Mesh, gradient: bool) 
 
 def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
     """The variant stands in where an axis is on one of its factors, or always where it names none."""
-    own, together = bound.rule.variant_factors, bound.rule.together
-    if together and any(choice.factor == together[0] for choice in chosen):
-        return together[1]
+    own = bound.rule.variant_factors
+    for together in bound.rule.together:
+        if any(choice.factor == together.name for choice in chosen):
+            return together.variant
     return bound.rule.variant if not own or any(choice.factor in own for choice in chosen) else ""
 
 

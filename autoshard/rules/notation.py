@@ -13,7 +13,8 @@
              `empty: v`     factors of which a device may hold nothing
              `plain: v`     factors cut without blocks or units: the variant knows its range from the axes alone
              `resized: v`   factors whose dims differ in length (an image and its convolution): each is cut by its own
-             `together: t+e f` one axis may cut the factors t and e at once; the runtime's `f` then is what runs
+             `together: t+e f` one axis may cut the factors t and e at once; the runtime's `f` then is what runs.
+                            Several, by commas, with names: `ring s+t f, heads g*r h` (g*r: the dims that are `(g r)`)
 
 A factor that some result lacks must be listed as sum, whole or joined.
 """
@@ -71,6 +72,29 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Together:
+    """A choice that cuts several factors at once, and its variant: each factor (`s+t`), or their product (`g*r`).
+
+    It may cut factors that are whole otherwise: the variant joins them.
+    """
+
+    name: str
+    factors: tuple[str, ...]
+    product: bool
+    variant: str
+
+    def __str__(self) -> str:
+        text = ("*" if self.product else "+").join(self.factors)
+        return " ".join((text, self.variant) if text == self.name else (self.name, text, self.variant))
+
+    def part(self, dim: Dim) -> int | None:
+        """The first part of the dim that the choice cuts; of a product it cuts the whole dim."""
+        if self.product:
+            return 0 if dim.parts == self.factors else None
+        return next((index for index, part in enumerate(dim.parts) if part in self.factors), None)
+
+
+@dataclass(frozen=True)
 class Rule:
     """An operator's factors. An operand is None where it is absent (`-`), which only bound rules have."""
 
@@ -85,7 +109,7 @@ class Rule:
     linear: tuple[tuple[int, ...], ...] = ()
     variant: str = ""
     variant_factors: tuple[str, ...] = ()
-    together: tuple[str, ...] = ()  # (the factors joined by +, the variant) or nothing
+    together: tuple[Together, ...] = ()
 
     def __str__(self) -> str:
         operands = ", ".join("-" if term is None else str(term) for term in self.operands)
@@ -101,7 +125,7 @@ class Rule:
         if self.variant:
             yield "variant: " + " ".join((self.variant, *self.variant_factors))
         if self.together:
-            yield "together: " + " ".join(self.together)
+            yield "together: " + ", ".join(map(str, self.together))
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -140,7 +164,8 @@ def _parse(text: str) -> Rule:
     variant, *variant_factors = values.get("variant", "").split() or [""]
     listed = {name: tuple(values.get(name, "").split()) for name in _FACTOR_OPTIONS}
     linear = _parse_linear(values.get("linear", ""))
-    own, together = tuple(variant_factors), tuple(values.get("together", "").split())
+    own = tuple(variant_factors)
+    together = tuple(_parse_together(text) for text in values.get("together", "").split(",") if text.strip())
     return Rule(operands, results, **listed, linear=linear, variant=variant, variant_factors=own, together=together)
 
 
@@ -149,6 +174,14 @@ def _parse_linear(text: str) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(int(part) for part in group.split("+")) for group in text.split(",") if text)
     except ValueError:
         raise RuleError(f"linear: expected operand numbers, got {text!r}") from None
+
+
+def _parse_together(text: str) -> Together:
+    words = text.split()
+    if not 2 <= len(words) <= 3:
+        raise RuleError("together: expected factors joined by + and the name of a variant")
+    product = "*" in words[-2]
+    return Together(words[0], tuple(words[-2].split("*" if product else "+")), product, words[-1])
 
 
 def _parse_operand(text: str) -> Term | None:
@@ -210,8 +243,11 @@ def _check(rule: Rule) -> None:
         lacking = any(factor not in term.factors for term in rule.results)
         if lacking and factor not in rule.sum + rule.whole + rule.joined:
             raise RuleError(f"factor {factor} is missing from a result: list it as sum:, whole: or joined:")
-    if rule.together and (len(rule.together) != 2 or not set(rule.together[0].split("+")) <= set(known)):
-        raise RuleError("together: expected factors joined by + and the name of a variant")
+    for together in rule.together:
+        if len(together.factors) < 2 or not set(together.factors) <= set(known):
+            raise RuleError("together: expected factors joined by + and the name of a variant")
+        if together.name in known:
+            raise RuleError(f"together: {together.name} is a factor already")
     for group in rule.linear:
         for operand in group:
             if operand >= len(rule.operands):

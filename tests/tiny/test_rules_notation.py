@@ -51,6 +51,18 @@ def test_a_rule_prints_as_itself_and_parses_back(rule: Rule) -> None:
     assert Rule.parse(str(rule)) == rule
 
 
+@pytest.mark.parametrize("option", ["s+t ring", "ring s+t f, gather s+t g", "ring s+t f, heads g*r h"])
+def test_choices_of_several_factors_print_as_themselves(option: str) -> None:
+    text = f"(g r) s, g t -> (g r) s | whole: t | together: {option}"
+    assert str(Rule.parse(text)) == text
+
+
+@pytest.mark.parametrize("option", ["s+t", "s ring", "s+x f", "s s+t f", "a s+t f g"])
+def test_a_wrong_choice_of_several_factors_is_named(option: str) -> None:
+    with pytest.raises(RuleError, match="together: "):
+        Rule.parse(f"s, t -> s | whole: t | together: {option}")
+
+
 @pytest.mark.parametrize("target", sorted(target for target, rule in RULES.items() if isinstance(rule, str)))
 def test_the_table_is_written_as_it_prints(target: str) -> None:
     text = RULES[target]
