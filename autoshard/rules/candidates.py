@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 
 from autoshard.graph.model import Graph, Op
@@ -20,7 +20,6 @@ from autoshard.partition import runs
 from autoshard.rules.derive import part_sizes
 from autoshard.rules.instance import Instance
 from autoshard.rules.nesting import dim_cut, factor_problem
-from autoshard.rules.notation import Dim
 from autoshard.rules.table import instance
 
 Refinement = tuple[int, int]
@@ -31,103 +30,126 @@ PLAIN: Refinement = (1, 1)
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Op name -> its factors' (blocks, unit) other than the plain (1, 1)."""
+    """Op name -> its factors' (blocks, unit) other than the plain (1, 1), and the op's `Signature`."""
 
     by_op: dict[str, Refinements]
+    signatures: dict[str, Signature]
 
     def refinements(self, op: Op) -> Refinements:
         return self.by_op.get(op.name, ())
 
 
-@dataclass(frozen=True)
-class _Proposal:
-    """To cut a dim of a tensor in `blocks` blocks, in multiples of `unit`."""
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """What equal operators of repeated layers share (one object for all of them): the bound rule, and where its factors
+    lie. A slot is a position in (*operands, *results); a place is a (slot, dim).
 
-    tensor: str
-    dim: int
-    blocks: int
-    unit: int
+    `holding[factor]`: (slot, dim, pre, post) of every dim (pre factor post) that holds it. `receiving[slot, dim]`:
+    (factor, pre, post) of those there that can be cut in blocks and units.
+    """
+
+    instance: Instance
+    holding: dict[str, list[tuple[int, int, int, int]]]
+    receiving: dict[tuple[int, int], list[tuple[str, int, int]]]
+
+
+_Proposal = tuple[str, int, int, int]  # cut dim `dim` of `tensor` in `blocks` blocks, in multiples of `unit`
 
 
 def candidates(graph: Graph, mesh: Mesh) -> Candidates:
     """The fixed point. Only what differs from the plain cut, for some set of axes of this mesh, is kept."""
     sizes = tuple(size for size in mesh.sizes if size > 1)
-    instances = {op.name: instance(graph, op) for op in graph.ops}
+    signatures = _signatures(graph)
     touching = _touching(graph)
     kept: dict[tuple[str, str], list[Refinement]] = {}
     queue = deque(
-        p for op in graph.ops for f in instances[op.name].assignable for p in _spread(op, instances[op.name], f, PLAIN)
+        p
+        for op in graph.ops
+        for f in signatures[op.name].instance.assignable
+        for p in _spread(op, signatures[op.name], f, PLAIN)
     )
     seen: set[_Proposal] = set()
     while queue:
         proposal = queue.popleft()
-        size = graph.tensor(proposal.tensor).shape[proposal.dim]
-        if proposal in seen or not _differs(size, (proposal.blocks, proposal.unit), (PLAIN,), sizes):
+        if proposal in seen:
             continue
         seen.add(proposal)
-        for op in touching[proposal.tensor]:
-            bound = instances[op.name]
-            for factor, refinement in _received(op, bound, proposal):
+        tensor, dim, blocks, unit = proposal
+        if not _differs(graph.by_name[tensor].shape[dim], (blocks, unit), (PLAIN,), sizes):
+            continue
+        for op, slot in touching[tensor]:
+            signature = signatures[op.name]
+            for factor, pre, post in signature.receiving.get((slot, dim), ()):
+                if blocks % pre or unit % post:
+                    continue
+                refinement = blocks // pre, unit // post
                 own = kept.setdefault((op.name, factor), [])
-                if len(own) < MOST and _differs(bound.size[factor], refinement, (PLAIN, *own), sizes):
+                if len(own) < MOST and _differs(signature.instance.size[factor], refinement, (PLAIN, *own), sizes):
                     own.append(refinement)
-                    queue.extend(_spread(op, bound, factor, refinement))
-    return Candidates({op.name: _listed(op, instances[op.name], kept) for op in graph.ops})
+                    queue.extend(_spread(op, signature, factor, refinement))
+    return Candidates({op.name: _listed(op, signatures[op.name], kept) for op in graph.ops}, signatures)
 
 
-def _listed(op: Op, bound: Instance, kept: dict[tuple[str, str], list[Refinement]]) -> Refinements:
-    own = ((factor, tuple(kept.get((op.name, factor), ()))) for factor in bound.assignable)
+def _listed(op: Op, signature: Signature, kept: dict[tuple[str, str], list[Refinement]]) -> Refinements:
+    own = ((factor, tuple(kept.get((op.name, factor), ()))) for factor in signature.instance.assignable)
     return tuple((factor, refinements) for factor, refinements in own if refinements)
 
 
-def _touching(graph: Graph) -> dict[str, list[Op]]:
-    """The ops that make or read each tensor, once each."""
-    result: dict[str, list[Op]] = {tensor.name: [] for tensor in graph.tensors}
+def _touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
+    """The (op, slot) pairs that make or read each tensor."""
+    result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in graph.tensors}
     for op in graph.ops:
-        for name in dict.fromkeys([*op.operands, *op.results]):
+        for slot, name in enumerate((*op.operands, *op.results)):
             if name is not None:
-                result[name].append(op)
+                result[name].append((op, slot))
     return result
 
 
-def _places(op: Op, bound: Instance) -> Iterator[tuple[str, int, Dim]]:
-    """(tensor, dim index, dim) of every operand and result."""
-    pairs = [*zip(op.operands, bound.rule.operands, strict=True), *zip(op.results, bound.rule.results, strict=True)]
-    for name, term in pairs:
-        if name is not None and term is not None:
-            yield from ((name, index, dim) for index, dim in enumerate(term.dims))
+def _signatures(graph: Graph) -> dict[str, Signature]:
+    """Op name -> its signature: one object for all that have the same target, arguments, shapes and dtypes."""
+    facts = {tensor.name: (tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in graph.tensors}
+    known: dict[tuple[object, ...], Signature] = {}
+    found: dict[str, Signature] = {}
+    for op in graph.ops:
+        tensors = tuple(None if name is None else facts[name] for name in (*op.operands, *op.results))
+        constant = all(name in graph.constants for name in op.results)
+        key = (op.target, op.attributes, tensors, len(op.operands), constant, graph.rule_of.get(op.name))
+        if key not in known:
+            known[key] = _signature(instance(graph, op))
+        found[op.name] = known[key]
+    return found
 
 
-def _spread(op: Op, bound: Instance, factor: str, refinement: Refinement) -> Iterator[_Proposal]:
+def _signature(bound: Instance) -> Signature:
+    holding: dict[str, list[tuple[int, int, int, int]]] = {factor: [] for factor in bound.assignable}
+    receiving: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
+    for slot, term in enumerate((*bound.rule.operands, *bound.rule.results)):
+        for index, dim in enumerate(term.dims if term else ()):
+            for factor in dim.factors:
+                _, pre, post = dim_cut(part_sizes(bound, dim), dim.parts.index(factor), (1, 1, 1))
+                holding.setdefault(factor, []).append((slot, index, pre, post))
+                if factor in bound.assignable and factor not in bound.rule.plain:
+                    receiving.setdefault((slot, index), []).append((factor, pre, post))
+    return Signature(bound, holding, receiving)
+
+
+def _spread(op: Op, signature: Signature, factor: str, refinement: Refinement) -> Iterator[_Proposal]:
     """What a refinement of a factor means for every dim that holds it."""
-    for tensor, index, dim in _places(op, bound):
-        if factor in dim.factors:
-            _, blocks, unit = dim_cut(part_sizes(bound, dim), dim.parts.index(factor), (1, *refinement))
-            if (blocks, unit) != PLAIN:
-                yield _Proposal(tensor, index, blocks, unit)
-
-
-def _received(op: Op, bound: Instance, proposal: _Proposal) -> Iterator[tuple[str, Refinement]]:
-    """What a proposal for a dim means for the factors in it that can be cut: the inverse of `dim_cut`, if any."""
-    for tensor, index, dim in _places(op, bound):
-        if (tensor, index) != (proposal.tensor, proposal.dim):
-            continue
-        for factor in dim.factors:
-            if factor not in bound.assignable or factor in bound.rule.plain:
-                continue
-            _, pre, post = dim_cut(part_sizes(bound, dim), dim.parts.index(factor), (1, 1, 1))
-            if proposal.blocks % pre == 0 and proposal.unit % post == 0:
-                yield factor, (proposal.blocks // pre, proposal.unit // post)
+    for slot, dim, pre, post in signature.holding[factor]:
+        blocks, unit = pre * refinement[0], refinement[1] * post
+        name = op.operands[slot] if slot < len(op.operands) else op.results[slot - len(op.operands)]
+        if (blocks, unit) != PLAIN and name is not None:
+            yield name, dim, blocks, unit
 
 
 def _differs(size: int, refinement: Refinement, others: tuple[Refinement, ...], axes: tuple[int, ...]) -> bool:
     """Can the refinement be used, and does it hold other indices than each of the others, for some axes of the mesh?"""
-    own = _signature(size, refinement, axes)
-    return any(own) and all(own != _signature(size, other, axes) for other in others)
+    own = _holdings(size, refinement, axes)
+    return any(own) and all(own != _holdings(size, other, axes) for other in others)
 
 
-@cache
-def _signature(size: int, refinement: Refinement, axes: tuple[int, ...]) -> tuple[bytes | None, ...]:
+@lru_cache(maxsize=65536)
+def _holdings(size: int, refinement: Refinement, axes: tuple[int, ...]) -> tuple[bytes | None, ...]:
     """What the devices hold, for every set of axes in mesh order; None where that can't be."""
     blocks, unit = refinement
     subsets = sorted({subset for count in range(1, len(axes) + 1) for subset in combinations(axes, count)})
