@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from autoshard.mesh import Mesh
 from autoshard.partition import runs
@@ -69,6 +70,13 @@ class Layout:
     """One placement per mesh axis, in mesh order."""
 
     placements: tuple[Placement, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.placements)
 
     def __str__(self) -> str:
         return " ".join(map(str, self.placements))
@@ -219,7 +227,13 @@ def normalise(layout: Layout, shape: Sequence[int], mesh: Mesh, differentiable: 
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard) and (placement.blocks, placement.unit) != (1, 1):
             placements[axis] = _simplest(placement, placements, axis, shape[placement.dim], mesh)
-    return Layout(tuple(placements))
+    return _shared(tuple(placements))
+
+
+@lru_cache(maxsize=65536)
+def _shared(placements: tuple[Placement, ...]) -> Layout:
+    """One object for equal layouts: looking it up in a table is then a look at its address."""
+    return Layout(placements)
 
 
 def _simplest(shard: Shard, placements: list[Placement], axis: int, size: int, mesh: Mesh) -> Shard:

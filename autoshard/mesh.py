@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from autoshard.errors import UsageError
 
@@ -17,11 +18,11 @@ class Mesh:
 
     axes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.axes)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for _, size in self.axes)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
 
 from autoshard.errors import UsageError
 from autoshard.graph.model import Graph, Op
-from autoshard.layout import Layout, normalise
+from autoshard.layout import Layout, Placement, normalise
 from autoshard.mesh import Mesh
 from autoshard.rules.candidates import Candidates, Refinements
 from autoshard.rules.derive import Placements, choices, differentiable, placements, resolve, sizes_problem
@@ -73,7 +73,8 @@ def _equivalent(bound: Instance, refined: Refinements, mesh: Mesh, text: str) ->
         return None
     if sizes_problem(bound, chosen, mesh.sizes):
         return None
-    wanted = _strategy(bound, chosen, mesh)
+    assemble = _Assembler(bound, mesh)
+    wanted = assemble.strategy(chosen, [assemble.placed(choice) for choice in chosen])
     same = (s for s in derive(bound, refined, mesh) if _meaning(s) == _meaning(wanted))
     return next(same, None)
 
@@ -111,9 +112,16 @@ def explain(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> list[tu
 def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy, ...]:
     """The strategies of a bound rule: equal operators in repeated layers share one answer."""
     kept: dict[tuple[object, ...], Strategy] = {}
-    for chosen in product(*_options(bound, refined, mesh)):
-        if not sizes_problem(bound, chosen, mesh.sizes):
-            strategy = _strategy(bound, chosen, mesh)
+    assemble = _Assembler(bound, mesh)
+    reasons: dict[tuple[Choice, ...], str] = {}
+    options = _options(bound, refined, mesh)
+    for chosen in product(*([(choice, assemble.placed(choice)) for choice in own] for own in options)):
+        choices_ = tuple(choice for choice, _ in chosen)
+        cutting = tuple(choice if choice.kind == "factor" else REPEAT for choice in choices_)
+        if cutting not in reasons:
+            reasons[cutting] = sizes_problem(bound, cutting, mesh.sizes)
+        if not reasons[cutting]:
+            strategy = assemble.strategy(choices_, [placed for _, placed in chosen])
             kept.setdefault(_meaning(strategy), strategy)
     return tuple(kept.values())
 
@@ -148,26 +156,36 @@ def _placed(bound: Instance, choice: Choice) -> Placements | str:
     return Placements(operands, tuple(resolve(bound, term, choice, placement) for term, placement in pairs))
 
 
-def _strategy(bound: Instance, chosen: tuple[Choice, ...], mesh: Mesh) -> Strategy:
-    """The layouts that follow from valid choices, normalised."""
-    axes = [placed for placed in (_placed(bound, choice) for choice in chosen) if isinstance(placed, Placements)]
-    assert len(axes) == len(chosen)
-    operands: list[Layout | None] = []
-    for position, facts in enumerate(bound.operands):
-        own = [placement for axis in axes if (placement := axis.operands[position]) is not None]
-        operands.append(
-            None if facts is None else _normal(Layout(tuple(own)), facts.shape, mesh, differentiable(bound, facts))
+class _Assembler:
+    """Puts the choices of all axes together. `layouts` remembers normalised layouts by operand or result."""
+
+    def __init__(self, bound: Instance, mesh: Mesh) -> None:
+        self.bound, self.mesh = bound, mesh
+        self.gradients = [facts is not None and differentiable(bound, facts) for facts in bound.operands]
+        self.layouts: dict[tuple[int, tuple[Placement, ...]], Layout] = {}
+
+    def placed(self, choice: Choice) -> Placements:
+        placed = _placed(self.bound, choice)
+        assert isinstance(placed, Placements), placed
+        return placed
+
+    def strategy(self, chosen: tuple[Choice, ...], axes: Sequence[Placements]) -> Strategy:
+        """The layouts that follow from valid choices, normalised."""
+        operands: list[Layout | None] = []
+        for position, facts in enumerate(self.bound.operands):
+            own = tuple(placement for axis in axes if (placement := axis.operands[position]) is not None)
+            gradient = self.gradients[position]
+            operands.append(None if facts is None else self.layout(position, own, facts.shape, gradient))
+        results = tuple(
+            self.layout(~position, tuple(axis.results[position] for axis in axes), facts.shape, facts.requires_grad)
+            for position, facts in enumerate(self.bound.results)
         )
-    results = tuple(
-        _normal(Layout(tuple(axis.results[position] for axis in axes)), facts.shape, mesh, facts.requires_grad)
-        for position, facts in enumerate(bound.results)
-    )
-    return Strategy(chosen, tuple(operands), results, _variant(bound, chosen))
+        return Strategy(chosen, tuple(operands), results, _variant(self.bound, chosen))
 
-
-@cache
-def _normal(layout: Layout, shape: tuple[int, ...], mesh: Mesh, gradient: bool) -> Layout:
-    return normalise(layout, shape, mesh, gradient)
+    def layout(self, place: int, own: tuple[Placement, ...], shape: tuple[int, ...], gradient: bool) -> Layout:
+        if (place, own) not in self.layouts:
+            self.layouts[place, own] = normalise(Layout(own), shape, self.mesh, gradient)
+        return self.layouts[place, own]
 
 
 def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
