@@ -10,15 +10,16 @@ Times: op i runs forward at i and backward at 2 * ops - 1 - i.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from autoshard import costs, redistribute, rules
-from autoshard.graph.model import Graph, Op, Parameter, Tensor
+from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.hardware import Hardware
-from autoshard.layout import PARTIAL, REPLICATE, Layout, Placement, Shard, local_sizes, normalise
+from autoshard.layout import PARTIAL, REPLICATE, Layout, Placement, Shard, largest_shape, local_sizes, normalise
 from autoshard.mesh import Mesh
 from autoshard.problem import Floats, Integers, Node, Problem, Value
 from autoshard.rules.strategy import Strategy
@@ -66,51 +67,76 @@ class Formulation:
 def formulate(
     graph: Graph, mesh: Mesh, hardware: Hardware, capacity_bytes: float, allowed: Allowed | None = None
 ) -> Formulation:
-    """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles)."""
-    pricer = Pricer(graph, mesh, hardware)
-    sites = _sites(graph, mesh, allowed)
-    nodes = tuple(pricer.node(site) for site in sites)
+    """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles).
+
+    What repeats is made once: equal operators share a `Kind`, equal layouts at an end of a value an `End`, and equal
+    nodes and values their arrays, by which a solver sees what repeats.
+    """
+    kinds = _kinds(graph, mesh, allowed)
+    sites, ends = _Sites(graph, mesh, kinds).made()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
-    values, value_sites = [], []
-    for demand in _demands(graph, sites, index):
-        value, site = pricer.value(demand, sites)
-        values.append(value)
-        value_sites.append(site)
-    problem = Problem(nodes, tuple(values), capacity_bytes, pricer.horizon)
-    return Formulation(graph, mesh, hardware, problem, tuple(sites), tuple(value_sites))
+    pricer = Pricer(graph, mesh, hardware)
+    nodes = tuple(pricer.node(site, kinds) for site in sites)
+    pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
+    values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
+    problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
+    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites)
 
 
-# --- sites: what chooses among what ---------------------------------------------------------------------------------
+# --- kinds and ends: what repeats -----------------------------------------------------------------------------------
 
 
-def _sites(graph: Graph, mesh: Mesh, allowed: Allowed | None) -> list[Site]:
+class End:
+    """The layout that each choice of a node gives or needs; its distinct layouts, by first mention; `index` into them.
+
+    Compared by identity: equal operators share their ends.
+    """
+
+    def __init__(self, layouts: Iterable[Layout]) -> None:
+        every = tuple(layouts)
+        self.distinct = tuple(dict.fromkeys(every))
+        position = {layout: index for index, layout in enumerate(self.distinct)}
+        self.index: Integers = np.array([position[layout] for layout in every], dtype=np.int64)
+
+
+class Kind:
+    """What all equal operators share: strategies, and an end for every operand (None where absent) and result."""
+
+    def __init__(self, strategies: tuple[Strategy, ...], op: Op) -> None:
+        self.strategies = strategies
+        columns = zip(*(strategy.operands for strategy in strategies), strict=True)
+        self.operands = tuple(
+            None if name is None else End(map(_present, column))
+            for name, column in zip(op.operands, columns, strict=True)
+        )
+        self.results = tuple(End(column) for column in zip(*(s.results for s in strategies), strict=True))
+
+
+def _present(layout: Layout | None) -> Layout:
+    assert layout is not None
+    return layout
+
+
+def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None) -> dict[str, Kind]:
+    """Op name -> its kind. `allowed` may tell equal operators apart."""
     candidates = rules.candidates(graph, mesh)
-    strategies: dict[str, tuple[Strategy, ...]] = {}
+    offered: dict[object, tuple[Strategy, ...]] = {}
+    known: dict[object, Kind] = {}
+    found: dict[str, Kind] = {}
     for op in graph.ops:
-        offered = rules.strategies(graph, op, mesh, candidates)
-        offered = tuple(s for s in offered if _consistent(op, s))
-        kept = tuple(s for s in offered if allowed(op, s)) if allowed else offered
-        strategies[op.name] = kept or offered
-    wanted = _wanted(graph, strategies)
-    sites = [Site("input", name, _input_layouts(graph.tensor(name), wanted[name], mesh)) for name in graph.inputs]
-    stored: dict[object, tuple[Layout, ...]] = {}
-    for parameter in graph.parameters:
-        tensor = graph.tensor(parameter.tensor)
-        key = (tensor.shape, tuple(wanted[tensor.name]))
-        if key not in stored:
-            stored[key] = storage_layouts(tensor, wanted[tensor.name], mesh)
-        sites.append(Site("parameter", tensor.name, stored[key]))
-    for stored_buffer in graph.buffers:
-        tensor = graph.tensor(stored_buffer.tensor)
-        layouts = _input_layouts(tensor, wanted[tensor.name], mesh)
-        sites.append(Site("buffer", tensor.name, tuple(x for x in layouts if _storable(tensor, x, mesh))))
-    sites += [Site("op", op.name, strategies=strategies[op.name]) for op in graph.ops]
-    by_name = {(site.kind, site.name): site for site in sites}
-    for position, name in enumerate(graph.outputs):
-        sites.append(Site("sink", f"output{position}:{name}", _sink_layouts(graph, name, by_name, mesh)))
-    for buffer, name in graph.buffer_updates:
-        sites.append(Site("sink", f"update{buffer}:{name}", by_name["buffer", buffer].layouts))
-    return sites
+        same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
+        key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same)
+        if key not in offered:
+            every = rules.strategies(graph, op, mesh, candidates)
+            offered[key] = tuple(strategy for strategy in every if _consistent(op, strategy))
+        strategies, chosen = offered[key], None
+        if allowed:
+            chosen = tuple(index for index, strategy in enumerate(strategies) if allowed(op, strategy)) or None
+        if (key, chosen) not in known:
+            kept = strategies if chosen is None else tuple(strategies[index] for index in chosen)
+            known[key, chosen] = Kind(kept, op)
+        found[op.name] = known[key, chosen]
+    return found
 
 
 def _consistent(op: Op, strategy: Strategy) -> bool:
@@ -122,15 +148,67 @@ def _consistent(op: Op, strategy: Strategy) -> bool:
     )
 
 
-def _wanted(graph: Graph, strategies: dict[str, tuple[Strategy, ...]]) -> dict[str, dict[Layout, None]]:
-    """Tensor -> the layouts that its consumers' strategies ask for, in order of first mention."""
-    wanted: dict[str, dict[Layout, None]] = {tensor.name: {} for tensor in graph.tensors}
-    for op in graph.ops:
-        for strategy in strategies[op.name]:
-            for operand, layout in zip(op.operands, strategy.operands, strict=True):
-                if operand is not None and layout is not None:
-                    wanted[operand].setdefault(layout)
-    return wanted
+# --- sites: what chooses among what ---------------------------------------------------------------------------------
+
+
+class _Sites:
+    """All nodes in order, and the end of each stored tensor and sink; equal ones share their layouts."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, kinds: dict[str, Kind]) -> None:
+        self.graph, self.mesh, self.kinds = graph, mesh, kinds
+        self.stored: dict[object, End] = {}
+        self.sites: list[Site] = []
+        self.ends: dict[tuple[str, str], End] = {}
+
+    def made(self) -> tuple[list[Site], dict[tuple[str, str], End]]:
+        graph = self.graph
+        for name in graph.inputs:
+            self.store("input", name, _input_layouts)
+        for parameter in graph.parameters:
+            self.store("parameter", parameter.tensor, storage_layouts)
+        for buffer in graph.buffers:
+            self.store("buffer", buffer.tensor, _buffer_layouts)
+        self.sites += [Site("op", op.name, strategies=self.kinds[op.name].strategies) for op in graph.ops]
+        for position, name in enumerate(graph.outputs):
+            self.add("sink", f"output{position}:{name}", End(self.sink_layouts(name)))
+        for stored, name in graph.buffer_updates:
+            self.add("sink", f"update{stored}:{name}", self.ends["buffer", stored])
+        return self.sites, self.ends
+
+    def add(self, kind: str, name: str, end: End) -> None:
+        self.sites.append(Site(kind, name, end.distinct))
+        self.ends[kind, name] = end
+
+    def store(
+        self, kind: str, name: str, layouts: Callable[[Tensor, Iterable[Layout], Mesh], tuple[Layout, ...]]
+    ) -> None:
+        """The end of a stored tensor, from what its consumers ask for."""
+        tensor = self.graph.tensor(name)
+        uses = {id(end): end for op, position in self.graph.consumers[name] if (end := self.end_of(op, position))}
+        key = (kind, tensor.shape, tuple(uses))
+        if key not in self.stored:
+            wanted = dict.fromkeys(layout for end in uses.values() for layout in end.distinct)
+            self.stored[key] = End(layouts(tensor, wanted, self.mesh))
+        self.add(kind, name, self.stored[key])
+
+    def end_of(self, op: Op, position: int) -> End | None:
+        return self.kinds[op.name].operands[position]
+
+    def sink_layouts(self, name: str) -> tuple[Layout, ...]:
+        """The layouts an output may be left in: what its producer offers, without what the end of a step can't take."""
+        tensor = self.graph.tensor(name)
+        producer = self.graph.producers.get(name)
+        if producer is None:
+            return next(self.ends[kind, name].distinct for kind in STORED if (kind, name) in self.ends)
+        found = {Layout.replicated(self.mesh): None}
+        for layout in self.kinds[producer.name].results[producer.results.index(name)].distinct:
+            placements = layout.placements
+            if name == self.graph.loss:
+                placements = tuple(p if p == PARTIAL else REPLICATE for p in placements)
+            else:
+                placements = tuple(map(_plain, placements))
+            found.setdefault(normalise(Layout(placements), tensor.shape, self.mesh))
+        return tuple(found)
 
 
 def _plain(placement: Placement) -> Placement:
@@ -143,6 +221,10 @@ def _input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tupl
     for layout in wanted:
         found.setdefault(Layout(tuple(map(_plain, layout.placements))))
     return tuple(found)
+
+
+def _buffer_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    return tuple(layout for layout in _input_layouts(tensor, wanted, mesh) if _storable(tensor, layout, mesh))
 
 
 def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
@@ -177,79 +259,49 @@ def _storable(tensor: Tensor, layout: Layout, mesh: Mesh) -> bool:
     return True
 
 
-def _sink_layouts(graph: Graph, name: str, by_name: dict[tuple[str, str], Site], mesh: Mesh) -> tuple[Layout, ...]:
-    """The layouts an output may be left in: what its producer offers, without what the end of a step can't take."""
-    tensor = graph.tensor(name)
-    producer = graph.producers.get(name)
-    if producer is None:
-        return next(by_name[kind, name].layouts for kind in STORED if (kind, name) in by_name)
-    position = producer.results.index(name)
-    found = {Layout.replicated(mesh): None}
-    for strategy in by_name["op", producer.name].strategies:
-        placements = strategy.results[position].placements
-        if name == graph.loss:
-            placements = tuple(p if p == PARTIAL else REPLICATE for p in placements)
-        else:
-            placements = tuple(map(_plain, placements))
-        found.setdefault(normalise(Layout(placements), tensor.shape, mesh))
-    return tuple(found)
-
-
 # --- demands: who needs which tensor --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Demand:
-    """A tensor with its producer node and, per consumer node, the layout that each of its choices needs."""
+    """A tensor with its producer node and end, and its consumer nodes with theirs."""
 
     tensor: str
     producer: int
-    sources: tuple[Layout, ...]  # per choice of the producer
+    source: End
     consumers: tuple[int, ...]
-    needs: tuple[tuple[Layout, ...], ...]  # per consumer, per choice
+    needs: tuple[End, ...]
     tied: bool = False  # producer and consumer must choose the same layout; nothing moves
 
 
-def _demands(graph: Graph, sites: list[Site], index: dict[tuple[str, str], int]) -> list[_Demand]:
-    uses: dict[str, dict[int, tuple[Layout, ...]]] = {tensor.name: {} for tensor in graph.tensors}
+def _demands(
+    graph: Graph, kinds: dict[str, Kind], ends: dict[tuple[str, str], End], index: dict[tuple[str, str], int]
+) -> list[_Demand]:
+    uses: dict[str, dict[int, End]] = {}
     for op in graph.ops:
         node = index["op", op.name]
-        for position, operand in enumerate(op.operands):
-            if operand is not None:
-                layouts = tuple(_present(s.operands[position]) for s in sites[node].strategies)
-                uses[operand].setdefault(node, layouts)
-    for position, name in enumerate(graph.outputs):
-        node = index["sink", f"output{position}:{name}"]
-        uses[name].setdefault(node, sites[node].layouts)
+        for operand, end in zip(op.operands, kinds[op.name].operands, strict=True):
+            if operand is not None and end is not None:
+                uses.setdefault(operand, {}).setdefault(node, end)
+    sinks = [(f"output{position}:{name}", name) for position, name in enumerate(graph.outputs)]
+    sinks += [(f"update{buffer}:{name}", name) for buffer, name in graph.buffer_updates]
+    for sink, name in sinks:
+        uses.setdefault(name, {}).setdefault(index["sink", sink], ends["sink", sink])
     demands: list[_Demand] = []
     for buffer, name in graph.buffer_updates:
-        node = index["sink", f"update{buffer}:{name}"]
-        uses[name].setdefault(node, sites[node].layouts)
-        stored = index["buffer", buffer]
-        demands.append(_Demand(buffer, stored, sites[stored].layouts, (node,), (sites[node].layouts,), tied=True))
+        sink = f"update{buffer}:{name}"
+        stored = ends["buffer", buffer]
+        demands.append(
+            _Demand(buffer, index["buffer", buffer], stored, (index["sink", sink],), (ends["sink", sink],), tied=True)
+        )
     for tensor in graph.tensors:
-        if uses[tensor.name]:
-            node, sources = _origin(graph, tensor.name, sites, index)
-            consumers = tuple(uses[tensor.name])
-            demands.append(_Demand(tensor.name, node, sources, consumers, tuple(uses[tensor.name].values())))
+        if tensor.name in uses:
+            own = uses[tensor.name]
+            op_ = graph.producers.get(tensor.name)
+            key = ("op", op_.name) if op_ else next((k, tensor.name) for k in STORED if (k, tensor.name) in ends)
+            source = kinds[op_.name].results[op_.results.index(tensor.name)] if op_ else ends[key]
+            demands.append(_Demand(tensor.name, index[key], source, tuple(own), tuple(own.values())))
     return demands
-
-
-def _present(layout: Layout | None) -> Layout:
-    assert layout is not None
-    return layout
-
-
-def _origin(
-    graph: Graph, name: str, sites: list[Site], index: dict[tuple[str, str], int]
-) -> tuple[int, tuple[Layout, ...]]:
-    op = graph.producers.get(name)
-    if op is None:
-        node = next(index[kind, name] for kind in STORED if (kind, name) in index)
-        return node, sites[node].layouts
-    node = index["op", op.name]
-    position = op.results.index(name)
-    return node, tuple(strategy.results[position] for strategy in sites[node].strategies)
 
 
 # --- prices ---------------------------------------------------------------------------------------------------------
@@ -263,10 +315,12 @@ class Pricer:
         self.time = {op.name: position for position, op in enumerate(graph.ops)}
         self.horizon = max(1, 2 * len(graph.ops) if graph.loss else len(graph.ops))
         self.parameters = {p.tensor: p for p in graph.parameters}
-        self._ops: dict[object, tuple[Floats, Floats]] = {}
+        self._ops: dict[Kind, tuple[Floats, Floats]] = {}
+        self._moves: dict[object, _Moves] = {}
         self._pairs: dict[object, Floats] = {}
         self._bytes: dict[object, Floats] = {}
         self._stores: dict[object, tuple[Floats, Floats]] = {}
+        self._shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
 
     def collective_seconds(self, axis: int, kind: str, full_bytes: float) -> float:
         return costs.collective_seconds(self.hardware, self.mesh, axis, kind, full_bytes)
@@ -274,31 +328,56 @@ class Pricer:
     def backward_time(self, time: int) -> int:
         return self.horizon - 1 - time if self.graph.loss else time
 
-    def node(self, site: Site) -> Node:
+    def node(self, site: Site, kinds: dict[str, Kind]) -> Node:
         if site.kind == "op":
-            return self._op_node(site)
+            return self._op_node(self.graph.by_op[site.name], kinds[site.name])
         if site.kind == "parameter":
             return self._parameter_node(self.parameters[site.name], site.layouts)
         count = len(site.layouts)
         return Node(site.name, np.zeros(count), np.zeros(count))
 
-    def _op_node(self, site: Site) -> Node:
-        op = self.graph.by_op[site.name]
-        key = (op.target, op.attributes, _signature(self.graph, op), op.saved, tuple(map(id, site.strategies)))
-        if key not in self._ops:
-            seconds = [
-                sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, s)) + _ties(s) for s in site.strategies
-            ]
-            kept = self.graph.loss is not None
-            sizes = [costs.kept_bytes(self.graph, op, s, self.mesh) if kept else 0.0 for s in site.strategies]
-            self._ops[key] = (np.array(seconds), np.array(sizes))
-        seconds_array, bytes_array = self._ops[key]
+    def _op_node(self, op: Op, kind: Kind) -> Node:
+        if kind not in self._ops:
+            self._ops[kind] = self._op_costs(op, kind)
+        seconds, sizes = self._ops[kind]
         time = self.time[op.name]
-        return Node(op.name, seconds_array, bytes_array, (time, self.backward_time(time) + 1))
+        return Node(op.name, seconds, sizes, (time, self.backward_time(time) + 1))
+
+    def _op_costs(self, op: Op, kind: Kind) -> tuple[Floats, Floats]:
+        """Seconds and kept bytes of every strategy; those of equal local shapes are priced once."""
+        kept = self.graph.loss is not None
+        locals_ = [
+            self._local_shapes(name, end)
+            for name, end in (
+                *zip(op.operands, kind.operands, strict=True),
+                *zip(op.results, kind.results, strict=True),
+            )
+            if name is not None and end is not None
+        ]
+        known: dict[object, tuple[float, float]] = {}
+        found = np.zeros((2, len(kind.strategies)))
+        for s, strategy in enumerate(kind.strategies):
+            key = s if strategy.variant else tuple(shapes[s] for shapes in locals_)
+            if key not in known:
+                size = costs.kept_bytes(self.graph, op, strategy, self.mesh) if kept else 0.0
+                known[key] = sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, strategy)), size
+            seconds, size = known[key]
+            found[:, s] = seconds + _ties(strategy), size
+        return found[0], found[1]
+
+    def _local_shapes(self, name: str, end: End) -> list[tuple[int, ...]]:
+        """The local shape of a tensor under each choice at an end."""
+        own = [self._local_shape(self.graph.tensor(name).shape, layout) for layout in end.distinct]
+        return [own[index] for index in end.index]
+
+    def _local_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+        if (shape, layout) not in self._shapes:
+            self._shapes[shape, layout] = largest_shape(shape, layout, self.mesh)
+        return self._shapes[shape, layout]
 
     def _parameter_node(self, parameter: Parameter, layouts: tuple[Layout, ...]) -> Node:
         tensor = self.graph.tensor(parameter.tensor)
-        key = (tensor.shape, tensor.dtype, parameter.trainable, layouts)
+        key = (tensor.shape, tensor.dtype, parameter.trainable, id(layouts))
         if key not in self._stores:
             seconds = [costs.optimizer_seconds(self.hardware, self.graph, parameter, x, self.mesh) for x in layouts]
             sizes = [costs.parameter_bytes(self.graph, parameter, x, self.mesh) for x in layouts]
@@ -308,25 +387,37 @@ class Pricer:
 
     def value(self, demand: _Demand, sites: list[Site]) -> tuple[Value, ValueSite]:
         tensor = self.graph.tensor(demand.tensor)
-        sources = tuple(dict.fromkeys(demand.sources))
-        targets = tuple(dict.fromkeys(layout for needs in demand.needs for layout in needs))
+        stored = demand.tensor in self.parameters
+        facts = (tensor.shape, tensor.dtype, tensor.requires_grad, stored, demand.tied)
+        key = (facts, id(demand.source), *map(id, demand.needs))
+        if key not in self._moves:
+            self._moves[key] = self._moves_of(tensor, demand)
+        moves = self._moves[key]
         value = Value(
             tensor.name,
             demand.producer,
             demand.consumers,
-            _indices(demand.sources, sources),
-            tuple(_indices(needs, targets) for needs in demand.needs),
-            _tie(sources, targets) if demand.tied else self._pair_seconds(tensor, sources, targets),
-            self._sizes(tensor, targets),
+            demand.source.index,
+            moves.needed,
+            moves.seconds,
+            moves.sizes,
             tuple(self._interval(demand, sites[consumer]) for consumer in demand.consumers),
         )
-        return value, ValueSite(tensor.name, sources, targets, demand.tied)
+        return value, ValueSite(tensor.name, demand.source.distinct, moves.targets, demand.tied)
+
+    def _moves_of(self, tensor: Tensor, demand: _Demand) -> _Moves:
+        targets = tuple(dict.fromkeys(layout for end in demand.needs for layout in end.distinct))
+        position = {layout: index for index, layout in enumerate(targets)}
+        needed = tuple(np.array([position[x] for x in end.distinct], dtype=np.int64)[end.index] for end in demand.needs)
+        sources = demand.source.distinct
+        seconds = _tie(sources, targets) if demand.tied else self._pair_seconds(tensor, sources, targets)
+        return _Moves(targets, needed, seconds, self._sizes(tensor, targets))
 
     def _sizes(self, tensor: Tensor, layouts: tuple[Layout, ...]) -> Floats:
         key = (tensor.shape, tensor.dtype, layouts)
         if key not in self._bytes:
-            sizes = [costs.activation_bytes(tensor, layout, self.mesh) for layout in layouts]
-            self._bytes[key] = np.array(sizes, dtype=float)
+            numels = [math.prod(self._local_shape(tensor.shape, layout)) for layout in layouts]
+            self._bytes[key] = np.array(numels, dtype=float) * DTYPE_BYTES[tensor.dtype]
         return self._bytes[key]
 
     def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
@@ -355,6 +446,16 @@ class Pricer:
         return (start, self.backward_time(end) + 1 if saved and self.graph.loss else end + 1)
 
 
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """What equal values share: the distinct targets, the target of each choice of each consumer, seconds and bytes."""
+
+    targets: tuple[Layout, ...]
+    needed: tuple[Integers, ...]
+    seconds: Floats
+    sizes: Floats
+
+
 def _ties(strategy: Strategy) -> float:
     return TIE_SECONDS * sum(choice.kind in ("linear", "repeat_partial") for choice in strategy.choices)
 
@@ -362,15 +463,3 @@ def _ties(strategy: Strategy) -> float:
 def _tie(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
     """Free where the layouts are the same, forbidden elsewhere."""
     return np.array([[0.0 if source == target else np.inf for target in targets] for source in sources])
-
-
-def _indices(layouts: tuple[Layout, ...], distinct: tuple[Layout, ...]) -> Integers:
-    position = {layout: index for index, layout in enumerate(distinct)}
-    return np.array([position[layout] for layout in layouts], dtype=np.int64)
-
-
-def _signature(graph: Graph, op: Op) -> tuple[object, ...]:
-    """Shapes, dtypes and requires_grad of what the op reads and makes."""
-    names = [*op.operands, *op.results]
-    tensors = [graph.tensor(name) if name is not None else None for name in names]
-    return tuple((t.shape, t.dtype, t.requires_grad) if t else None for t in tensors)
