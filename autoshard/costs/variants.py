@@ -51,6 +51,35 @@ def _cross_entropy(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> 
     return Inside((*calls, *counts))
 
 
+def _halo(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """Rows at the edges of each cut dim, to the neighbours; their gradients come back. Uneven cuts may need a row
+    more than `span - stride`."""
+    x, given = operands[0], dict(op.attributes)
+    assert x is not None
+    count = int(op.target[-2])  # spatial dims: conv2d
+    weight = operands[1] if len(operands) > 1 else None
+    kernel = weight.shape[-count:] if weight is not None else _tuple(given["kernel_size"], count)
+    stride, dilation = (_tuple(given.get(name), count) for name in ("stride", "dilation"))
+    calls = []
+    for axis, dim in shards(layouts[0]):
+        spatial = dim - (len(x.shape) - count)
+        if spatial >= 0 and mesh.sizes[axis] > 1:
+            reach = max(dilation[spatial] * (kernel[spatial] - 1) + 1 - stride[spatial], 0)
+            rows = -(-reach // stride[spatial]) if "transpose" in op.target else reach
+            sent = x.bytes / max(x.shape[dim], 1) * rows * (0.5 if mesh.sizes[axis] == 2 else 1.0)
+            calls.append((axis, "all_to_all", sent * mesh.sizes[axis] / (mesh.sizes[axis] - 1)))
+    back = calls if x.requires_grad else []
+    return Inside(tuple(call for call in calls if call[2]), tuple(call for call in reversed(back) if call[2]))
+
+
+def _tuple(value: object, count: int) -> tuple[int, ...]:
+    if isinstance(value, tuple) and value:
+        return tuple(value) * (count if len(value) == 1 else 1)
+    return (value if isinstance(value, int) else 1,) * count
+
+
+HALOS = ("halo_convolution", "halo_transposed_convolution", "halo_max_pool", "halo_avg_pool")
 COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
     "parallel_cross_entropy": _cross_entropy,
+    **dict.fromkeys(HALOS, _halo),
 }

@@ -12,14 +12,15 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.layout import PARTIAL
 from autoshard.program.model import Compute, Program
 from autoshard.program.modules import module_tree
+from autoshard.rules.table import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
     "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "held_indices", "local", "mask", "regather",
     "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
-    "random_attention", "random_dropout", "register_operators",
-})  # fmt: skip
+    "register_operators",
+}) | frozenset(VARIANTS)  # fmt: skip
 _OURS = {"F", "Holder", "Tensor", "block", "build_model", "len", "mesh", "nn", "path", "self", "torch"}
 _RESERVED = RUNTIME_NAMES | _OURS
 _HOLDER = '''

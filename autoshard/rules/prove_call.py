@@ -81,7 +81,12 @@ def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mappi
 
 
 def _takes(kind: str, value: Any) -> bool:
-    return "Tensor" not in kind and ("List" in kind or not isinstance(value, tuple))
+    return "Tensor" not in kind and ("List" in kind or not isinstance(value, tuple)) and not _text_for_list(kind, value)
+
+
+def _text_for_list(kind: str, value: Any) -> bool:
+    """`padding="same"` where numbers are taken."""
+    return "List" in kind and isinstance(value, str)
 
 
 def _argument(value: Any) -> Any:

@@ -24,8 +24,8 @@ GALLERY: list[tuple[tuple[Graph, Op], str, str, str]] = [
     (one_op("aten.cat", [(4, 6), (4, 3)], [(4, 9)], dim=1),
      "a (2 b), a b -> a (3 b) | linear: 0+1", "a; b; =; +; ~0.1", "b; =; +; ~0.1"),
     (one_op("aten.conv2d", [(4, 6, 8, 8), (8, 3, 3, 3), (8,)], [(4, 8, 6, 6)], groups=2),
-     "b (g c) x0 x1, (g o) c k0 k1, +(g o) -> b (g o) y0 y1 | sum: c | whole: x0 x1 k0 k1 y0 y1",
-     "b; g; c; o; =; +", "c; =; +"),
+     "b (g c) y0 y1, (g o) c k0 k1, +(g o) -> b (g o) y0 y1 | sum: c | whole: k0 k1 | plain: y0 y1 | resized: y0 y1"
+     " | variant: halo_convolution y0 y1", "b; g; c; y0; y1; o; =; +", "c; y0; y1; =; +"),
     (one_op("aten.cross_entropy_loss", [(6, 5), (6,), None], [()], (1,), reduction=1),
      "rows vocabulary, rows, - -> () | sum: rows | joined: vocabulary | empty: vocabulary | plain: vocabulary"
      " | variant: parallel_cross_entropy rows vocabulary", "rows; vocabulary; =; +", "rows; vocabulary; =; +"),
@@ -49,7 +49,7 @@ GALLERY: list[tuple[tuple[Graph, Op], str, str, str]] = [
     (one_op("aten.matmul", [(2, 4, 6), (6, 3)], [(2, 4, 3)]),
      "i0 m k, k n -> i0 m n | sum: k", "i0; m; k; n; =; +", "k; n; =; +"),
     (one_op("aten.max_pool2d", [(4, 3, 8, 8)], [(4, 3, 4, 4)], kernel_size=(2, 2)),
-     "i0 i1 x0 x1 -> i0 i1 y0 y1 | whole: x0 x1 y0 y1", "i0; i1; =; +", "i1; =; +"),
+     "i0 i1 (y0 2) (y1 2) -> i0 i1 y0 y1", "i0; i1; y0; y1; =; +", "i1; =; +"),
     (one_op("aten.mean", [(4, 6)], [(4, 1)], dim=(1,), keepdim=True),
      "a b -> a 1 | sum: b | linear: 0 | variant: parallel_mean b", "a; b; =; +; ~0", "b; =; +; ~0"),
     (one_op("aten.mse_loss", [(4, 6), (4, 6)], [()], reduction=1),

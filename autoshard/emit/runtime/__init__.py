@@ -10,6 +10,13 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 
 from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
 from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
+from .convolution import (
+    halo_avg_pool,
+    halo_convolution,
+    halo_max_pool,
+    halo_transposed_convolution,
+    parallel_global_pool,
+)
 from .gradients import clip_gradients, reduce_gradients
 from .mesh import ParallelMesh
 from .operators import (
@@ -60,6 +67,10 @@ __all__ = [
     "dropout_mask",
     "full_state_dict",
     "full_tensor",
+    "halo_avg_pool",
+    "halo_convolution",
+    "halo_max_pool",
+    "halo_transposed_convolution",
     "held_indices",
     "init_parameter",
     "init_parameters",
@@ -68,6 +79,7 @@ __all__ = [
     "local",
     "mask",
     "parallel_cross_entropy",
+    "parallel_global_pool",
     "parallel_mean",
     "parallel_mse_loss",
     "random_attention",

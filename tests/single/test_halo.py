@@ -1,0 +1,168 @@
+"""Convolutions and pooling whose height or width is cut: the rows that windows need, and whole image models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autoshard.emit import runtime
+from autoshard.emit.runtime.halo import chunk, fetch_rows, plan
+from autoshard.graph.model import Op
+from autoshard.layout import AxisShard, Layout, LocalSize
+from autoshard.mesh import Mesh
+from autoshard.rules import Strategy, candidates, explain, strategies
+from autoshard.rules.cases import case, floats
+from autoshard.rules.prove import one_op_graph
+from autoshard.verify.lockstep import run_lockstep
+from tests.forced import check
+from tests.models import NAMES
+from tests.shards import assert_means, part
+
+SPATIAL = ("y0", "y1", "y2")
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_a_chunk_is_what_a_layout_says(size: int, parts: list[int]) -> None:
+    mesh = Mesh(tuple((f"a{i}", n) for i, n in enumerate(parts)))
+    local = LocalSize(size, tuple(AxisShard(name) for name in mesh.names))
+    for rank in range(mesh.size):
+        own = mesh.coordinates(rank)
+        start, stop = chunk(size, parts, own)
+        assert local.intervals(mesh, own) == ([(start, stop)] if start < stop else [])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_every_device_gets_the_rows_it_wants(data: st.DataObject) -> None:
+    """Any [start, stop) of any device, also of empty shards, by what the hops of the plan say alone."""
+    parts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    size = data.draw(st.integers(1, 14))
+    places = list(itertools.product(*map(range, parts)))
+    bounds = st.tuples(st.integers(0, size), st.integers(0, size)).map(lambda pair: (min(pair), max(pair)))
+    wanted = tuple(data.draw(bounds) for _ in places)
+    held = {place: list(range(*chunk(size, parts, place))) for place in places}
+    plans = {place: plan(size, tuple(parts), wanted, place) for place in places}
+    for number, axis in enumerate(reversed(range(len(parts)))):
+        after = {}
+        for place in places:
+            peers = [(*place[:axis], i, *place[axis + 1 :]) for i in range(parts[axis])]
+            got = [held[p][row] for p in peers for row in plans[p][number].sent[place[axis]]]
+            hop = plans[place][number]
+            assert [len(plans[p][number].sent[place[axis]]) for p in peers] == list(hop.counts)
+            after[place] = [got[i] for i in hop.order] if hop.order else got
+            moved = any(p != place and plans[p][number].sent[place[axis]] for p in peers)
+            assert not (hop.silent and moved)
+        held = after
+    assert [held[place] for place in places] == [list(range(*own)) for own in wanted]
+
+
+def test_gradients_of_rows_that_several_devices_fetched_are_added() -> None:
+    """Rows 0..7 over 4 devices; all fetch rows 1..6, wider than any shard."""
+    mesh = Mesh.parse("a=4")
+    x = torch.arange(24, dtype=torch.float64).view(3, 8)
+
+    def work(local: runtime.ParallelMesh) -> tuple[Tensor, Tensor]:
+        mine = part(x, Layout.parse("S1"), mesh, local.rank).requires_grad_()
+        rows = fetch_rows(mine, 1, 8, [local["a"]], lambda _: (1, 7))
+        (rows * (local.rank + 1)).sum().backward()
+        assert mine.grad is not None
+        return rows.detach(), mine.grad
+
+    results = run_lockstep({"a": 4}, work)
+    assert all(torch.equal(rows, x[:, 1:7]) for rows, _ in results)
+    expected = torch.tensor([0, 10, 10, 10, 10, 10, 10, 0], dtype=torch.float64).expand(3, 8)
+    assert_means([grad for _, grad in results], expected, Layout.parse("S1"), mesh)
+
+
+class _Counting:
+    """A transport that notes what leaves the device."""
+
+    def __init__(self, inner: runtime.Transport, sent: list[int]) -> None:
+        self.inner, self.sent = inner, sent
+
+    def all_to_all(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        self.sent.append(x.numel())
+        return self.inner.all_to_all(x, send, receive)
+
+
+def _sent(shape: tuple[int, ...], kernel: int, stride: int, padding: int, parts: int) -> list[int]:
+    """Numbers that each device sends in the forward of a convolution whose height is cut."""
+    mesh, x = Mesh.parse(f"a={parts}"), torch.randn(shape, dtype=torch.float64)
+    weight = torch.randn(4, shape[1], kernel, kernel, dtype=torch.float64)
+
+    def work(local: runtime.ParallelMesh) -> int:
+        sent: list[int] = []
+        axis = local["a"]
+        counted = runtime.Axis(axis.name, axis.size, axis.index, _Counting(axis.transport, sent))  # type: ignore[arg-type]
+        mine = part(x, Layout.parse("S2"), mesh, local.rank)
+        y = runtime.halo_convolution(
+            mine, weight, sizes=shape[2:], stride=(stride,) * 2, padding=(padding,) * 2, dilation=(1, 1),
+            height=(counted,),
+        )  # fmt: skip
+        whole = F.conv2d(x, weight, None, stride, padding)
+        assert torch.allclose(y, part(whole, Layout.parse("S2"), mesh, local.rank), rtol=0, atol=1e-12)
+        return sum(sent)
+
+    return run_lockstep({"a": parts}, work)
+
+
+def test_only_the_rows_at_the_edges_travel() -> None:
+    row = 2 * 3 * 8  # of an image (2, 3, 16, 8)
+    assert _sent((2, 3, 16, 8), 3, 1, 1, 4) == [row, 2 * row, 2 * row, row]
+    assert _sent((2, 3, 16, 8), 5, 1, 2, 2) == [2 * row, 2 * row]
+    assert _sent((2, 3, 16, 8), 3, 2, 1, 4) == [row, row, row, 0]  # the row above the first of each shard
+    assert _sent((2, 3, 16, 8), 2, 2, 0, 4) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("one", "left_out"),
+    [
+        (case("aten.conv1d", floats((2, 3, 9), (4, 3, 3), None), stride=(1,), padding=(1,)), "y0@tp"),
+        (case("aten.conv1d", floats((2, 3, 16), (4, 3, 12), None), stride=(1,), padding=(0,)), "y0@tp"),
+    ],
+)
+def test_a_cut_that_leaves_a_device_without_rows_is_left_out_with_its_reason(one: object, left_out: str) -> None:
+    graph = one_op_graph(one)  # type: ignore[arg-type]
+    mesh = Mesh.parse("tp=4")
+    known = candidates(graph, mesh)
+    reasons = dict(explain(graph, graph.ops[0], mesh, known))
+    assert "some device would hold nothing" in reasons[left_out]
+    assert "y0" not in {str(s) for s in strategies(graph, graph.ops[0], mesh, known)}
+
+
+def test_a_patch_embedding_is_cut_without_any_variant() -> None:
+    graph = one_op_graph(case("aten.conv2d", floats((2, 3, 16, 8), (4, 3, 4, 4), (4,)), stride=(4, 4), padding=(0, 0)))
+    mesh = Mesh.parse("tp=2")
+    offered = {str(s): s for s in strategies(graph, graph.ops[0], mesh, candidates(graph, mesh))}
+    assert offered["y0"].variant == "" and str(offered["y0"].operands[0]) == "S2"
+
+
+def spatial(targets: tuple[str, ...]) -> Callable[[Op, Strategy], bool]:
+    """Every operator with one of these words in its name must cut height or width."""
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        cut = any(choice.factor in SPATIAL for choice in strategy.choices)
+        return cut or not any(word in op.target for word in targets)
+
+    return allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "expected"),
+    [
+        ("resnet", "tp=2", {"halo_convolution", "halo_max_pool", "parallel_global_pool"}),
+        ("unet", "dp=2,tp=2", {"halo_convolution"}),
+        ("lenet", "tp=3", {"halo_convolution"}),
+    ],
+)
+def test_image_models_with_every_convolution_cut_in_space(name: str, mesh: str, expected: set[str]) -> None:
+    found, largest = check(NAMES[name], mesh, spatial(("conv", "pool")), seeds=(1,))
+    assert expected <= found
+    assert 0.0 < largest < 1e-9
