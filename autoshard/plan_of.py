@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from autoshard import redistribute
 from autoshard.errors import UsageError
-from autoshard.formulate import Formulation, Site
+from autoshard.formulate import STORED, Formulation, Site
 from autoshard.graph.model import Graph
 from autoshard.graph.serialize import graph_hash
 from autoshard.hardware import Hardware, hardware_text
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
-from autoshard.plan import Certificate, OpPlan, Plan, RedistributionPlan, TensorPlan
+from autoshard.plan import Certificate, OpPlan, Parts, Plan, RedistributionPlan, TensorPlan
 from autoshard.problem import Solution
 
 
@@ -35,16 +35,19 @@ def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
 
 
 def plan_of(
-    formulation: Formulation, solution: Solution, origin: Origin, capacity_bytes: float, decided_by: str
+    formulation: Formulation,
+    solution: Solution,
+    origin: Origin,
+    capacity_bytes: float,
+    decided_by: str,
+    fixed: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Every decision of `solution`, in the words of the graph."""
+    """Every decision of `solution`, in the words of the graph. `fixed`: the nodes that a pin decided about."""
     graph, sites = formulation.graph, formulation.sites
-    chosen = list(zip(sites, solution.choice, strict=True))
-    stored = {
-        kind: tuple(_tensor_plan(graph, s, c, decided_by) for s, c in chosen if s.kind == kind)
-        for kind in ("input", "parameter", "buffer")
-    }
-    ops = tuple(_op_plan(formulation, site, choice, decided_by) for site, choice in chosen if site.kind == "op")
+    deciders = ["pin" if n in fixed else decided_by for n in range(len(sites))]
+    chosen = list(zip(sites, solution.choice, deciders, strict=True))
+    stored = {kind: tuple(_tensor_plan(graph, s, c, by) for s, c, by in chosen if s.kind == kind) for kind in STORED}
+    ops = tuple(_op_plan(formulation, site, choice, by) for site, choice, by in chosen if site.kind == "op")
     return Plan(
         graph_hash(graph),
         origin.model,
@@ -65,6 +68,17 @@ def plan_of(
         Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
         _versions(),
     )
+
+
+def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> Plan:
+    """The plan with what each choice costs; `parts` by node."""
+    own = {(site.kind, site.name): part for site, part in zip(formulation.sites, parts, strict=True)}
+    inputs, parameters, buffers = (
+        tuple(replace(tensor, parts=own[kind, tensor.name]) for tensor in tensors)
+        for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
+    )
+    ops = tuple(replace(op, parts=own["op", op.op]) for op in plan.ops)
+    return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
 
 
 def _versions() -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,109 @@
+"""Other plans worth simulating beside the solver's optimum: the additive model does not know what overlaps.
+
+Each is a way to solve the same problem again: communication that may be hidden made cheaper, a known style, the least
+communication, or the dearest choice of the optimum forbidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from autoshard.errors import InfeasibleError
+from autoshard.formulate import Formulation, Site
+from autoshard.levels import Solver, ratio_problem
+from autoshard.narrow import Keep, narrowed
+from autoshard.plan import Parts
+from autoshard.problem import Floats, Problem
+from autoshard.rules.strategy import Strategy
+from autoshard.styles import megatron
+
+HIDDEN = 0.25  # of their seconds: gradients are reduced beside the backward of the layers before
+HALF = 0.5
+Choice = tuple[int, ...]
+
+
+def contenders(
+    formulation: Formulation, best: Choice, parts: Sequence[Parts], capacity_bytes: float, solver: Solver
+) -> Iterator[tuple[str, Choice]]:
+    """(name, choice), cheapest to find first; what is infeasible is left out. `parts` are those of `best`."""
+    stored = _parameters(formulation)
+    variants: list[tuple[str, Callable[[], tuple[Problem, Keep]]]] = [
+        ("gradient reductions hidden", lambda: (cheaper(formulation.problem, stored, HIDDEN), {})),
+        ("communication at half price", lambda: (cheaper(formulation.problem, None, HALF), {})),
+        ("least communication", lambda: (ratio_problem(formulation), {})),
+        ("megatron", lambda: (formulation.problem, _megatron(formulation))),
+        ("data parallel", lambda: (formulation.problem, _data_parallel(formulation))),
+        ("without its dearest choice", lambda: (formulation.problem, _without_dearest(formulation, best, parts))),
+    ]
+    for name, made in variants:
+        problem, keep = made()
+        small = narrowed(replace(formulation, problem=replace(problem, capacity_bytes=capacity_bytes)), keep)
+        try:
+            found = solver(small.problem).choice
+        except InfeasibleError:
+            continue
+        yield name, tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
+
+
+def cheaper(problem: Problem, of: frozenset[str] | None, factor: float) -> Problem:
+    """Redistributions of the values `of` (None: all) at `factor` times their seconds; shared arrays stay shared."""
+    scaled: dict[int, Floats] = {}
+
+    def price(seconds: Floats) -> Floats:
+        if id(seconds) not in scaled:
+            scaled[id(seconds)] = seconds * factor
+        return scaled[id(seconds)]
+
+    values = tuple(
+        replace(value, seconds=price(value.seconds)) if of is None or value.name in of else value
+        for value in problem.values
+    )
+    return replace(problem, values=values)
+
+
+def _parameters(formulation: Formulation) -> frozenset[str]:
+    return frozenset(parameter.tensor for parameter in formulation.graph.parameters)
+
+
+def _kept(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> dict[int, list[int]]:
+    """The strategies that fit, at the operators where some but not all do."""
+    keep = {}
+    for n, site in enumerate(formulation.sites):
+        own = [s for s, strategy in enumerate(site.strategies) if fits(site, strategy)]
+        if own and len(own) < len(site.strategies):
+            keep[n] = own
+    return keep
+
+
+def _megatron(formulation: Formulation) -> dict[int, list[int]]:
+    return _kept(formulation, lambda site, strategy: megatron(formulation.graph.by_op[site.name], strategy))
+
+
+def _data_parallel(formulation: Formulation) -> dict[int, list[int]]:
+    """No operator splits a parameter: each is whole where it is used."""
+    stored = _parameters(formulation)
+
+    def whole(site: Site, strategy: Strategy) -> bool:
+        operands = formulation.graph.by_op[site.name].operands
+        used = [layout for name, layout in zip(operands, strategy.operands, strict=True) if name in stored]
+        return all(layout is None or not any(layout.shards(dim) for dim in range(8)) for layout in used)
+
+    return _kept(formulation, whole)
+
+
+def _without_dearest(formulation: Formulation, best: Choice, parts: Sequence[Parts]) -> dict[int, list[int]]:
+    """The choice that costs most communication, over all operators with the same choices, forbidden to all of them."""
+    totals: dict[tuple[int, int], float] = {}
+    for n, site in enumerate(formulation.sites):
+        if len(site.strategies) > 1:
+            key = (id(formulation.problem.nodes[n].seconds), best[n])
+            totals[key] = totals.get(key, 0.0) + parts[n].communication_seconds
+    dearest = max(totals, key=lambda key: totals[key], default=None)
+    nodes = [] if dearest is None else _family(formulation, best, dearest)
+    return {n: [s for s in range(len(formulation.sites[n].strategies)) if s != best[n]] for n in nodes}
+
+
+def _family(formulation: Formulation, best: Choice, key: tuple[int, int]) -> list[int]:
+    nodes = formulation.problem.nodes
+    return [n for n in range(len(nodes)) if (id(nodes[n].seconds), best[n]) == key]

@@ -1,0 +1,163 @@
+"""What a person fixes before the search: `WHAT=HOW`, from the command line or a TOML or JSON file.
+
+WHAT is the path of a parameter or buffer, the name of an input, of an operator or of a module, or a pattern of these
+(`*.mlp.c_fc`); `parameter:`, `input:`, `op:` and `module:` before it say which is meant. HOW is one of
+
+- placements by axis, `Shard(0)@dp,Replicate@tp`; axes that it does not name stay free. `S1/3*64@tp` means that very
+  shard, `n@tp` that very factor of an operator's rule;
+- cut counts for each dim of each operand, `((4, 2), None)`, None being free, and where the result is to be cut further,
+  `((4, 2), (2, 1)) -> ((8, 1),)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InvalidFileError, UsageError
+from autoshard.layout import parse_placement
+from autoshard.mesh import Mesh
+
+KINDS = ("parameter", "input", "op", "module")
+EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
+_TORCH = re.compile(r"^(Shard)\((-?\d+)\)$|^(Replicate|Partial)(?:\(\))?$")
+Cut = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one axis is to do: `kind` is shard (of `dim`), replicate, partial, exact or choice (`text` says which)."""
+
+    axis: str
+    kind: str
+    text: str
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.text}@{self.axis}"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """`text` as typed. Either `wants`, or `cuts` of every operand and `out_cuts` of every result (None: free)."""
+
+    what: str
+    text: str
+    wants: tuple[Want, ...] = ()
+    cuts: tuple[Cut, ...] | None = None
+    out_cuts: tuple[Cut, ...] | None = None
+    kind: str = ""  # of KINDS, where the pin says so
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_pin(text: str, mesh: Mesh) -> Pin:
+    """`WHAT=HOW` -> Pin. UsageError says which part is wrong."""
+    what, equals, how = text.partition("=")
+    if not equals or not what.strip() or not how.strip():
+        raise UsageError(f"pin {text!r}: expected WHAT=HOW", EXAMPLE)
+    what, how = what.strip(), how.strip()
+    kind, colon, rest = what.partition(":")
+    if colon and kind not in KINDS:
+        raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", EXAMPLE)
+    kind, what = (kind, rest) if colon else ("", what)
+    if how.startswith(("(", "[")):
+        cuts, out_cuts = parse_cuts(how, text)
+        return Pin(what, text, (), cuts, out_cuts, kind)
+    return Pin(what, text, parse_wants(how, mesh, text), kind=kind)
+
+
+def parse_wants(how: str, mesh: Mesh, text: str) -> tuple[Want, ...]:
+    """`Shard(0)@dp,n@tp` -> one Want an axis. `text` is what an error quotes."""
+    wants = tuple(_want(part.strip(), mesh, text) for part in how.split(","))
+    for want in wants:
+        if sum(other.axis == want.axis for other in wants) > 1:
+            raise UsageError(f"pin {text!r}: axis {want.axis} is used twice", "one placement an axis")
+    return wants
+
+
+def _want(part: str, mesh: Mesh, text: str) -> Want:
+    placement, at, axis = part.rpartition("@")
+    if not at:
+        placement, axis = part, mesh.names[0] if len(mesh.names) == 1 else ""
+    if axis not in mesh.names:
+        said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"
+        raise UsageError(f"pin {text!r}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", EXAMPLE)
+    torch = _TORCH.match(placement)
+    if torch and torch[1]:
+        return Want(axis, "shard", placement, int(torch[2]))
+    if torch:
+        return Want(axis, torch[3].lower(), torch[3])
+    try:
+        return Want(axis, "exact", str(parse_placement(placement)))
+    except ValueError:
+        if re.fullmatch(r"[=+~\w./*]+", placement):
+            return Want(axis, "choice", placement)
+        expected = "Shard(DIM), Replicate, Partial, or a factor of the operator's rule"
+        raise UsageError(f"pin {text!r}: can't read {placement!r}: expected {expected}", EXAMPLE) from None
+
+
+def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None]:
+    """`((4, 2), None) -> ((8, 1),)` -> cuts of the operands, and of the results where they are said."""
+    operands, arrow, results = how.partition("->")
+    return _cuts(operands, text), _cuts(results, text) if arrow else None
+
+
+def _cuts(part: str, text: str) -> tuple[Cut, ...]:
+    try:
+        value = ast.literal_eval(part.strip())
+    except (ValueError, SyntaxError, MemoryError):
+        raise UsageError(f"pin {text!r}: can't read the cuts {part.strip()!r}", EXAMPLE) from None
+    if isinstance(value, (tuple, list)) and value and all(type(item) is int for item in value):
+        value = (value,)  # of one tensor: (4, 1) is ((4, 1),)
+    if not isinstance(value, (tuple, list)):
+        raise UsageError(f"pin {text!r}: expected a tuple of cuts for each operand, got {part.strip()}", EXAMPLE)
+    return tuple(_cut(item, text) for item in value)
+
+
+def _cut(item: Any, text: str) -> Cut:
+    if item is None:
+        return None
+    if not isinstance(item, (tuple, list)) or not all(type(count) is int for count in item):
+        raise UsageError(f"pin {text!r}: expected whole numbers, one a dim, or None, got {item!r}", EXAMPLE)
+    if any(count < 1 for count in item):
+        bad = next(count for count in item if count < 1)
+        raise UsageError(f"pin {text!r}: a cut must be at least 1, got {bad}", EXAMPLE)
+    return tuple(item)
+
+
+def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin, ...]:
+    """The pins of the file, then those of the command line."""
+    return tuple(parse_pin(text, mesh) for text in (*(_file_texts(path) if path else ()), *texts))
+
+
+def _file_texts(path: Path) -> list[str]:
+    """The file's table of pins (all of it, or its table `pins`) as `WHAT=HOW`."""
+    try:
+        content = path.read_text(encoding="utf-8")
+        data = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+    except OSError as error:
+        raise InvalidFileError(f"can't read the pins {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidFileError(
+            f"the pins {path} are not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
+        ) from None
+    table = data.get("pins", data) if isinstance(data, dict) else data
+    if not isinstance(table, dict):
+        raise InvalidFileError(f"the pins {path}: expected a table of WHAT = HOW")
+    return [f"{what}={_how(how, what, path)}" for what, how in table.items()]
+
+
+def _how(how: Any, what: str, path: Path) -> str:
+    if isinstance(how, str):
+        return how
+    if isinstance(how, list):
+        return repr(how)
+    raise InvalidFileError(f"the pins {path}: {what} is {how!r}, expected text or a list of cuts")
