@@ -152,6 +152,7 @@ def run_variant(mesh: Mesh, context: Any, local: LocalOp, operands: Sequence[Ten
     if local.variant == "random_attention":
         given += [None] * (4 - len(given))  # its mask is no optional argument
     else:
-        given = [tensor for tensor in given if tensor is not None]
+        while given[-1] is None:
+            given.pop()
     extra = [device.random] if local.variant.startswith("random_") else []
     return getattr(runtime, local.variant)(*given, *extra, **dict(local.attributes), **axes)

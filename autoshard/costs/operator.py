@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
-from autoshard.costs.variants import Operands, variant_collectives
+from autoshard.costs.variants import SEQUENCE, Operands, attended, variant_collectives
 from autoshard.graph.model import Graph, Op
 from autoshard.hardware import Hardware
 from autoshard.layout import Layout, largest_shape
@@ -30,9 +30,11 @@ def compute_seconds(
     hardware: Hardware, graph: Graph, op: Op, operands: Operands, results: tuple[LocalTensor, ...], variant: str = ""
 ) -> tuple[float, float]:
     """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
-    forward, backward = local_op_seconds(
-        hardware, local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
-    )
+    local = local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
+    if variant in SEQUENCE:
+        whole = tuple(None if name is None else graph.tensor(name).shape for name in op.operands)
+        local = attended(local, whole)
+    forward, backward = local_op_seconds(hardware, local)
     return forward, backward if graph.loss is not None else 0.0
 
 

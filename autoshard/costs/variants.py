@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autoshard.costs.compute import LocalTensor
-from autoshard.graph.model import Op
+from autoshard.costs.compute import LocalOp, LocalTensor
+from autoshard.graph.model import DTYPE_BYTES, Op
 from autoshard.layout import Layout, Shard
 from autoshard.mesh import Mesh
 
@@ -78,8 +78,58 @@ def _tuple(value: object, count: int) -> tuple[int, ...]:
     return (value if isinstance(value, int) else 1,) * count
 
 
+def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
+    """What a device computes that brings the keys together: its queries on all of them. Under a causal mask the last
+    device is the busiest, and its queries, the last of the `whole` ones, see all but half of its own share."""
+    q, k, v = (local.operand(position) for position in range(3))
+    assert whole[0] is not None and whole[1] is not None
+    rows, columns = q.shape[-2], whole[1][-2]
+    causal = local.causal and rows == whole[0][-2]
+    if local.causal and not causal:
+        columns = min(columns, max(whole[0][-2] - rows // 2, 1))
+    key, value = (replace(x, shape=(*x.shape[:-2], columns, x.shape[-1])) for x in (k, v))
+    return replace(local, operands=(q, key, value, *local.operands[3:]), causal=causal)
+
+
+def _gathered_attention(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """Keys and values in one all-gather, inner axes first; backward gathers again and scatters their gradients."""
+    sizes = [x for x in operands[1:3] if x is not None]
+    axes = _sequence_axes(layouts[1], sizes)
+    full = float(sum(x.bytes for x in sizes))
+    calls: list[Call] = []
+    back: list[Call] = []
+    for axis in reversed(axes):
+        full *= mesh.sizes[axis]
+        calls.append((axis, "all_gather", full))
+        back.insert(0, (axis, "reduce_scatter", full))
+    return Inside(tuple(calls), (*calls, *back))
+
+
+def _ring_attention(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """A block passes every device once (an all-gather's traffic); backward it takes its gradients, in float32, along,
+    which also go home."""
+    sizes = [x for x in operands[1:3] if x is not None]
+    axes = _sequence_axes(layouts[1], sizes)
+    full = float(sum(x.bytes for x in sizes))
+    calls: list[Call] = []
+    back: list[Call] = []
+    for axis in reversed(axes):
+        full *= mesh.sizes[axis]
+        wide = full * max(4 / DTYPE_BYTES[sizes[0].dtype], 1)
+        calls.append((axis, "all_gather", full))
+        back += [(axis, "all_gather", full), (axis, "all_gather", wide * mesh.sizes[axis] / (mesh.sizes[axis] - 1))]
+    return Inside(tuple(calls), tuple(back), beside=True)
+
+
+def _sequence_axes(layout: Layout | None, keys: list[LocalTensor]) -> list[int]:
+    return [axis for axis, dim in shards(layout) if dim == len(keys[0].shape) - 2]
+
+
+SEQUENCE = ("parallel_attention", "ring_attention")
 HALOS = ("halo_convolution", "halo_transposed_convolution", "halo_max_pool", "halo_avg_pool")
 COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
+    "parallel_attention": _gathered_attention,
     "parallel_cross_entropy": _cross_entropy,
+    "ring_attention": _ring_attention,
     **dict.fromkeys(HALOS, _halo),
 }

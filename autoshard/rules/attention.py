@@ -9,16 +9,21 @@ from autoshard.rules.random import random_index
 
 
 def attention(call: Call) -> str:
-    """Queries can be cut where no causal mask counts positions; the softmax needs all keys, and all of their size."""
+    """The softmax needs all keys, and all of their size. An axis on `s` cuts the queries alone; `gather` and `ring` cut
+    the keys too, and the variant brings them together; `heads` cuts the query heads of shared key heads anywhere."""
     query, key, _ = (shape for shape in call.shapes[:3] if shape is not None)
     if any(len(shape or query) > len(query) for shape in call.shapes) or len(query) < 2:
         raise NoRule
     batch, heads, groups = _leading(call, query, key)
     lead, own = f"{batch} {heads}".strip(), f"{batch} {groups}".strip()
     mask = _mask(call, [*batch.split(), *([heads] if heads else [])], query, key)
-    whole = "s t d" if call.get("is_causal") else "t d"
-    variant = " | variant: random_attention" if call.get("dropout_p") else ""
-    return f"{lead} s d, {own} t d, {own} t e, {mask} -> {lead} s e | whole: {whole}{variant}"
+    loops = f"{lead} s d, {own} t d, {own} t e, {mask} -> {lead} s e"
+    if call.get("dropout_p"):
+        return f"{loops} | whole: {'s t d' if call.get('is_causal') else 't d'} | variant: random_attention"
+    causal = " | variant: parallel_attention s" if call.get("is_causal") else ""
+    together = "ring s+t ring_attention, gather s+t parallel_attention"
+    together += ", heads g*r parallel_attention" if heads == "(g r)" else ""
+    return f"{loops} | whole: t d | plain: s{causal} | together: {together}"
 
 
 def _leading(call: Call, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[str, str, str]:
@@ -40,7 +45,7 @@ def _mask(call: Call, lead: list[str], query: tuple[int, ...], key: tuple[int, .
     shape = call.shapes[3] if len(call.shapes) > 3 else None
     if shape is None:
         return "-"
-    names = [*lead, "s", "t"][-len(shape) :] if shape else []
+    names = [*lead, "s", str(key[-2])][-len(shape) :] if shape else []
     return " ".join("1" if size == 1 else name for size, name in zip(shape, names, strict=True)) or "()"
 
 
@@ -63,7 +68,26 @@ def localise_attention(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {**kept, "index": index, "shape": shape, "layout": str(layout)}, ()
 
 
+def localise_parallel(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    query, key = local.instance.operands[:2]
+    assert query is not None and key is not None
+    given = dict(local.op.attributes)
+    values: dict[str, LocalAttribute] = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
+    del values["dropout_p"]
+    queries, keys, heads = local.axes("s", "ring", "gather"), local.axes("ring", "gather"), local.axes("heads")
+    if queries:
+        values |= {"rows": query.shape[-2], "columns": key.shape[-2]}
+    if heads:
+        values["query_heads"] = query.shape[-3]
+    axes = (("queries", queries), ("keys", keys), ("heads", heads))
+    return values, tuple((role, names) for role, names in axes if names)
+
+
 _DEFAULTS: dict[str, float | bool | None] = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 RULES: dict[str, str | RuleFor] = {"aten.scaled_dot_product_attention": attention}
 LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {"random_attention": localise_attention}
+VARIANTS: dict[str, LocaliseVariant] = {
+    "parallel_attention": localise_parallel,
+    "random_attention": localise_attention,
+    "ring_attention": localise_parallel,
+}

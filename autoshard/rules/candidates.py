@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
 
@@ -33,7 +33,7 @@ class Candidates:
     """Op name -> its factors' (blocks, unit) other than the plain (1, 1), and the op's `Signature`."""
 
     by_op: dict[str, Refinements]
-    signatures: dict[str, Signature]
+    signatures: dict[str, Signature] = field(default_factory=dict)
 
     def refinements(self, op: Op) -> Refinements:
         return self.by_op.get(op.name, ())

@@ -17,8 +17,9 @@ from math import prod
 
 from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard, normalise
 from autoshard.mesh import Mesh
+from autoshard.partition import Cut
 from autoshard.rules.instance import Facts, Instance
-from autoshard.rules.nesting import Cut, dim_cut, factor_problem, product_problem
+from autoshard.rules.nesting import dim_cut, factor_problem, product_problem
 from autoshard.rules.notation import Dim, Rule, Term, Together
 from autoshard.rules.strategy import Choice
 
@@ -160,6 +161,8 @@ def _together_problem(instance: Instance, several: list[Together], cuts: dict[st
                 return f"{one.name} and {other.name} cut the same factors"
         if one.product and any(factor in cuts for factor in one.factors):
             return f"{one.name} cuts what another axis cuts"
+        if one.product and instance.size[one.factors[0]] % prod(parts for _, (parts, _, _) in cuts[one.name]) == 0:
+            return f"{one.factors[0]} can be cut alone"
     return ""
 
 

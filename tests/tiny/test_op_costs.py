@@ -232,6 +232,41 @@ def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
     assert variant_collectives(mesh, op, "", (logits, target), layouts) == Inside()
 
 
+def attention(layout: str, variant: str, mesh: Mesh, causal: bool = True) -> tuple[float, float]:
+    """Seconds of an attention of 4096 positions whose queries, keys and values lie in `layout`."""
+    tensors = tuple(Tensor(name, (1, 8, 4096, 64), "bfloat16", True) for name in "qkvy")
+    given = (("is_causal", causal),)
+    made = Op("y", "aten.scaled_dot_product_attention", ("q", "k", "v"), given, ("y",), saved=Saved(operands=(0, 1, 2)))
+    graph = Graph("g", tensors, ("q", "k", "v"), (), (), (made,), ("y",), "y")
+    return costs.op_seconds(A100, mesh, graph, made, strategy(*[layout] * 4, variant=variant))
+
+
+def test_attention_along_the_sequence_pays_for_the_last_device_and_its_collectives():
+    """Without a causal mask a cut saves all but launches; under one, the last of two devices has 3/4 of all scores,
+    where a plain attention computes half of them."""
+    mesh, one = Mesh.parse("sp=2"), Mesh.parse("sp=1")
+    size = 2 * 8 * 4096 * 64 * 2.0  # all keys and values
+    gather, scatter = (costs.collective_seconds(A100, mesh, 0, kind, size) for kind in ("all_gather", "reduce_scatter"))
+    forward, backward = attention("S2", "parallel_attention", mesh, causal=False)
+    whole = attention("R", "", one, causal=False)
+    assert forward - gather == pytest.approx(whole[0] / 2, rel=0.15)
+    assert backward - gather - scatter == pytest.approx(whole[1] / 2, rel=0.15)
+    causal = attention("S2", "parallel_attention", mesh)[0] - gather
+    assert causal == pytest.approx(0.75 * attention("R", "", one)[0], rel=0.15)
+
+
+def test_a_ring_hides_its_blocks_behind_the_computation():
+    """Long sequences: only the computation is seen. Short ones: only the blocks."""
+    mesh = Mesh.parse("sp=2")
+    ring, gathered = attention("S2", "ring_attention", mesh), attention("S2", "parallel_attention", mesh)
+    assert ring[0] < gathered[0] and ring[1] < gathered[1]
+    op, block = Op("y", "aten.scaled_dot_product_attention", (), (), ()), tensor(8, 4, dtype="bfloat16")
+    inside = variant_collectives(mesh, op, "ring_attention", (None, block, block), (Layout.parse("S0"),) * 3)
+    assert inside.beside
+    assert inside.forward == ((0, "all_gather", 2 * 2 * 64.0),)
+    assert inside.backward == ((0, "all_gather", 256.0), (0, "all_gather", 4 * 256.0))  # in float32, and once more
+
+
 def test_saved_beside_values_follows_the_largest_tensor():
     tensors = (Tensor("x", (64, 1000), "float32", True), Tensor("t", (64,), "int64"), Tensor("l", (), "float32", True))
     made = Op("l", "aten.cross_entropy_loss", ("x", "t"), (), ("l",), saved=Saved(operands=(1,), extra_bytes=256004))

@@ -63,7 +63,9 @@ GALLERY: list[tuple[tuple[Graph, Op], str, str, str]] = [
      "6 4 a -> 4 6 a | linear: 0", "a; =; +; ~0", "=; +; ~0"),
     (one_op("aten.scaled_dot_product_attention", [(4, 6, 5, 2), (4, 3, 7, 2), (4, 3, 7, 8), (5, 7)], [(4, 6, 5, 8)],
             dropout_p=0.0, is_causal=False, enable_gqa=True),
-     "b (g r) s d, b g t d, b g t e, s t -> b (g r) s e | whole: t d", "b; g; r; s; e; =; +", "g; s; e; =; +"),
+     "b (g r) s d, b g t d, b g t e, s 7 -> b (g r) s e | whole: t d | plain: s | together: ring s+t ring_attention, "
+     "gather s+t parallel_attention, heads g*r parallel_attention",
+     "b; g; r; s; e; ring; gather; heads; =; +", "g; s; e; ring; gather; =; +"),
     (one_op("aten.slice", [(4, 6)], [(4, 5)], dim=1, start=1, end=6, step=1),
      "a 6 -> a 5 | linear: 0", "a; =; +; ~0", "=; +; ~0"),
     (one_op("aten.softmax", [(4, 6)], [(4, 6)], dim=-1), "a b -> a b | whole: b", "a; =; +", "=; +"),

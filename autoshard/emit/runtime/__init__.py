@@ -8,6 +8,7 @@ Launched by torchrun on gloo, NCCL or HCCL. On each mesh axis a tensor lies as o
 A layout is written with one placement per axis, in mesh order: "S0 R".
 """
 
+from .attention import parallel_attention, ring_attention
 from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
 from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
 from .convolution import (
@@ -19,8 +20,8 @@ from .convolution import (
 )
 from .gradients import clip_gradients, reduce_gradients
 from .mesh import ParallelMesh
+from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .operators import (
-    parallel_cross_entropy,
     parallel_mean,
     parallel_mse_loss,
     vocabulary_parallel_embedding,
@@ -78,10 +79,13 @@ __all__ = [
     "load_full_state_dict",
     "local",
     "mask",
+    "parallel_attention",
     "parallel_cross_entropy",
     "parallel_global_pool",
+    "parallel_loss",
     "parallel_mean",
     "parallel_mse_loss",
+    "parallel_nll_loss",
     "random_attention",
     "random_dropout",
     "reduce_gradients",
@@ -89,6 +93,7 @@ __all__ = [
     "regather",
     "regathering",
     "register_operators",
+    "ring_attention",
     "save_checkpoint",
     "shard_bounds",
     "shard_buffer",

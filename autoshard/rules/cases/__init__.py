@@ -6,10 +6,11 @@ from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, 
 from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
 from autoshard.rules.cases.moving import INDEXING, LOSSES, VIEWS
 from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
+from autoshard.rules.cases.variants import ATTENTION_VARIANTS
 
 ALL = [
     *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
-    *VIEWS, *INDEXING, *CONVOLUTION, *RECURRENT, *LOSSES, *RANDOM,
+    *VIEWS, *INDEXING, *CONVOLUTION, *RECURRENT, *LOSSES, *RANDOM, *ATTENTION_VARIANTS,
 ]  # fmt: skip
 
 __all__ = ["ALL", "RANDOM", "booleans", "case", "case_id", "constants", "floats", "integers", "positive"]
