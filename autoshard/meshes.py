@@ -1,0 +1,147 @@
+"""Which mesh: every sensible factorisation of the devices onto the links of the profile, the best one kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from autoshard.errors import InfeasibleError, UsageError, UserError
+from autoshard.fit import Found, Task, Wishes, fitted, prepare
+from autoshard.graph.model import Graph
+from autoshard.hardware import Hardware
+from autoshard.levels import MEMORY
+from autoshard.mesh import Mesh
+from autoshard.parts import Split
+from autoshard.pins import Pin
+from autoshard.plan import MeshTried, Plan
+from autoshard.search import best
+
+AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
+FINALISTS = 3  # meshes of which the contenders, too, are simulated
+NEAR = 1.1  # times the best figure: what a finalist may be off
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A mesh with its optimum, or why there is none."""
+
+    mesh: Mesh
+    bound_seconds: float
+    outcome: str = ""
+    task: Task | None = None
+    found: Found | None = None
+
+
+def meshes(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
+    """Meshes of 1 to 3 axes, outermost first, fewest axes first.
+
+    An axis either stays within a block of devices that a link joins, or covers whole blocks: blocks of 8 and groups
+    of 3 consecutive ranks don't go together.
+    """
+    found = []
+    for count, names in AXES.items():
+        for sizes in _factorisations(devices, count):
+            if all(_fits(sizes, link.devices) for link in hardware.links if link.devices < devices):
+                found.append(Mesh(tuple(zip(names, sizes, strict=True))))
+    return tuple(found) or (Mesh((("all", devices),)),)
+
+
+def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factors of at least 2."""
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for first in range(2, number // 2 + 1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factorisations(number // first, count - 1))
+
+
+def _fits(sizes: tuple[int, ...], block: int) -> bool:
+    """Ranks that one coordinate of each axis spans: a divisor or a multiple of the block."""
+    spans = [math.prod(sizes[axis:]) for axis in range(len(sizes))]
+    return all(span % block == 0 or block % span == 0 for span in spans)
+
+
+def search_meshes(
+    graph: Graph,
+    hardware: Hardware,
+    devices: int,
+    wishes: Wishes,
+    pins: Callable[[Mesh], tuple[Pin, ...]] = lambda mesh: (),
+) -> Plan:
+    """The best plan on the best mesh, with all meshes tried. `pins` are read once for each mesh.
+
+    A mesh is left out once computing alone takes longer there than the best step so far. Raises the last error where
+    there is no plan on any mesh.
+    """
+    if devices > hardware.max_devices:
+        raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}")
+    tried: list[_Tried] = []
+    errors: list[UserError] = []
+    for mesh in meshes(hardware, devices):
+        leader = min((_figure(t.found, wishes) for t in tried if t.found), default=math.inf)
+        if wishes.options.clock.over and leader < math.inf:
+            tried.append(_Tried(mesh, 0.0, "out of time"))
+            continue
+        try:
+            tried.append(_try(graph, mesh, hardware, replace(wishes, pins=pins(mesh)), leader))
+        except (InfeasibleError, UsageError) as error:
+            errors.append(error)
+            tried.append(_Tried(mesh, 0.0, "no plan fits" if isinstance(error, InfeasibleError) else "not possible"))
+    if not any(t.found for t in tried):
+        raise errors[-1]
+    return _chosen(tried, wishes)
+
+
+def _try(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes, leader: float) -> _Tried:
+    task = prepare(graph, mesh, hardware, wishes)
+    bound = compute_bound(task)
+    if wishes.level != MEMORY and bound >= leader:
+        return _Tried(mesh, bound, "not better by its bound")
+    return _Tried(mesh, bound, "", task, fitted(task))
+
+
+def compute_bound(task: Task) -> float:
+    """Seconds that no step on this mesh can be below: every operator computed in its quickest way, nothing moved."""
+    split, sites = Split(task.formulation), task.formulation.sites
+    return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")
+
+
+def _figure(found: Found, wishes: Wishes) -> float:
+    """What meshes are compared by: the peak (level 1), or the simulated step."""
+    return found.plan.predicted_peak_bytes if wishes.level == MEMORY else found.plan.predicted_seconds
+
+
+def _chosen(tried: list[_Tried], wishes: Wishes) -> Plan:
+    """Simulates the contenders of the best few meshes, and keeps the best plan."""
+    done = sorted((t for t in tried if t.found), key=lambda t: _figure(_present(t.found), wishes))
+    limit = NEAR * _figure(_present(done[0].found), wishes)
+    plans: dict[Mesh, Plan] = {}
+    for t in done[:FINALISTS]:
+        if t is done[0] or (_figure(_present(t.found), wishes) <= limit and not wishes.options.clock.over):
+            assert t.task is not None
+            plans[t.mesh] = best(t.task, _present(t.found))
+    winner = min(plans.values(), key=lambda plan: _plan_figure(plan, wishes))
+    rows = [_row(t, plans, winner) for t in tried]
+    order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
+    cut = wishes.options.clock.over or any(row.outcome == "out of time" for row in rows)
+    return replace(winner, search=replace(winner.search, meshes=tuple(order), cut_short=cut))
+
+
+def _plan_figure(plan: Plan, wishes: Wishes) -> float:
+    return plan.predicted_peak_bytes if wishes.level == MEMORY else plan.predicted_seconds
+
+
+def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan) -> MeshTried:
+    if tried.found is None:
+        return MeshTried(tried.mesh, tried.outcome, tried.bound_seconds)
+    plan = plans.get(tried.mesh, tried.found.plan)
+    outcome = "chosen" if tried.mesh == winner.mesh else "not better"
+    return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)
+
+
+def _present(found: Found | None) -> Found:
+    assert found is not None
+    return found
