@@ -1,4 +1,4 @@
-"""What every solver may rely on, checked once for all of them: one sentence names the node or value and what is wrong."""
+"""What every solver may rely on, checked once for all: one sentence names the node or value and what is wrong."""
 
 from __future__ import annotations
 
