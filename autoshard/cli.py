@@ -160,6 +160,30 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def estimate(options: argparse.Namespace) -> int:
+    """Size a cluster: the step time and memory of a transformer described by numbers."""
+    from dataclasses import replace
+
+    from autoshard import folder
+    from autoshard.estimate import command, text
+    from autoshard.estimate import step as estimating
+    from autoshard.hardware import load_hardware
+    from autoshard.units import parse_seconds
+
+    hardware = load_hardware(options.hardware)
+    host = estimating.host_of(hardware)
+    if options.host_dispatch:
+        host = replace(host, dispatch_seconds=parse_seconds(options.host_dispatch))
+    made = estimating.estimate(*command.read(options), hardware, host)
+    if options.output:
+        folder.write_text(options.output, json.dumps(text.pipeline_trace(made)))
+    if options.json:
+        _print_json(text.as_dict(made, hardware))
+    else:
+        print(text.text(made, hardware))
+    return 0
+
+
 def profiles(options: argparse.Namespace) -> int:
     """List the hardware profiles, or print one."""
     from autoshard.hardware import hardware_text, list_profiles, load_hardware
@@ -196,7 +220,7 @@ def _request(options: argparse.Namespace) -> Any:
     return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
 
 
-VERBS = (trace, plan, verify, simulate, report, profiles, prove)
+VERBS = (trace, plan, verify, simulate, report, estimate, profiles, prove)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from autoshard import __version__
 from autoshard.errors import UsageError
+from autoshard.estimate import command as estimate_command
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
@@ -131,6 +132,7 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "verify": _add_verify,
     "simulate": _add_simulate,
     "report": _add_report,
+    "estimate": estimate_command.add_options,
     "profiles": _add_profiles,
     "prove": _add_prove,
 }

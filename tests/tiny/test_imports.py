@@ -19,6 +19,8 @@ PACKAGE = ROOT / "autoshard"
 # stands apart from the room that fills it.
 RANKS = [
     ["errors", "progress", "resources"],
+    ["estimate.shape"],
+    ["estimate.command"],
     ["units", "mesh", "folder", "options", "partition", "topology"],
     ["layout", "profile_file", "graph.model"],
     ["profile_parts"],
@@ -34,7 +36,7 @@ RANKS = [
     ["plan_of"],
     ["styles"],
     ["contenders", "fit"],
-    ["search", "pareto"],
+    ["estimate", "search", "pareto"],
     ["meshes"],
     ["reapply"],
     ["words"],

@@ -1,0 +1,104 @@
+"""Bytes on a device of one pipeline stage: what stays, what micro-batches in flight keep, and the working peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autoshard.estimate.graph import EMBEDDING, HEAD, core, layer
+from autoshard.estimate.program import LAYERS, Built
+from autoshard.estimate.shape import Run, Transformer
+from autoshard.layout import Shard
+from autoshard.program.model import Collective
+from autoshard.simulate.memory import Span, plan_memory
+
+# (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
+STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12)}
+SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4)}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept."""
+
+    embedding: float
+    layer: float
+    core: float
+    head: float
+    input: float  # of a layer
+    working: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.working
+
+
+@lru_cache(maxsize=1024)
+def kept(built: Built) -> Kept:
+    """Of the program's last layer, which stands for all."""
+    program = built.program
+    plan = plan_memory(program, built.graph)
+    turn = len(program.instructions) - 1  # the last step of the forward
+    alive = [
+        span for span in plan.spans if span.start <= turn < span.last and span.held.kind in ("activation", "extra")
+    ]
+    module = [getattr(instruction, "module", "") for instruction in program.instructions]
+
+    def of(path: str) -> float:
+        inside = (module[s.start] == path or module[s.start].startswith(f"{path}.") for s in alive)
+        return sum(_bytes(s, built) for s, own in zip(alive, inside, strict=True) if own)
+
+    first = min(i for i, m in enumerate(module) if m.startswith(layer(LAYERS - 1)))
+    given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
+    everything = sum(span.held.bytes for span in alive)
+    return Kept(
+        of(EMBEDDING),
+        of(layer(LAYERS - 1)),
+        of(core(LAYERS - 1)),
+        of(HEAD),
+        given,
+        max(plan.bytes) - plan.static_bytes - everything,
+    )
+
+
+def _bytes(span: Span, built: Built) -> float:
+    """What is gathered for use is kept as its shard, as Megatron-LM does: its second gather hides behind a product."""
+    instruction = built.program.instructions[span.start]
+    if isinstance(instruction, Collective) and isinstance(instruction.before, Shard):
+        return span.held.bytes / built.mesh.axis_size(instruction.axis)
+    return span.held.bytes
+
+
+def _feeds(span: Span, first: int, module: Sequence[str]) -> bool:
+    """The residual stream that enters the last layer: the last kept value of the layer before."""
+    before = [i for i in range(first) if module[i] == layer(LAYERS - 2)]
+    return bool(before) and span.start == before[-1]
+
+
+def stage_memory(built: Built, model: Transformer, run: Run, parameters: int, in_flight: int, stage: int) -> Memory:
+    """`in_flight` counts (micro-batch, chunk) pairs; the first stage keeps its embedding, the last its head."""
+    sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
+    shares = [run.dp if run.zero >= least else 1 for least in (3, 2, 1)]
+    weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
+    own = kept(built)
+    each, again = {
+        "none": (own.layer, 0.0),
+        "selective": (own.layer - own.core, own.core),
+        "full": (own.input, own.layer),
+    }[run.recompute]
+    layers = model.layers // (run.pp * run.interleave)
+    first, last = stage == 0, stage == run.pp - 1
+    ends = own.embedding * in_flight * first + own.head * last
+    return Memory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)

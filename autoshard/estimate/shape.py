@@ -1,0 +1,154 @@
+"""A standard decoder transformer as numbers, and how a cluster trains it as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autoshard.errors import UsageError
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Recompute = Literal["none", "selective", "full"]
+ACTIVATIONS = ("gelu", "gelu_new", "swiglu")
+ATTENTIONS = ("flash", "unfused")
+POSITIONS = ("learned", "rotary")
+NORMS = ("layer_norm", "rms_norm")
+PRECISIONS = ("fp32", "bf16-mixed", "bf16")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """`kv_heads` and `feedforward` of 0 mean heads and 4 x hidden. `attention`: one fused kernel, or product, softmax
+    and product apart. `dropout`: whether dropout operators are there at all.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    kv_heads: int = 0
+    feedforward: int = 0
+    activation: str = "gelu"
+    attention: str = "flash"
+    positions: str = "learned"
+    norm: str = "layer_norm"
+    bias: bool = True
+    tied: bool = True
+    dropout: bool = False
+
+    @property
+    def own_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def own_feedforward(self) -> int:
+        return self.feedforward or 4 * self.hidden
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
+
+    `precision`: "bf16" holds the weights in half precision with float32 masters in the optimizer, as Megatron does;
+    "bf16-mixed" casts float32 weights at every use, as torch.autocast does. `zero`: stage 0 to 3. `interleave`:
+    model chunks per device.
+    """
+
+    batch: int
+    micro_batch: int
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    schedule: Schedule = "1f1b"
+    interleave: int = 1
+    recompute: Recompute = "none"
+    zero: int = 0
+    sequence_parallel: bool = False
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one parameter as it is computed with."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one parameter's gradient as replicas sum it."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of one element of the residual stream."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def micro_batches(self) -> int:
+        return self.batch // (self.micro_batch * self.dp)
+
+
+def check(model: Transformer, run: Run) -> None:
+    """Raises UsageError that lists everything that does not fit together."""
+    wrong = [text for holds, text in _conditions(model, run) if not holds]
+    if wrong:
+        raise UsageError("; ".join(wrong), "see `autoshard estimate --help`")
+
+
+def _conditions(model: Transformer, run: Run) -> list[tuple[bool, str]]:
+    chunks = run.pp * run.interleave
+    sizes = {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "sequence": model.sequence,
+             "vocabulary": model.vocabulary, "batch": run.batch, "micro-batch": run.micro_batch,
+             "dp": run.dp, "tp": run.tp, "pp": run.pp, "interleave": run.interleave}  # fmt: skip
+    positive = [(size > 0, f"{name} must be positive, got {size}") for name, size in sizes.items()]
+    if not all(holds for holds, _ in positive):
+        return positive
+    return [
+        *_known(model, run),
+        (model.hidden % model.heads == 0, f"{model.heads} heads do not divide hidden {model.hidden}"),
+        (model.heads % model.own_kv_heads == 0, f"{model.own_kv_heads} KV heads do not divide {model.heads} heads"),
+        (model.heads % run.tp == 0, f"tp {run.tp} does not divide {model.heads} heads"),
+        (model.own_kv_heads % run.tp == 0, f"tp {run.tp} does not divide {model.own_kv_heads} KV heads"),
+        (model.own_feedforward % run.tp == 0, f"tp {run.tp} does not divide feed-forward {model.own_feedforward}"),
+        (
+            run.batch % (run.micro_batch * run.dp) == 0,
+            f"batch {run.batch} is no multiple of micro-batch {run.micro_batch} x dp {run.dp}",
+        ),
+        (model.layers % chunks == 0, f"{model.layers} layers do not divide over {chunks} pipeline chunks"),
+        (
+            run.interleave == 1 or (run.schedule == "interleaved" and run.pp > 1),
+            f"interleave {run.interleave} needs the interleaved schedule and pp > 1",
+        ),
+        (
+            run.schedule != "interleaved" or run.micro_batches % run.pp == 0,
+            f"the interleaved schedule needs micro-batches in multiples of pp {run.pp}, got {run.micro_batches}",
+        ),
+        (
+            not run.sequence_parallel or model.sequence % run.tp == 0,
+            f"sequence parallelism: tp {run.tp} does not divide the sequence {model.sequence}",
+        ),
+    ]
+
+
+def _known(model: Transformer, run: Run) -> list[tuple[bool, str]]:
+    given = [
+        ("activation", model.activation, ACTIVATIONS),
+        ("attention", model.attention, ATTENTIONS),
+        ("positions", model.positions, POSITIONS),
+        ("norm", model.norm, NORMS),
+        ("schedule", run.schedule, SCHEDULES),
+        ("recompute", run.recompute, RECOMPUTE),
+        ("precision", run.precision, PRECISIONS),
+        ("zero", run.zero, (0, 1, 2, 3)),
+    ]
+    return [(v in known, f"{name} {v!r}: expected one of {', '.join(map(str, known))}") for name, v, known in given]

@@ -1,0 +1,97 @@
+"""A whole training step: pieces on pipeline stages, gradient synchronisation, optimizer; and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.estimate.memory import Memory, stage_memory
+from autoshard.estimate.pieces import pieces
+from autoshard.estimate.program import build
+from autoshard.estimate.shape import Run, Transformer, check
+from autoshard.estimate.stages import Host, Part, Stages
+from autoshard.estimate.tail import send_seconds, stage_parameters, tail
+from autoshard.hardware import Hardware, check_mesh
+from autoshard.mesh import Mesh
+from autoshard.simulate.pipeline import SCHEDULES, Placed, ends, most_in_flight, run_pipeline
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One step. `parts` are seconds by name and add up to it, on the stage that ends last.
+
+    `memory` is that of the fullest device. `flops` are the model's own, forward and backward, of all devices, nothing
+    counted for what is computed again.
+    """
+
+    model: Transformer
+    run: Run
+    step_seconds: float
+    parts: tuple[Part, ...]
+    placed: tuple[Placed, ...]
+    memory: Memory
+    parameters: int
+    flops: float
+
+    @property
+    def flops_per_device(self) -> float:
+        """FLOP/s that one device reaches."""
+        return self.flops / self.step_seconds / self.run.devices
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.run.batch * self.model.sequence / self.step_seconds
+
+
+def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None = None) -> Estimate:
+    """The predicted step. Raises UsageError where the numbers do not fit together or the cluster is too small.
+
+    `host`: by default what the hardware's constants say.
+    """
+    check(model, run)
+    check_mesh(hardware, Mesh((("devices", run.devices),)))
+    built = build(model, run, hardware)
+    stages = Stages(model, run, pieces(built, hardware), host or host_of(hardware))
+    orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
+    send = send_seconds(model, run, hardware)
+    placed = run_pipeline(orders, stages.seconds, lambda giver, taker: send)
+    tails = [tail(built, model, run, hardware, stage) for stage in range(run.pp)]
+    finished = [end + sum(s for _, s in after) for end, after in zip(ends(placed, run.pp), tails, strict=True)]
+    last = max(range(run.pp), key=finished.__getitem__)
+    busy = sum(p.duration_seconds for p in placed if p.stage == last)
+    bubble = ends(placed, run.pp)[last] - busy
+    parts = (*stages.parts(last, orders[last]), ("pipeline bubble", bubble), *tails[last])
+    counts = [stage_parameters(built, model, run, stage) for stage in range(run.pp)]
+    memory = max(
+        (stage_memory(built, model, run, counts[s], most_in_flight(orders[s]), s) for s in range(run.pp)),
+        key=lambda m: m.peak,
+    )
+    return Estimate(
+        model, run, finished[last], parts, tuple(placed), memory, parameter_count(model), model_flops(model, run)
+    )
+
+
+def host_of(hardware: Hardware) -> Host:
+    known = dict(hardware.constants)
+    return Host(known.get("host.dispatch", 0.0), known.get("host.exponent", 3.0))
+
+
+def _layer_weights(model: Transformer) -> int:
+    """In the matrices of a layer."""
+    width, own = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
+    inner = (3 if model.activation == "swiglu" else 2) * model.own_feedforward
+    return model.hidden * (2 * width + 2 * own + inner)
+
+
+def parameter_count(model: Transformer) -> int:
+    """Matrices and embeddings; biases and norms are left out (below 0.1 %)."""
+    tables = (1 if model.tied else 2) * model.vocabulary * model.hidden
+    positions = model.sequence * model.hidden if model.positions == "learned" else 0
+    return model.layers * _layer_weights(model) + tables + positions
+
+
+def model_flops(model: Transformer, run: Run) -> float:
+    """2 per multiplication and addition, the backward twice the forward; attention counted whole (as in Megatron's
+    formula, Narayanan et al. 2021, equation 3, without its factor for recomputation)."""
+    attention = 2 * model.sequence * model.heads * model.head_dim
+    each = model.layers * (_layer_weights(model) + attention) + model.hidden * model.vocabulary
+    return 6.0 * run.batch * model.sequence * each

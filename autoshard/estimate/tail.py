@@ -1,0 +1,84 @@
+"""What follows the last backward of a stage: gradients summed over replicas and tied stages, weights updated."""
+
+from __future__ import annotations
+
+import math
+
+from autoshard.costs.collective import joint_seconds
+from autoshard.costs.links import axis_link
+from autoshard.estimate.graph import EMBEDDING, layer
+from autoshard.estimate.program import DATA, LAYERS, Built
+from autoshard.estimate.shape import Run, Transformer
+from autoshard.estimate.stages import Part
+from autoshard.hardware import Hardware
+from autoshard.layout import largest_shape
+from autoshard.mesh import Mesh
+
+# Bytes that pass memory per parameter in the optimizer: AdamW reads p g m v and writes p m v in float32, clipping reads
+# g; half-precision weights add unscaled gradients (read 2, write 4) and the copy back (write 2).
+TRAFFIC_BYTES = {
+    ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40,
+    ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24,
+}  # fmt: skip
+
+
+def tail(built: Built, model: Transformer, run: Run, hardware: Hardware, stage: int) -> tuple[Part, ...]:
+    """Gradient synchronisation and optimizer of one device of `stage`; ZeRO updates a share and gathers the rest."""
+    count = stage_parameters(built, model, run, stage)
+    own = count / (run.dp if run.zero else 1)
+    bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
+    update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / bandwidth
+    summed = _summed_seconds(built, run, hardware, count) + _tied_seconds(model, run, hardware, stage)
+    return (("gradient synchronisation", summed), ("optimizer", update))
+
+
+def _summed_seconds(built: Built, run: Run, hardware: Hardware, count: int) -> float:
+    gradient, weights = count * run.gradient_bytes, count * run.weight_bytes
+    calls = (("all_reduce", gradient),)
+    if run.zero:
+        calls = (("reduce_scatter", gradient), ("all_gather", weights))  # type: ignore[assignment]
+    return sum(joint_seconds(hardware, built.mesh, (DATA,), kind, float(size)) for kind, size in calls)
+
+
+def _tied_seconds(model: Transformer, run: Run, hardware: Hardware, stage: int) -> float:
+    """The gradients of a tied embedding are summed between the first stage and the last."""
+    if not model.tied or run.pp == 1 or stage not in (0, run.pp - 1):
+        return 0.0
+    link = axis_link(hardware, whole_mesh(run), 0)
+    return table_size(model, run) * run.gradient_bytes / link.ring_bandwidth
+
+
+def whole_mesh(run: Run) -> Mesh:
+    """All devices, stages outermost."""
+    return Mesh((("pp", run.pp), ("dp", run.dp), ("tp", run.tp)))
+
+
+def send_seconds(model: Transformer, run: Run, hardware: Hardware) -> float:
+    """A micro-batch's activations to the next stage: each tensor-parallel device its slice, gathered there."""
+    if run.pp == 1:
+        return 0.0
+    mesh = whole_mesh(run)
+    link = axis_link(hardware, mesh, 0)
+    size = float(run.micro_batch * model.sequence * model.hidden * run.activation_bytes)
+    gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (2,), "all_gather", size)
+    return link.latency_seconds + size / run.tp / link.ring_bandwidth + gathered
+
+
+def stage_parameters(built: Built, model: Transformer, run: Run, stage: int) -> int:
+    """How many parameters a device of `stage` holds."""
+    total = _held(built, layer(LAYERS - 1)) * model.layers // run.pp
+    if stage == 0:
+        total += _held(built, EMBEDDING)
+    if stage == run.pp - 1:
+        total += _held(built, "head") + (table_size(model, run) if model.tied and run.pp > 1 else 0)
+    return total
+
+
+def _held(built: Built, path: str) -> int:
+    own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
+    return sum(math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own)
+
+
+def table_size(model: Transformer, run: Run) -> int:
+    """Parameters of a device's share of the embedding."""
+    return model.vocabulary * model.hidden // run.tp

@@ -1,0 +1,143 @@
+"""Pipeline schedules: the order of forwards and backwards on each stage, and when each runs.
+
+GPipe: Huang et al. 2019 (arXiv:1811.06965). 1F1B: Narayanan et al. 2021 (arXiv:2104.04473), as is the interleaved one,
+in which a stage holds several model chunks: chunk c of stage s is the part c * stages + s of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["F", "B"]
+
+
+class Slot(NamedTuple):
+    """The forward (F) or backward (B) of one micro-batch through one chunk."""
+
+    kind: Kind
+    micro_batch: int
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A slot with its time on its stage."""
+
+    stage: int
+    slot: Slot
+    start_seconds: float
+    duration_seconds: float
+
+    @property
+    def end_seconds(self) -> float:
+        return self.start_seconds + self.duration_seconds
+
+
+def gpipe(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Slot]:
+    """All forwards, then all backwards, the last micro-batch first."""
+    forward = [Slot("F", m) for m in range(micro_batches)]
+    return forward + [Slot("B", m) for m in reversed(range(micro_batches))]
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Slot]:
+    """At most stages - stage micro-batches are in flight."""
+    forward = [Slot("F", m) for m in range(micro_batches)]
+    backward = [Slot("B", m) for m in range(micro_batches)]
+    return _alternating(forward, backward, stages - stage - 1)
+
+
+def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Slot]:
+    """1F1B over chunks, micro-batches in groups of as many as there are stages (they must divide)."""
+    assert micro_batches % stages == 0, (micro_batches, stages)
+    group = stages * chunks
+
+    def slot(kind: Kind, position: int) -> Slot:
+        chunk = position % group // stages
+        micro_batch = position // group * stages + position % stages
+        return Slot(kind, micro_batch, chunk if kind == "F" else chunks - 1 - chunk)
+
+    total = micro_batches * chunks
+    warm_up = total if micro_batches == stages else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    return _alternating([slot("F", k) for k in range(total)], [slot("B", k) for k in range(total)], warm_up)
+
+
+def _alternating(forward: list[Slot], backward: list[Slot], warm_up: int) -> list[Slot]:
+    """`warm_up` forwards, then one of each in turn, then the backwards that are left."""
+    warm_up = min(warm_up, len(forward))
+    order = forward[:warm_up]
+    for ahead, behind in zip(forward[warm_up:], backward, strict=False):
+        order += [ahead, behind]
+    return order + backward[len(forward) - warm_up :]
+
+
+SCHEDULES: dict[str, Callable[[int, int, int, int], list[Slot]]] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+}
+
+
+def run_pipeline(
+    orders: Sequence[Sequence[Slot]], seconds: Callable[[int, Slot], float], send_seconds: Callable[[int, int], float]
+) -> list[Placed]:
+    """When every slot runs: in its stage's order, once its input has arrived.
+
+    `orders[stage]`; `seconds(stage, slot)`; `send_seconds(from stage, to stage)` of what one slot hands on.
+    Raises ValueError where the orders wait for each other for ever.
+    """
+    stages, chunks = len(orders), 1 + max((slot.chunk for order in orders for slot in order), default=0)
+    ended: dict[tuple[int, Slot], float] = {}
+    placed: list[Placed] = []
+    position, free = [0] * stages, [0.0] * stages
+    total = sum(map(len, orders))
+    while len(placed) < total:
+        before = len(placed)
+        for stage, order in enumerate(orders):
+            while position[stage] < len(order):
+                slot = order[position[stage]]
+                ready = _ready(stage, slot, stages, chunks, ended, send_seconds)
+                if ready is None:
+                    break
+                placed.append(Placed(stage, slot, max(free[stage], ready), seconds(stage, slot)))
+                free[stage] = ended[stage, slot] = placed[-1].end_seconds
+                position[stage] += 1
+        if len(placed) == before:
+            waiting = [f"stage {s}: {orders[s][p]}" for s, p in enumerate(position) if p < len(orders[s])]
+            raise ValueError(f"the schedule never ends: {', '.join(waiting)}")
+    return placed
+
+
+def _ready(
+    stage: int,
+    slot: Slot,
+    stages: int,
+    chunks: int,
+    ended: dict[tuple[int, Slot], float],
+    send_seconds: Callable[[int, int], float],
+) -> float | None:
+    """When the input of a slot is there; None where what makes it has not run yet."""
+    part = slot.chunk * stages + stage
+    if slot.kind == "F" and part == 0:
+        return 0.0
+    if slot.kind == "B" and part == stages * chunks - 1:
+        return ended.get((stage, slot._replace(kind="F")))
+    neighbour = part - 1 if slot.kind == "F" else part + 1
+    giver, chunk = neighbour % stages, neighbour // stages
+    end = ended.get((giver, slot._replace(chunk=chunk)))
+    return None if end is None else end + (send_seconds(giver, stage) if giver != stage else 0.0)
+
+
+def ends(placed: Sequence[Placed], stages: int) -> list[float]:
+    """When each stage has ended."""
+    return [max((p.end_seconds for p in placed if p.stage == stage), default=0.0) for stage in range(stages)]
+
+
+def most_in_flight(order: Sequence[Slot]) -> int:
+    """The most (micro-batch, chunk) pairs whose forward has run and whose backward has not."""
+    alive = most = 0
+    for slot in order:
+        alive += 1 if slot.kind == "F" else -1
+        most = max(most, alive)
+    return most

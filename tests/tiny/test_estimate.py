@@ -1,0 +1,139 @@
+"""`autoshard estimate`: the graph it writes, the Program it builds, published memory figures, and its arithmetic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.cli import main
+from autoshard.errors import UsageError
+from autoshard.estimate.graph import transformer_graph
+from autoshard.estimate.program import build
+from autoshard.estimate.shape import Run, Transformer
+from autoshard.estimate.stages import Host
+from autoshard.estimate.step import estimate, parameter_count
+from autoshard.graph.check import check
+from autoshard.hardware import load_hardware
+from autoshard.program.model import Collective
+from autoshard.simulate import simulate
+
+A100 = load_hardware("a100-80g-sxm")
+SMALL = Transformer(4, 256, 8, 128, 1000)
+GPT_22B = Transformer(48, 6144, 64, 2048, 51200, attention="unfused", dropout=True)
+GIB = 2**30
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_the_graph_is_valid(precision: str, attention: str) -> None:
+    llama = replace(SMALL, attention=attention, activation="swiglu", positions="rotary", norm="rms_norm", bias=False)
+    for model in (replace(SMALL, attention=attention, dropout=True), replace(llama, tied=False)):
+        check(transformer_graph(model, 4, precision, "adamw").graph)
+
+
+def test_parameters_are_those_of_the_program() -> None:
+    built = build(SMALL, Run(1, 1, precision="fp32"), A100)
+    held = sum(built.graph.tensor(p.tensor).numel for p in built.graph.parameters)
+    assert parameter_count(replace(SMALL, layers=2)) == pytest.approx(held, rel=5e-3)  # biases and norms
+
+
+@pytest.mark.parametrize(("sequence_parallel", "kinds"), [(False, ["P R"] * 2), (True, ["P S1"] * 2)])
+def test_a_layer_communicates_as_megatron_does(sequence_parallel: bool, kinds: list[str]) -> None:
+    """Two sums a layer in the forward (arXiv:1909.08053); reduce-scatters under sequence parallelism."""
+    run = Run(8, 2, dp=2, tp=2, sequence_parallel=sequence_parallel)
+    program = build(SMALL, run, A100).program
+    made = [i for i in program.instructions if isinstance(i, Collective) and i.module.startswith("layers.1")]
+    assert [f"{kind_of(i.before)} {kind_of(i.after)}" for i in made if kind_of(i.before) == "P"] == kinds
+
+
+def kind_of(placement: Any) -> str:
+    """Of one placement, or of the only one of a tuple."""
+    text = str(placement[0] if isinstance(placement, tuple) else placement)
+    return text.removesuffix("+")
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_one_stage_and_micro_batch_is_the_simulated_program(dp: int, tp: int) -> None:
+    """Two layers are the whole program, so the step is the sum of what `simulate` says, but for bucket copies."""
+    model = replace(SMALL, layers=2, hidden=1024, sequence=512)
+    run = Run(4 * dp, 4, dp, tp, precision="fp32")
+    made = estimate(model, run, A100, Host())
+    built = build(model, run, A100)
+    assert made.step_seconds == pytest.approx(simulate(built.program, built.graph, A100).step_seconds, rel=0.05)
+    assert sum(seconds for _, seconds in made.parts) == pytest.approx(made.step_seconds)
+
+
+def test_activation_memory_is_the_published_one() -> None:
+    """Korthikanti et al. 2022, figure 1: 22B, TP 8, micro-batch 4; GiB per device."""
+    run = Run(4, 4, 1, 8)
+    plain = estimate(GPT_22B, run, A100).memory
+    lean = estimate(GPT_22B, replace(run, sequence_parallel=True, recompute="selective"), A100).memory
+    assert plain.activations / GIB == pytest.approx(59.25, rel=0.02)
+    assert lean.activations / GIB == pytest.approx(9.5625, rel=0.02)
+    assert (plain.weights + plain.gradients + plain.optimizer) / GIB == pytest.approx(45.5625, rel=0.025)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "selective", "full"]))
+def test_recomputing_costs_time_and_saves_memory(pp: int, tp: int, recompute: Any) -> None:
+    run = Run(16, 2, 1, tp, pp)
+    plain, made = estimate(SMALL, run, A100), estimate(SMALL, replace(run, recompute=recompute), A100)
+    assert made.step_seconds >= plain.step_seconds and made.memory.activations <= plain.memory.activations
+
+
+def test_optimizer_sharding_divides_states() -> None:
+    run = Run(16, 2, 4)
+    sizes = [estimate(SMALL, replace(run, zero=zero), A100).memory for zero in range(4)]
+    assert sizes[1].optimizer == pytest.approx(sizes[0].optimizer / 4) and sizes[1].gradients == sizes[0].gradients
+    assert sizes[2].gradients == pytest.approx(sizes[0].gradients / 4) and sizes[2].weights == sizes[0].weights
+    assert sizes[3].weights == pytest.approx(sizes[0].weights / 4)
+
+
+def test_a_slow_host_is_what_small_layers_wait_for() -> None:
+    run = Run(16, 1)
+    fast, slow = (estimate(SMALL, run, A100, Host(seconds)) for seconds in (0.0, 1e-3))
+    kernels = 33 * SMALL.layers * 16  # of forwards and backwards
+    assert fast.step_seconds < 0.2 * slow.step_seconds
+    assert slow.step_seconds > 0.7 * kernels * 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "message"),
+    [
+        (SMALL, Run(10, 4), "batch 10 is no multiple of micro-batch 4"),
+        (SMALL, Run(8, 1, tp=3), "tp 3 does not divide 8 heads"),
+        (SMALL, Run(8, 1, pp=3), "4 layers do not divide over 3 pipeline chunks"),
+        (SMALL, Run(6, 1, pp=4, schedule="interleaved"), "micro-batches in multiples of pp 4"),
+        (replace(SMALL, hidden=0), Run(8, 1), "hidden must be positive"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_named(model: Transformer, run: Run, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        estimate(model, run, A100)
+
+
+def test_a_cluster_that_is_too_small_is_named() -> None:
+    with pytest.raises(UsageError, match="at most"):
+        estimate(SMALL, Run(2**14, 1, dp=2**14), A100)
+
+
+SIZES = {"layers": 4, "hidden": 256, "heads": 8, "sequence": 128, "vocabulary": 1000, "batch": 16, "micro-batch": 2}
+WORDS = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
+
+
+def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "pipeline.json"
+    words = ["estimate", "--hardware", "a100-80g-sxm", *WORDS, "--pp", "2", "-o", str(trace), "--json"]
+    assert main(words) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["devices"] == 2 and made["fits"] is True
+    assert sum(made["parts_seconds"].values()) == pytest.approx(made["step_seconds"])
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert len(events) == 2 * 2 * 8  # both ways, on both stages, 8 micro-batches
+    assert main(words[:-1]) == 0
+    assert "pipeline bubble" in capsys.readouterr().out
