@@ -40,15 +40,27 @@ def shards(layout: Layout | None) -> Iterator[tuple[int, int]]:
 
 
 def _cross_entropy(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
-    """Over the vocabulary: the maximum of each row, then three sums of it, stacked. Over rows: the count of labels."""
+    """Over the vocabulary: the maximum of each row, then sums of it, stacked. Over rows: the count of labels."""
     logits = operands[0]
     assert logits is not None
     class_dim = 1 if len(logits.shape) > 1 else 0
     rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
     vocabulary = [axis for axis, dim in shards(layouts[0]) if dim == class_dim]
-    calls = [(axis, "all_reduce", float(stacked * rows * LOSS_BYTES)) for stacked in (1, 3) for axis in vocabulary]
+    smoothed, weighted = bool(dict(op.attributes).get("label_smoothing")), len(operands) > 2 and bool(operands[2])
+    sums = 2 + smoothed + weighted * (1 + smoothed)
+    calls = [(axis, "all_reduce", float(stacked * rows * LOSS_BYTES)) for stacked in (1, sums) for axis in vocabulary]
     counts = [(axis, "all_reduce", float(COUNT_BYTES)) for axis, dim in shards(layouts[0]) if dim != class_dim]
-    return Inside((*calls, *counts))
+    return Inside((*calls, *counts) if _is_mean(op) else tuple(calls))
+
+
+def _nll(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """The count of labels."""
+    counts = [(axis, "all_reduce", float(COUNT_BYTES)) for axis, _ in shards(layouts[0])]
+    return Inside(tuple(counts) if _is_mean(op) else ())
+
+
+def _is_mean(op: Op) -> bool:
+    return dict(op.attributes).get("reduction", 1) == 1
 
 
 def _halo(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
@@ -130,6 +142,7 @@ HALOS = ("halo_convolution", "halo_transposed_convolution", "halo_max_pool", "ha
 COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
     "parallel_attention": _gathered_attention,
     "parallel_cross_entropy": _cross_entropy,
+    "parallel_nll_loss": _nll,
     "ring_attention": _ring_attention,
     **dict.fromkeys(HALOS, _halo),
 }

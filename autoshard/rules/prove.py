@@ -41,7 +41,8 @@ RunVariant = Callable[[Any, LocalOp, "Sequence[Tensor | None]"], Any]
 
 @dataclass(frozen=True)
 class Operand:
-    """A random operand: normal where floating, uniform in [low, high) otherwise. `gradient` False: it needs none."""
+    """A random operand: normal where floating, uniform in [low, high) otherwise. `gradient` False: it needs none;
+    `positive`: at least 1/2; `unit`: between 0 and 1."""
 
     shape: tuple[int, ...]
     dtype: str = "float64"
@@ -49,6 +50,7 @@ class Operand:
     high: int = 2
     gradient: bool = True
     positive: bool = False
+    unit: bool = False
 
     @property
     def requires_grad(self) -> bool:
@@ -311,7 +313,8 @@ def random_operands(case: OpCase, seed: int) -> list[Tensor | None]:
         dtype = getattr(torch, operand.dtype)
         if dtype.is_floating_point:
             tensor = torch.randn(operand.shape, generator=generator, dtype=dtype)
-            tensor = (tensor.abs() + 0.5 if operand.positive else tensor).requires_grad_(operand.requires_grad)
+            tensor = tensor.abs() + 0.5 if operand.positive else tensor.sigmoid() if operand.unit else tensor
+            tensor = tensor.requires_grad_(operand.requires_grad)
         else:
             tensor = torch.randint(operand.low, operand.high, operand.shape, generator=generator).to(dtype)
         result.append(tensor)

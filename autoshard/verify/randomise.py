@@ -104,11 +104,17 @@ def _input(example: torch.Tensor, meaning: IntegerRange | None, source: torch.Ge
         scale = spread if math.isfinite(spread) and spread > 0 else 1.0
         middle = float(example.double().mean()) if example.numel() else 0.0
         noise = torch.randn(example.shape, generator=source, dtype=torch.float64)
-        return (middle if math.isfinite(middle) else 0.0) + scale * noise
+        values = (middle if math.isfinite(middle) else 0.0) + scale * noise
+        return values.abs().remainder(1) if _within_one(example) else values
     if meaning is None or example.dtype == torch.bool:
         return example.clone()
     values = torch.randint(0, meaning.high, example.shape, generator=source, dtype=example.dtype)
     return values if meaning.ignored is None else _with_ignored(values, meaning.ignored)
+
+
+def _within_one(example: torch.Tensor) -> bool:
+    """Probabilities, which some losses must have; not zeros or ones alone."""
+    return bool(((example >= 0) & (example <= 1)).all()) and bool((example.frac() != 0).any())
 
 
 def _with_ignored(labels: torch.Tensor, ignored: int) -> torch.Tensor:

@@ -21,8 +21,6 @@ MESHES = ("tp=2", "tp=3", "dp=2,tp=3", "a=2,b=1,c=2")
 NOT_CUT = [
     "aten.max[4x5]",  # over all of it
     "aten.reshape[6x4]",  # (6, 4) -> (4, 6) keeps no dim
-    "aten.cross_entropy_loss[6x7,6x7,-]",  # a mean over probabilities
-    "aten.nll_loss_nd[6x7,6,-]",  # a mean whose count is in the labels, without a variant
 ]
 
 

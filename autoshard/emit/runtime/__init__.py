@@ -19,8 +19,8 @@ from .convolution import (
     parallel_global_pool,
 )
 from .gradients import clip_gradients, reduce_gradients
-from .mesh import ParallelMesh
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
+from .mesh import ParallelMesh
 from .operators import (
     parallel_mean,
     parallel_mse_loss,

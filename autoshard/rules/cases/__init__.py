@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RANDOM, RECURRENT
 from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
-from autoshard.rules.cases.moving import INDEXING, LOSSES, VIEWS
+from autoshard.rules.cases.losses import LOSSES
+from autoshard.rules.cases.moving import INDEXING, VIEWS
 from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
 from autoshard.rules.cases.variants import ATTENTION_VARIANTS
 

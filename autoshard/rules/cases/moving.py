@@ -1,4 +1,4 @@
-"""Proof cases: views, look-ups and losses."""
+"""Proof cases: views and look-ups."""
 
 from __future__ import annotations
 
@@ -80,19 +80,4 @@ INDEXING = [
     case("aten.select_scatter", floats((4, 5, 6), (4, 6)), dim=1, index=2),
     case("aten.slice_scatter", floats((4, 5, 6), (4, 2, 6)), dim=1, start=1, end=5, step=2),
     case("aten.slice_scatter", floats((4, 6), (4, 6)), dim=-1, start=0, end=2**60, step=1),
-]
-LABELS = integers((6,), 7)
-LOSSES = [
-    case("aten.cross_entropy_loss", (Operand((6, 7)), LABELS, None), reduction=1, ignore_index=2, label_smoothing=0.1),
-    case("aten.cross_entropy_loss", (Operand((4, 7, 5)), integers((4, 5), 7), None), reduction=1, ignore_index=2),
-    case("aten.cross_entropy_loss", (Operand((7,)), integers((), 7), None), reduction=1, ignore_index=-100),
-    case("aten.cross_entropy_loss", (Operand((6, 7)), LABELS, None), reduction=2, ignore_index=2),
-    case("aten.cross_entropy_loss", (Operand((6, 7)), LABELS, Operand((7,), gradient=False)), reduction=0),
-    case("aten.cross_entropy_loss", (Operand((6, 7)), Operand((6, 7), gradient=False), None), reduction=1),
-    case("aten.nll_loss", (Operand((6, 7)), LABELS, None), reduction=2, ignore_index=2),
-    case("aten.nll_loss_nd", (Operand((6, 7)), LABELS, None), reduction=1, ignore_index=-100),
-    case("aten.nll_loss_nd", (Operand((4, 7, 5)), integers((4, 5), 7), None), reduction=2, ignore_index=-100),
-    case("aten.mse_loss", floats((4, 5), (4, 5)), reduction=1),
-    case("aten.mse_loss", floats((4, 5), (4, 5)), reduction=2),
-    case("aten.mse_loss", floats((4, 5), (4, 5)), reduction=0),
 ]
