@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.additive import Additive, charge, hull, scaled, unary
+from autoshard.solvers.fences import Fences
 from autoshard.solvers.tables import Contents
 
-Flags = NDArray[np.bool_]
 _ROUNDS = 4
 
 
@@ -38,45 +36,8 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
 
 
 def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[Integers]:
-    """Step 1 alone: the strategies that pass arc consistency over every value."""
-    flags = [np.isfinite(node.seconds) for node in problem.nodes]
-    if allowed is not None:
-        for flag, some in zip(flags, allowed, strict=True):
-            inside = np.zeros(len(flag), bool)
-            inside[some] = True
-            flag &= inside
-    by_node: list[list[int]] = [[] for _ in problem.nodes]
-    fences = {v for v, value in enumerate(problem.values) if np.isinf(value.seconds).any()}
-    for v in sorted(fences):
-        for n in (problem.values[v].producer, *problem.values[v].consumers):
-            by_node[n].append(v)
-    waiting = sorted(fences)
-    while waiting:
-        for n in _narrow(problem.values[waiting.pop()], flags):
-            waiting.extend(v for v in by_node[n] if v not in waiting)
-    for node, flag in zip(problem.nodes, flags, strict=True):
-        if not flag.any():
-            raise InfeasibleError(f"{node.name}: none of its {len(flag)} strategies is allowed together with the rest")
-    return [np.flatnonzero(flag) for flag in flags]
-
-
-def _narrow(value: Value, flags: list[Flags]) -> list[int]:
-    """Clears the strategies without a finite partner over one value; returns the nodes that lost some."""
-    possible = np.isfinite(value.seconds)
-    lost: list[int] = []
-
-    def keep(node: int, wanted: Flags) -> None:
-        if (flags[node] & ~wanted).any():
-            flags[node] &= wanted
-            lost.append(node)
-
-    for c, targets in zip(value.consumers, value.targets, strict=True):
-        reached = np.flatnonzero(possible[:, np.unique(targets[flags[c]])].any(axis=1))
-        keep(value.producer, np.isin(value.source, reached))
-    for c, targets in zip(value.consumers, value.targets, strict=True):
-        offered = np.flatnonzero(possible[np.unique(value.source[flags[value.producer]])].any(axis=0))
-        keep(c, np.isin(targets, offered))
-    return lost
+    """Step 1 alone: the strategies that pass arc consistency over every value. Raises InfeasibleError."""
+    return [np.flatnonzero(flag) for flag in Fences(problem, allowed).flags]
 
 
 class _Comparisons:
