@@ -75,35 +75,66 @@ def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard import folder, package, pipeline, plan_text
     from autoshard.hardware import check_mesh, load_hardware
-    from autoshard.mesh import Mesh
-    from autoshard.units import parse_bytes
 
-    mesh = Mesh.parse(options.mesh)
-    if options.devices is not None and options.devices != mesh.size:
-        raise UsageError(f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}")
-    limit = parse_bytes(options.memory_limit) if options.memory_limit else None
+    wanted = _wanted(options)
     hardware = load_hardware(options.hardware)
-    check_mesh(hardware, mesh)
+    if wanted.mesh is not None:
+        check_mesh(hardware, wanted.mesh)
     request, quiet = _request(options), options.json
     folder.check_target(options.out)
+    for sentence in pipeline.ignored(wanted):
+        print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
         graph = pipeline.read_graph(request)
-    with step(f"searching {mesh}", quiet):
-        made = pipeline.make_plan(graph, mesh, hardware, request, options.strategy, options.solver, limit)
+    with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
+        made = pipeline.make_plan(graph, hardware, request, wanted)
     with step("writing the package", quiet):
-        files = package.package_files(package.build(made, graph, hardware))
+        files = package.package_files(package.build(made.plan, graph, hardware), made.front)
         folder.write_package(options.out, files)
-    summary = plan_text.as_dict(made, graph) | {"out": str(options.out), "files": sorted(files)}
+        folder.write_text(options.out / package.SEARCH_LOG, package.log_text(made.log))
+    summary = plan_text.as_dict(made.plan, graph) | {"out": str(options.out), "files": sorted(files)}
+    summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
-        print(plan_text.summary(made, graph))
+        print(plan_text.summary(made.plan, graph))
+        if made.front:
+            print("\n".join(["", *plan_text.front_table(made.front)]))
         print(f"written to {options.out}: {plan_text.file_names(files)}")
     wants_check = options.verify or options.verify_with
     code = _verify(options, summary) if wants_check else 0
     if options.json:
         _print_json(summary)
     elif code == 0:
-        print(f"next: torchrun --nproc-per-node {mesh.size} {options.out}/train.py --backend gloo --steps 5")
+        size = made.plan.mesh.size
+        print(f"next: torchrun --nproc-per-node {size} {options.out}/train.py --backend gloo --steps 5")
     return code
+
+
+def _wanted(options: argparse.Namespace) -> Any:
+    from autoshard.levels import parse_level
+    from autoshard.mesh import Mesh
+    from autoshard.pipeline import PlanRequest
+    from autoshard.units import parse_bytes, parse_seconds
+
+    mesh = Mesh.parse(options.mesh) if options.mesh else None
+    if mesh is None and options.devices is None:
+        raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
+    if options.devices is not None and options.devices < 1:
+        raise UsageError(f"--devices {options.devices}: expected at least 1")
+    if mesh is not None and options.devices not in (None, mesh.size):
+        raise UsageError(f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}")
+    return PlanRequest(
+        mesh,
+        options.devices,
+        options.strategy,
+        parse_level(options.level),
+        options.solver,
+        options.ilp_engine,
+        tuple(options.pin),
+        options.pins,
+        parse_bytes(options.memory_limit) if options.memory_limit else None,
+        parse_seconds(options.time_limit) if options.time_limit else None,
+        options.pareto,
+    )
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -184,6 +215,32 @@ def estimate(options: argparse.Namespace) -> int:
     return 0
 
 
+def explain(options: argparse.Namespace) -> int:
+    """Say what each choice of a plan costs, what comes next, and what another choice would cost."""
+    from autoshard import explain, package
+
+    with step("explaining", options.json):
+        explained = explain.explain(*package.read_package(options.plan), options.what, options.why_not)
+    if options.json:
+        _print_json(explain.as_dict(explained))
+    else:
+        print(explain.text(explained))
+    return 0
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Say which decisions of two plans differ, and what that is predicted to cost."""
+    from autoshard import diff, package
+
+    one, other = (package.read_package(path)[:2] for path in (options.one, options.other))
+    found = diff.diff(*one, *other)
+    if options.json:
+        _print_json(diff.as_dict(found))
+    else:
+        print(diff.text(found))
+    return 0
+
+
 def profiles(options: argparse.Namespace) -> int:
     """List the hardware profiles, or print one."""
     from autoshard.hardware import hardware_text, list_profiles, load_hardware
@@ -220,7 +277,7 @@ def _request(options: argparse.Namespace) -> Any:
     return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
 
 
-VERBS = (trace, plan, verify, simulate, report, estimate, profiles, prove)
+VERBS = (trace, plan, verify, simulate, report, explain, diff, estimate, profiles, prove)
 
 
 if __name__ == "__main__":

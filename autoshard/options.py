@@ -63,15 +63,44 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--mesh", required=True, help="named axes, slowest links first: dp=2,tp=2")
+    parser.add_argument(
+        "--mesh", help="named axes, slowest links first: dp=2,tp=2; without it --devices searches for one"
+    )
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
     parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=f"default {DEFAULT_OUT}/")
-    parser.add_argument("--devices", type=int, metavar="N", help="refuse a mesh that has not N devices")
+    parser.add_argument("--devices", type=int, metavar="N", help="find the best mesh of N devices; or check --mesh")
     parser.add_argument("--memory-limit", metavar="SIZE", help='per device, such as "60 GiB"; default: the profile\'s')
-    parser.add_argument("--solver", choices=["dp"], default="dp", help="default dp")
+    _add_search_options(parser)
     parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
+    parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
     parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
     _add_verify_options(parser)
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    levels = "0 ratio (least communication and repeated work), 1 memory (least), 2 speed (default)"
+    parser.add_argument("--level", default="2", help=levels)
+    pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None)"
+    parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
+    parser.add_argument("--pins", type=Path, metavar="FILE", help="such pins in a .toml or .json file")
+    parser.add_argument("--solver", help="dp (default), ilp, propagation, recursive, exhaustive")
+    engine = "of --solver ilp: highs (default), or pulp:CBC, pulp:GUROBI, …"
+    parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
+    limit = "stop the search after this long, such as 30s, and keep the best plan so far; Ctrl-C does the same"
+    parser.add_argument("--time-limit", metavar="TIME", help=limit)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
+    what = "a parameter, input, operator, module or pattern; default: the dearest choices"
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
+    why = 'what it would cost to do this instead, such as "Shard(1)@tp", or why it can\'t be'
+    parser.add_argument("--why-not", metavar="HOW", help=why)
+
+
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("one", type=Path, metavar="A", help="a package, or its plan.json")
+    parser.add_argument("other", type=Path, metavar="B", help="another one of the same model")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +161,8 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "verify": _add_verify,
     "simulate": _add_simulate,
     "report": _add_report,
+    "explain": _add_explain,
+    "diff": _add_diff,
     "estimate": estimate_command.add_options,
     "profiles": _add_profiles,
     "prove": _add_prove,

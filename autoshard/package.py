@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from autoshard.errors import InvalidFileError
 if TYPE_CHECKING:
     from autoshard.graph.model import Graph
     from autoshard.hardware import Hardware
+    from autoshard.pareto import Point
     from autoshard.plan import Plan
     from autoshard.program.model import Program
     from autoshard.simulate import Timeline
@@ -23,6 +24,9 @@ GRAPH = "graph.json"
 TIMELINE = "timeline.json"
 REPORT = "report.html"
 VERIFICATION = "verification.json"
+SEARCH_LOG = "search.log"
+PARETO = "pareto.json"
+PARETO_PLOT = "pareto.svg"
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,33 @@ def build(plan: Plan, graph: Graph, hardware: Hardware) -> Built:
     return Built(plan, graph, hardware, program, simulate(program, graph, hardware))
 
 
-def package_files(built: Built) -> dict[str, str]:
-    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
+def package_files(built: Built, front: tuple[Point, ...] = ()) -> dict[str, str]:
+    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report.
+
+    `front`: see pareto.py.
+    """
     from autoshard import plan_io
     from autoshard.emit import emit
     from autoshard.graph import serialize
 
     files = dict(emit(built.program, built.plan, built.graph))
     files |= {PLAN: plan_io.dumps(built.plan), GRAPH: serialize.dumps(built.graph)}
+    if front:
+        from autoshard import pareto
+
+        files |= {PARETO: pareto.as_json(front), PARETO_PLOT: pareto.plot(front, f"{built.plan.mesh}")}
     return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, None)}
+
+
+def log_text(log: Sequence[tuple[str, float]]) -> str:
+    """Wall seconds by what was done, and how often: it stands beside the plan, as it differs from run to run."""
+    spent: dict[str, list[float]] = {}
+    for what, seconds in log:
+        spent.setdefault(what, []).append(seconds)
+    lines = [
+        f"{sum(own):10.3f} s  {what}" + (f", {len(own)} times" if len(own) > 1 else "") for what, own in spent.items()
+    ]
+    return "\n".join([*lines, f"{sum(seconds for _, seconds in log):10.3f} s  in all"]) + "\n"
 
 
 def trace_text(timeline: Timeline) -> str:

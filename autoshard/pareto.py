@@ -10,7 +10,6 @@ from autoshard.errors import InfeasibleError
 from autoshard.fit import Task
 from autoshard.plan import Plan
 from autoshard.solvers.lagrangian import minimum_memory_bound
-from autoshard.units import format_bytes, format_seconds
 
 POINTS = 8
 MIB, MILLISECONDS = 2.0**20, 1e3
@@ -71,18 +70,6 @@ def _marked(found: list[Point]) -> tuple[Point, ...]:
 
 def _place(point: Point) -> tuple[float, float]:
     return point.predicted_seconds, point.predicted_peak_bytes
-
-
-def rows(points: tuple[Point, ...]) -> list[tuple[str, ...]]:
-    """A table: the front alone."""
-    head = ("predicted step", "memory per device", "objective", "")
-    shown = [point for point in points if point.front]
-    return [head, *((*_texts(point), "" if point.fits else "above the memory limit") for point in shown)]
-
-
-def _texts(point: Point) -> tuple[str, str, str]:
-    sizes = format_bytes(point.predicted_peak_bytes)
-    return format_seconds(point.predicted_seconds), sizes, format_seconds(point.objective_seconds)
 
 
 def as_json(points: tuple[Point, ...]) -> str:

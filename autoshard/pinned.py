@@ -40,7 +40,7 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
             fitting = _offered(formulation, formulation.sites[node], pin)
             both = [s for s in keep.get(node, fitting) if s in fitting]
             if not both:
-                name = _label(formulation.graph, formulation.sites[node])
+                name = label(formulation.graph, formulation.sites[node])
                 raise UsageError(f"pins {str(by[node])!r} and {pin.text!r} contradict each other at {name}")
             keep[node], by[node] = both, pin
             if pin.out_cuts is not None:
@@ -86,7 +86,7 @@ def _names(formulation: Formulation) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def _label(graph: Graph, site: Site) -> str:
+def label(graph: Graph, site: Site) -> str:
     if site.kind != "op":
         return {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}.get(site.name, site.name)
     op = graph.by_op[site.name]
@@ -140,7 +140,7 @@ def refusal(formulation: Formulation, site: Site, wants: Sequence[Want], quoted:
     reasons = [reason for want in wants for reason in _reasons(formulation, site, want)]
     why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
     text, kind = ",".join(map(str, wants)), "strategy" if site.kind == "op" else "layout"
-    message = f"{quoted}{_label(graph, site)} offers no {kind} with {text} on {mesh}{why}"
+    message = f"{quoted}{label(graph, site)} offers no {kind} with {text} on {mesh}{why}"
     scores = _scores(formulation, site, wants)
     best = sorted(range(len(scores)), key=lambda s: -scores[s])
     return message, "the nearest offered: " + _listed(choice_text(site, s, mesh) for s in best)
@@ -210,7 +210,7 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
             return fitting
         rows = sorted(offered, key=lambda own: cuts.distance(found, own))
         reason = _rule_reason(formulation, site) or "no strategy cuts so"
-    name = _label(graph, site)
+    name = label(graph, site)
     raise UsageError(f"pin {pin.text!r}: {name}: {reason}", "the nearest offered: " + _listed(map(cuts.text, rows)))
 
 
@@ -232,14 +232,14 @@ def _taken(formulation: Formulation, node: int, pin: Pin, fitting: Sequence[int]
     results = graph.by_op[site.name].results
     found = cuts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
     if isinstance(found, str):
-        raise UsageError(f"pin {pin.text!r}: {_label(graph, site)}: {found}")
+        raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {found}")
     kept: dict[int, list[int]] = {}
     for position, wanted in enumerate(found):
         if wanted is None:
             continue
         reason = cuts.result_problem(wanted, [site.strategies[s].results[position] for s in fitting], mesh)
         if reason:
-            raise UsageError(f"pin {pin.text!r}: {_label(graph, site)}: {reason}")
+            raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {reason}")
         for v, value in enumerate(formulation.values):
             if value.tensor == results[position] and not value.tied:
                 own = [cuts.counts(layout, len(wanted), mesh) for layout in value.targets]

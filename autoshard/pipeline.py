@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,8 +17,11 @@ from autoshard.mesh import Mesh
 from autoshard.package import REPORT, VERIFICATION, build, read_package, report_text, root_of
 
 if TYPE_CHECKING:
+    from autoshard.fit import Wishes
     from autoshard.graph.model import Graph
     from autoshard.hardware import Hardware
+    from autoshard.pareto import Point
+    from autoshard.pins import Pin
     from autoshard.plan import Plan
     from autoshard.verify.proof import Proof
 
@@ -71,30 +74,126 @@ def _saved_graph(request: ModelRequest) -> Graph:
     return graph
 
 
-def make_plan(
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    request: ModelRequest,
-    strategy: str,
-    solver: str,
-    limit: float | None,
-) -> Plan:
-    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for. `limit`: bytes a device."""
-    from autoshard import search, styles
-    from autoshard.plan_of import Origin
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is wanted of a plan, as the user said it: None or empty where nothing was said."""
 
-    origin = Origin(request.spec, tuple(sorted(request.arguments.items())))
-    name, _, seed = strategy.partition(":")
-    if name == "random":
-        if not seed.isdecimal():
-            raise UsageError(f"--strategy {strategy}: expected a whole number after the colon", "--strategy random:1")
-        return styles.random_plan(graph, mesh, hardware, int(seed), origin=origin)
-    if strategy == "megatron":
-        return search.megatron_plan(graph, mesh, hardware, origin=origin)
-    if strategy != "best":
-        raise UsageError(f"unknown strategy {strategy!r}", "--strategy best, megatron or random:SEED")
-    return search.search(graph, mesh, hardware, solver=solver, memory_limit_bytes=limit, origin=origin)
+    mesh: Mesh | None
+    devices: int | None = None
+    strategy: str = "best"
+    level: int = 2
+    solver: str | None = None
+    engine: str | None = None
+    pins: tuple[str, ...] = ()
+    pins_file: Path | None = None
+    limit_bytes: float | None = None
+    time_limit_seconds: float | None = None
+    pareto: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan, sentences about settings that did not count, what took how long, and the front, if it was asked for."""
+
+    plan: Plan
+    ignored: tuple[str, ...] = ()
+    log: tuple[tuple[str, float], ...] = ()
+    front: tuple[Point, ...] = ()
+
+
+MESH_SECONDS = 120.0  # a mesh search without --time-limit
+
+
+def ignored(wanted: PlanRequest) -> tuple[str, ...]:
+    """What was said and does not count."""
+    found = []
+    if wanted.strategy.startswith("random"):
+        said = {
+            "--level": wanted.level != 2,
+            "--solver": wanted.solver is not None,
+            "--pin": bool(wanted.pins),
+            "--pins": wanted.pins_file is not None,
+            "--memory-limit": wanted.limit_bytes is not None,
+            "--time-limit": wanted.time_limit_seconds is not None,
+            "--pareto": wanted.pareto,
+        }
+        found += [f"{option} is ignored: a random plan is not searched for" for option, given in said.items() if given]
+    if wanted.engine is not None and wanted.solver != "ilp":
+        found.append("--ilp-engine is ignored: it is for --solver ilp")
+    return tuple(found)
+
+
+def make_plan(graph: Graph, hardware: Hardware, request: ModelRequest, wanted: PlanRequest) -> Made:
+    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for.
+
+    Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
+    """
+    from autoshard.solvers.options import interruptible
+
+    wishes = _wishes(request, wanted)
+    if wanted.strategy.startswith("random"):
+        return Made(_random(graph, hardware, wanted, wishes), ignored(wanted))
+    with interruptible(wishes.options.clock):
+        plan, points = _searched(graph, hardware, wanted, wishes)
+    notes = (*plan.search.notes, *ignored(wanted))
+    return Made(replace(plan, search=replace(plan.search, notes=notes)), ignored(wanted), tuple(wishes.log), points)
+
+
+def _wishes(request: ModelRequest, wanted: PlanRequest) -> Wishes:
+    from autoshard.fit import Wishes
+    from autoshard.plan_of import Origin
+    from autoshard.solvers.options import Clock, Options
+    from autoshard.styles import megatron
+
+    if wanted.strategy not in ("best", "megatron") and not wanted.strategy.startswith("random:"):
+        raise UsageError(f"unknown strategy {wanted.strategy!r}", "--strategy best, megatron or random:SEED")
+    style = wanted.strategy == "megatron"
+    limit = wanted.time_limit_seconds
+    if limit is None:
+        limit = MESH_SECONDS if wanted.mesh is None else float("inf")
+    return Wishes(
+        wanted.solver or "dp",
+        wanted.level,
+        wanted.limit_bytes,
+        origin=Origin(request.spec, tuple(sorted(request.arguments.items()))),
+        allowed=megatron if style else None,
+        decided_by="megatron" if style else "search",
+        options=Options(Clock(limit), wanted.engine or "highs"),
+    )
+
+
+def _random(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> Plan:
+    from autoshard.styles import random_plan
+
+    seed = wanted.strategy.partition(":")[2]
+    if not seed.isdecimal():
+        raise UsageError(
+            f"--strategy {wanted.strategy}: expected a whole number after the colon", "--strategy random:1"
+        )
+    if wanted.mesh is None:
+        raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
+    return random_plan(graph, wanted.mesh, hardware, int(seed), origin=wishes.origin)
+
+
+def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> tuple[Plan, tuple[Point, ...]]:
+    """The plan, and the front where it is asked for."""
+    from autoshard import fit, pareto, search
+    from autoshard.meshes import search_meshes
+    from autoshard.pins import read_pins
+
+    def pins(mesh: Mesh) -> tuple[Pin, ...]:
+        return read_pins(wanted.pins, wanted.pins_file, mesh)
+
+    if wanted.mesh is None:
+        assert wanted.devices is not None
+        plan = search_meshes(graph, hardware, wanted.devices, wishes, pins)
+        if not wanted.pareto:
+            return plan, ()
+        task = fit.prepare(graph, plan.mesh, hardware, replace(wishes, pins=pins(plan.mesh)))
+    else:
+        task = fit.prepare(graph, wanted.mesh, hardware, replace(wishes, pins=pins(wanted.mesh)))
+        plan = search.best(task, fit.fitted(task))
+    return plan, pareto.front(task, plan) if wanted.pareto else ()
 
 
 def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:

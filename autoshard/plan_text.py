@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard import plan_io, words
 from autoshard.graph.model import Graph
 from autoshard.layout import parse_placement
-from autoshard.plan import Plan, RedistributionPlan
+from autoshard.plan import Candidate, Plan, RedistributionPlan
 from autoshard.simulate.transfers import LOCAL, actions
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
 
 if TYPE_CHECKING:
     from autoshard.hardware import Hardware
+    from autoshard.pareto import Point
     from autoshard.simulate import Timeline
 
 SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
@@ -26,6 +29,9 @@ def summary(plan: Plan, graph: Graph) -> str:
     lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", ""]
     lines += _block_table(plan, graph)
     lines += ["", *_figures(plan)]
+    if plan.search.meshes:
+        lines += ["", *mesh_table(plan)]
+    lines += [f"note: {note}" for note in plan.search.notes]
     return "\n".join(lines)
 
 
@@ -88,33 +94,90 @@ def collectives(move: RedistributionPlan) -> str:
 
 
 def _figures(plan: Plan) -> list[str]:
-    certificate = plan.certificate
     compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
     moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
     memory = format_bytes(plan.predicted_peak_bytes)
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
-    objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
     rows = [
-        ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)"),
+        ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated), {difference(plan)}"),
         ("  operators", f"{format_seconds(compute)}, forward and backward"),
         ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
         ("memory per device", memory),
-        (
-            "objective",
-            f"{objective}, lower bound {bound}, gap {gap_words(plan)} ({certificate.solver}, {certificate.status})",
-        ),
-        ("plan", plan_io.plan_hash(plan)),
+        *certificate_rows(plan),
     ]
+    others = [c for c in plan.search.candidates if c.outcome != "chosen"]
+    if others:
+        rows.append(("also simulated", ", ".join(map(candidate_words, others))))
+    if plan.search.pins:
+        rows.append(("pinned", ", ".join(plan.search.pins)))
+    if plan.search.cut_short:
+        rows.append(("cut short", "the search was stopped: this is the best plan so far"))
+    return table([*rows, ("plan", plan_io.plan_hash(plan))])
+
+
+def difference(plan: Plan) -> str:
+    """How far the simulated step is from the objective of the additive problem, which nothing overlaps in."""
+    apart = plan.predicted_seconds - plan.certificate.objective_seconds
+    return f"{format_seconds(abs(apart), 3)} {'above' if apart > 0 else 'below'} the objective"
+
+
+def candidate_words(candidate: Candidate) -> str:
+    """`megatron 19.98 ms`, and its memory where that was too much."""
+    words = f"{candidate.name} {format_seconds(candidate.predicted_seconds)}"
+    if candidate.outcome == "too large":
+        words += f" (too large: {format_bytes(candidate.predicted_peak_bytes)})"
+    return words
+
+
+def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What was minimised, its bound and the gap between them."""
+    certificate, level = plan.certificate, plan.search.level
+    objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
+    how = f"({certificate.solver}, {certificate.status})"
+    if level == 2:
+        return [("objective", f"{objective}, lower bound {bound}, gap {gap_words(plan)} {how}")]
+    show = format_bytes if level == 1 else format_seconds
+    name = "least memory" if level == 1 else "communication and repeated work"
+    found, least = show(certificate.level_objective), show(certificate.level_bound)
+    text = f"{name} {found}, lower bound {least}, gap {gap_words(plan)} ({certificate.solver}, level {level})"
+    return [("objective", objective), (f"level {level}", text)]
+
+
+MESHES_SHOWN = 6
+
+
+def mesh_table(plan: Plan) -> list[str]:
+    """The meshes tried, the best first."""
+    rows: list[Sequence[str]] = [("mesh", "predicted step", "memory per device", "")]
+    for tried in plan.search.meshes[:MESHES_SHOWN]:
+        made = tried.predicted_seconds > 0
+        step = format_seconds(tried.predicted_seconds) if made else ""
+        memory = format_bytes(tried.predicted_peak_bytes) if made else ""
+        rows.append((str(tried.mesh), step, memory, tried.outcome))
+    rest = plan.search.meshes[MESHES_SHOWN:]
+    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(tried.outcome for tried in rest).items())
+    return table(rows) + ([f"and {len(rest)} more: {outcomes}"] if rest else [])
+
+
+def front_table(points: Sequence[Point]) -> list[str]:
+    """The front of time against memory: each row is faster than the next, and larger."""
+    rows: list[Sequence[str]] = [("time against memory", "memory per device", "objective", "")]
+    for point in points:
+        if point.front:
+            figures = (format_seconds(point.predicted_seconds), format_bytes(point.predicted_peak_bytes))
+            fits = "" if point.fits else "above the memory limit"
+            rows.append((*figures, format_seconds(point.objective_seconds), fits))
     return table(rows)
 
 
 def gap(plan: Plan) -> float | None:
-    """(objective - lower bound) / objective; None where no bound was proved."""
+    """(objective - lower bound) / objective, of what the level minimises; None where no bound was proved."""
     certificate = plan.certificate
-    if certificate.lower_bound_seconds <= 0 or certificate.objective_seconds <= 0:
-        return None
-    return max(0.0, 1 - certificate.lower_bound_seconds / certificate.objective_seconds)
+    objective, bound = certificate.objective_seconds, certificate.lower_bound_seconds
+    if plan.search.level != 2:
+        objective, bound = certificate.level_objective, certificate.level_bound
+    return max(0.0, 1 - bound / objective) if bound > 0 and objective > 0 else None
 
 
 def gap_words(plan: Plan) -> str:
@@ -130,8 +193,13 @@ def command(plan: Plan) -> str:
     parts += [f"--mesh {plan.mesh}", f"--hardware {plan.hardware}"]
     if not plan.model.endswith(".json"):
         parts += [f"--precision {plan.precision}", f"--optimizer {plan.optimizer}"]
-    deciders = {op.decided_by for op in plan.ops} - {"search"}
-    return " ".join([*parts, *(f"--strategy {name}" for name in sorted(deciders))])
+    deciders = {op.decided_by for op in plan.ops} - {"search", "pin", "propagated"}
+    parts += [f"--strategy {name}" for name in sorted(deciders)]
+    if plan.search.level != 2:
+        parts.append(f"--level {plan.search.level}")
+    if plan.certificate.solver not in ("dp", *deciders):
+        parts.append(f"--solver {plan.certificate.solver}")
+    return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
 
 
 def timeline_summary(timeline: Timeline, plan: Plan) -> str:
@@ -178,6 +246,15 @@ def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "objective_seconds": plan.certificate.objective_seconds,
         "lower_bound_seconds": plan.certificate.lower_bound_seconds,
         "gap": gap(plan),
+        "level": plan.search.level,
+        "level_objective": plan.certificate.level_objective,
+        "level_bound": plan.certificate.level_bound,
+        "simulated_above_objective_seconds": plan.predicted_seconds - plan.certificate.objective_seconds,
+        "pins": list(plan.search.pins),
+        "candidates": [vars(candidate) for candidate in plan.search.candidates],
+        "meshes": [vars(tried) | {"mesh": str(tried.mesh)} for tried in plan.search.meshes],
+        "notes": list(plan.search.notes),
+        "cut_short": plan.search.cut_short,
     }
 
 

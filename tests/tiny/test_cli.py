@@ -57,7 +57,9 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert min(took) < HELP_SECONDS
 
 
-@pytest.mark.parametrize("verb", ["trace", "plan", "verify", "simulate", "report", "profiles", "prove"])
+@pytest.mark.parametrize(
+    "verb", ["trace", "plan", "verify", "simulate", "report", "explain", "diff", "profiles", "prove"]
+)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([verb, "--help"])
@@ -112,7 +114,10 @@ def test_no_verb_and_no_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([], capsys)[0] == 2
     code, _, err = run(["plan", "x.graph.json"], capsys)
     assert code == 2
-    assert "--mesh, --hardware" in err
+    assert "--hardware" in err
+    code, _, err = run(["plan", "x.graph.json", "--hardware", "cpu-local"], capsys)
+    assert code == 2
+    assert "--mesh, or --devices to search for one" in err
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"kind": "autoshard.graph", "schema_version": 99}', "\x00"])
