@@ -17,6 +17,7 @@ from autoshard.rules import RULES, LocalOp, Strategy, instance, localise
 from autoshard.rules.candidates import Refinements
 from autoshard.rules.cases import ALL, case_id
 from autoshard.rules.prove import OpCase, Run, Verdict, offered_by, one_op_graph, verdict
+from autoshard.rules.prove_call import plain
 from autoshard.units import format_seconds
 
 if TYPE_CHECKING:
@@ -154,5 +155,6 @@ def run_variant(mesh: Mesh, context: Any, local: LocalOp, operands: Sequence[Ten
     else:
         while given[-1] is None:
             given.pop()
+    attributes = {name: plain(value) if name == "dtype" else value for name, value in local.attributes}
     extra = [device.random] if local.variant.startswith("random_") else []
-    return getattr(runtime, local.variant)(*given, *extra, **dict(local.attributes), **axes)
+    return getattr(runtime, local.variant)(*given, *extra, **attributes, **axes)

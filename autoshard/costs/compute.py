@@ -169,9 +169,24 @@ def _sum_traffic(op: LocalOp) -> tuple[float, float]:
     return sum(tensor.bytes for tensor in (*operands, result)), sums + (3 * result.bytes if branches > 1 else 0)
 
 
+def _passes(forward: int, backward: int) -> Callable[[LocalOp], tuple[float, float]]:
+    """Passes of the runtime's own kernels over the first operand, in float32 at least, and its casts."""
+
+    def traffic(op: LocalOp) -> tuple[float, float]:
+        x = op.operand(0)
+        wide = max(x.bytes, 4 * x.numel)
+        cast = 0 if wide == x.bytes else 2 * (x.bytes + wide)
+        return forward * wide + cast, backward * wide + cast
+
+    return traffic
+
+
 _VARIANT_TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
     "parallel_cross_entropy": _parallel_cross_entropy_traffic,
     "vocabulary_parallel_embedding": _parallel_embedding_traffic,
+    **dict.fromkeys(("parallel_group_norm", "parallel_layer_norm", "synchronised_batch_norm"), _passes(7, 21)),
+    "parallel_rms_norm": _passes(7, 17),
+    **dict.fromkeys(("parallel_softmax", "parallel_log_softmax"), _passes(8, 9)),
 }
 _TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
     "aten.add": _sum_traffic,

@@ -137,12 +137,63 @@ def _sequence_axes(layout: Layout | None, keys: list[LocalTensor]) -> list[int]:
     return [axis for axis, dim in shards(layout) if dim == len(keys[0].shape) - 2]
 
 
+def _statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
+    """The dims that a norm or softmax goes over, and how many of its results a device has (a group norm: at most)."""
+    given, rank = dict(op.attributes), len(x.shape)
+    shape, groups, dim = given.get("normalized_shape"), given.get("num_groups"), given.get("dim")
+    if isinstance(shape, tuple):
+        over = set(range(rank - len(shape), rank))
+    elif isinstance(groups, int):
+        return set(range(1, rank)), x.shape[0] * groups
+    elif isinstance(dim, int):
+        over = {dim % rank}
+    else:
+        over = {0, *range(2, rank)}
+    return over, math.prod(size for i, size in enumerate(x.shape) if i not in over)
+
+
+def _norm(gathered: int, reduced: tuple[int, ...], backward: int) -> Callable[[Mesh, Op, Operands, Layouts], Inside]:
+    """`gathered` numbers of each device for each result, or all-reduces of `reduced` ones; in backward one all-reduce
+    of `backward` numbers."""
+
+    def inside(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+        x = operands[0]
+        assert x is not None
+        over, count = _statistics(op, x)
+        size = float(count * max(LOSS_BYTES, DTYPE_BYTES[x.dtype]))
+        axes = [axis for axis, dim in shards(layouts[0]) if dim in over]
+        calls = [(axis, "all_gather", gathered * size * mesh.sizes[axis]) for axis in axes if gathered]
+        calls += [(axis, "all_reduce", numbers * size) for numbers in reduced for axis in axes]
+        return Inside(tuple(calls), tuple((axis, "all_reduce", backward * size) for axis in axes))
+
+    return inside
+
+
 SEQUENCE = ("parallel_attention", "ring_attention")
+
+
+def _experts(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """Pairs of token and expert to the experts, their results back; backward the gradients, the same ways."""
+    x, _, down, chosen, _ = operands
+    assert x is not None and down is not None and chosen is not None
+    tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
+    pairs = x.shape[0] * chosen.shape[1]
+    width = x.bytes / max(x.numel, 1)
+    axes = sorted(tokens & experts)
+    there = [(axis, "all_to_all", float(pairs * x.shape[1] * width)) for axis in axes]
+    back = [(axis, "all_to_all", float(pairs * down.shape[1] * width)) for axis in reversed(axes)]
+    return Inside((*there, *back), (*reversed(back), *(reversed(there) if x.requires_grad else ())))
+
+
 HALOS = ("halo_convolution", "halo_transposed_convolution", "halo_max_pool", "halo_avg_pool")
 COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
     "parallel_attention": _gathered_attention,
     "parallel_cross_entropy": _cross_entropy,
     "parallel_nll_loss": _nll,
+    **dict.fromkeys(("parallel_group_norm", "parallel_layer_norm", "synchronised_batch_norm"), _norm(2, (), 2)),
+    "parallel_rms_norm": _norm(0, (1,), 1),
+    **dict.fromkeys(("parallel_softmax", "parallel_log_softmax"), _norm(0, (1, 1), 1)),
     "ring_attention": _ring_attention,
+    "dispatched_experts": _experts,
     **dict.fromkeys(HALOS, _halo),
 }

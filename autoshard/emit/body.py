@@ -117,7 +117,7 @@ class Body:
                 return statement(f"({self.names[results[0]]},) = {expression}", 2)
             return self._assign(results[0], expression, self._layout_note(op))
         targets = self._targets(list(results))
-        if op.target == "aten.batch_norm":
+        if op.target == "aten.batch_norm" and not op.variant:
             first, *rest = (self.names[value] for value in results)
             targets = ", ".join([first, "_", "_", *rest])
         return statement(f"{targets} = {expression}", 2)

@@ -77,7 +77,7 @@ def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mappi
             result[argument.name] = left.pop(0)
         elif not argument.has_default_value():
             return None
-    return None if left else {name: _argument(value) for name, value in result.items()}
+    return None if left else {name: plain(value) for name, value in result.items()}
 
 
 def _takes(kind: str, value: Any) -> bool:
@@ -89,7 +89,8 @@ def _text_for_list(kind: str, value: Any) -> bool:
     return "List" in kind and isinstance(value, str)
 
 
-def _argument(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A dtype by its name; a tuple as the list that torch takes."""
     if isinstance(value, str) and value in DTYPE_BYTES:
         import torch
 

@@ -267,6 +267,19 @@ def test_a_ring_hides_its_blocks_behind_the_computation():
     assert inside.backward == ((0, "all_gather", 256.0), (0, "all_gather", 4 * 256.0))  # in float32, and once more
 
 
+def test_norms_pay_for_their_statistics():
+    """The count, mean and squares of each row and device in one gather; backward two sums of each row."""
+    mesh, x = Mesh.parse("dp=2,tp=4"), tensor(16, 8, 100, dtype="float32")
+    layout = (Layout.parse("S0 S2"),)
+    norm = Op("y", "aten.layer_norm", ("x",), (("normalized_shape", (400,)),), ("y",))
+    inside = variant_collectives(mesh, norm, "parallel_layer_norm", (x,), layout)
+    assert inside == Inside(((1, "all_gather", 4 * 2 * 128 * 4.0),), ((1, "all_reduce", 2 * 128 * 4.0),))
+    batch = Op("y", "aten.batch_norm", ("x",), (), ("y",))
+    inside = variant_collectives(mesh, batch, "synchronised_batch_norm", (x,), layout)
+    assert [call[:2] for call in inside.forward] == [(0, "all_gather"), (1, "all_gather")]
+    assert inside.backward == ((0, "all_reduce", 2 * 8 * 4.0), (1, "all_reduce", 2 * 8 * 4.0))
+
+
 def test_saved_beside_values_follows_the_largest_tensor():
     tensors = (Tensor("x", (64, 1000), "float32", True), Tensor("t", (64,), "int64"), Tensor("l", (), "float32", True))
     made = Op("l", "aten.cross_entropy_loss", ("x", "t"), (), ("l",), saved=Saved(operands=(1,), extra_bytes=256004))

@@ -21,6 +21,14 @@ from .convolution import (
 from .gradients import clip_gradients, reduce_gradients
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh
+from .normalisation import (
+    parallel_group_norm,
+    parallel_layer_norm,
+    parallel_log_softmax,
+    parallel_rms_norm,
+    parallel_softmax,
+    synchronised_batch_norm,
+)
 from .operators import (
     parallel_mean,
     parallel_mse_loss,
@@ -82,10 +90,15 @@ __all__ = [
     "parallel_attention",
     "parallel_cross_entropy",
     "parallel_global_pool",
+    "parallel_group_norm",
+    "parallel_layer_norm",
+    "parallel_log_softmax",
     "parallel_loss",
     "parallel_mean",
     "parallel_mse_loss",
     "parallel_nll_loss",
+    "parallel_rms_norm",
+    "parallel_softmax",
     "random_attention",
     "random_dropout",
     "reduce_gradients",
@@ -101,6 +114,7 @@ __all__ = [
     "shard_size",
     "sharding",
     "slice_shard",
+    "synchronised_batch_norm",
     "vocabulary_parallel_embedding",
     "vocabulary_range",
     "zero_pad",
