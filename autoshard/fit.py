@@ -56,7 +56,13 @@ class Task:
 
     def solve(self, problem: Problem) -> Solution:
         with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
-            return solvers.solve(problem, self.wishes.solver, self.wishes.options)
+            return solvers.solve(problem, self.wishes.solver, replace(self.wishes.options, pinned=self.starts(problem)))
+
+    def starts(self, problem: Problem) -> dict[int, int]:
+        """Where propagation starts: the pinned nodes, each at the cheapest choice that its pin leaves."""
+        if self.wishes.solver != "propagation":
+            return {}
+        return {n: int(problem.nodes[n].seconds.argmin()) for n in self.fixed}
 
     def plan(self, solution: Solution) -> Plan:
         """The plan of a solution, with the step and peak of its program."""

@@ -8,7 +8,7 @@ from typing import Any
 from autoshard import words
 from autoshard.graph.model import DTYPE_BYTES, Graph
 from autoshard.layout import parse_placement
-from autoshard.plan import Plan, RedistributionPlan, TensorPlan
+from autoshard.plan import Parts, Plan, RedistributionPlan, TensorPlan
 from autoshard.plan_text import move_lines
 from autoshard.program.model import Program
 from autoshard.program.reasons import reason
@@ -40,8 +40,13 @@ def _row(row: words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
         "\n".join(move_lines(row.moves, graph)),
         format_seconds(row.plan.forward_seconds, 3),
         format_seconds(row.plan.backward_seconds, 3),
+        _runner_up(row.plan.parts),
         row.plan.decided_by,
     )
+
+
+def _runner_up(parts: Parts) -> str:
+    return f"{parts.runner_up}: +{format_seconds(parts.runner_up_seconds, 3)}" if parts.runner_up else ""
 
 
 def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:

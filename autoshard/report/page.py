@@ -9,7 +9,7 @@ from typing import Any
 from autoshard import plan_io
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
-from autoshard.plan import Plan
+from autoshard.plan import MeshTried, Plan
 from autoshard.plan_text import command, gap, gap_words, purpose
 from autoshard.program.model import Program
 from autoshard.report.chosen import blocks, buckets, redistributions, stored
@@ -43,7 +43,7 @@ def page(
         "optimizer": purpose(plan, graph),
         "verification": verdict(verification),
         "figures": figures(plan, graph, hardware, timeline),
-        "warnings": warnings(plan, hardware),
+        "warnings": [*warnings(plan, hardware), *discovered(graph)],
         "command": command(plan),
         "provenance": provenance(plan),
         **_timeline(timeline),
@@ -91,15 +91,23 @@ def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
     }
 
 
+LEVELS = (
+    "level 0, the least communication and repeated work",
+    "level 1, the least memory",
+    "level 2, the fastest step",
+)
+
+
 def _certificate(plan: Plan) -> dict[str, Any]:
     certificate = plan.certificate
     share = gap(plan)
+    better = ("does with less", "needs less memory", "is faster")[plan.search.level]
     if share is None:
         text = "No lower bound was proved for this plan: it was not searched for, or the search was cut short."
     elif share < 5e-5:
-        text = "No plan of this search space is faster by the additive cost model: the plan reaches the lower bound."
+        text = f"No plan of this search space {better} by the additive cost model: the plan reaches the lower bound."
     else:
-        text = f"No plan of this search space is faster by more than {share:.2%}, by the additive cost model."
+        text = f"No plan of this search space {better} by more than {share:.2%}, by the additive cost model."
     difference = plan.predicted_seconds - certificate.objective_seconds
     text += f" The simulated step is {format_seconds(abs(difference))} {'longer' if difference >= 0 else 'shorter'}"
     text += " than the objective: only the simulation knows what overlaps in the emitted code."
@@ -111,7 +119,32 @@ def _certificate(plan: Plan) -> dict[str, Any]:
         gap_words(plan),
         format_seconds(plan.predicted_seconds),
     )
-    return {"certificate": row, "certificate_text": text}
+    return {"certificate": row, "certificate_text": text, **_search(plan)}
+
+
+def _search(plan: Plan) -> dict[str, Any]:
+    """What was asked and tried."""
+    asked = LEVELS[plan.search.level]
+    if plan.search.pins:
+        asked += f"; pinned: {', '.join(plan.search.pins)}"
+    candidates = [
+        (
+            c.name,
+            c.outcome,
+            format_seconds(c.objective_seconds),
+            format_seconds(c.predicted_seconds),
+            format_bytes(c.predicted_peak_bytes),
+        )
+        for c in plan.search.candidates
+    ]
+    return {"asked": f"Asked for: {asked}.", "candidates": candidates, "meshes": [_mesh(m) for m in plan.search.meshes]}
+
+
+def _mesh(tried: MeshTried) -> tuple[str, ...]:
+    made = tried.predicted_seconds > 0
+    step = format_seconds(tried.predicted_seconds) if made else ""
+    bound = format_seconds(tried.bound_seconds) if tried.bound_seconds else ""
+    return str(tried.mesh), tried.outcome, bound, step, format_bytes(tried.predicted_peak_bytes) if made else ""
 
 
 def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
@@ -172,10 +205,20 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     if plan.predicted_peak_bytes > plan.capacity_bytes:
         excess = format_bytes(plan.predicted_peak_bytes - plan.capacity_bytes)
         found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
-    deciders = sorted({op.decided_by for op in plan.ops} - {"search"})
+    deciders = sorted({op.decided_by for op in plan.ops} - {"search", "pin"})
     if deciders:
         found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
-    return found
+    if plan.search.cut_short:
+        found.insert(0, "The search was cut short: this is the best plan until then.")
+    return [*(f"{note[:1].upper()}{note[1:]}." for note in plan.search.notes), *found]
+
+
+def discovered(graph: Graph) -> list[str]:
+    """The operators whose rule was found by experiment, and the rule."""
+    rules = {graph.by_op[name].target: rule for name, rule in graph.discovered}
+    return [
+        f"The rule of {target} was found by experiment, not written by hand: {rule}" for target, rule in rules.items()
+    ]
 
 
 def provenance(plan: Plan) -> list[tuple[str, str]]:
