@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.additive import Additive, charge, hull, scaled, unary
 from autoshard.solvers.fences import Fences
@@ -32,6 +33,21 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
             kept[n] = nodes.undominated(n, kept)
         if sum(map(len, kept)) == before:
             break
+    return kept
+
+
+def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integers]:
+    """The same, weaker: what is kept of a node depends on nodes at most `rounds` values away, and on nothing else.
+
+    All nodes are looked at together in a round, each against what the others had before it.
+    """
+    kept = [np.flatnonzero(np.isfinite(node.seconds)) for node in sum_.problem.nodes]
+    for node, some in zip(sum_.problem.nodes, kept, strict=True):
+        if not len(some):
+            raise InfeasibleError(f"{node.name}: none of its {len(node.seconds)} strategies is allowed")
+    nodes = _Comparisons(sum_, contents)
+    for _ in range(rounds):
+        kept = [nodes.undominated(n, kept) for n in range(len(kept))]
     return kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,11 @@ def run(store: Store, plan: Elimination) -> float:
     return math.fsum(float(store.table(number)) for number in plan.constants)
 
 
-def backtrack(store: Store, plan: Elimination) -> list[int]:
-    """The best strategy of each variable, given those eliminated after it; ties by the lowest."""
+def backtrack(store: Store, plan: Elimination, given: Mapping[int, int] | None = None) -> list[int]:
+    """The best strategy of each variable, given those eliminated after it and those that stayed; ties by the lowest."""
     choice = [0] * len(plan.domains)
+    for variable, strategy in (given or {}).items():
+        choice[variable] = strategy
     for step in reversed(plan.steps):
         costs = np.zeros(plan.domains[step.variable])
         for term in step.terms:
@@ -74,6 +76,16 @@ def _least_strategy(store: Store, recipe: Recipe) -> Floats:
     for table, axes in recipe.joint:
         parts.append(_part(store, table, tuple((slot + 1, map_) for slot, map_ in axes), classes))
     return min_plus(parts, [store.counts[map_] for map_ in classes])
+
+
+def table_of(store: Store, terms: Sequence[Term], scope: Sequence[int], classes: Sequence[int]) -> Floats:
+    """The sum of terms over `scope`, axis i having the classes of map `classes[i]`."""
+    slots = {variable: slot for slot, variable in enumerate(scope)}
+    result = np.zeros([store.counts[map_] for map_ in classes])
+    for term in terms:
+        axes = tuple((slots[variable], map_) for variable, map_ in zip(term.scope, term.maps, strict=True))
+        result += _part(store, term.table, axes, classes).array()
+    return result
 
 
 class Part(NamedTuple):

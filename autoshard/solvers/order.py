@@ -23,6 +23,7 @@ _Priority = tuple[int, int, int]
 class Elimination:
     """`tables`: numbers of the distinct tables to compute, in order; `constants`: the tables without axes, whose sum is
     the minimum. `entries`: their sizes; `work`: entries of all joint tables that are minimised; `largest`: of one.
+    `left`: the terms over the variables that were to stay.
     """
 
     domains: tuple[int, ...]
@@ -33,6 +34,7 @@ class Elimination:
     work: int
     largest: int
     exact: bool
+    left: tuple[Term, ...] = ()
 
 
 def plan(
@@ -44,13 +46,14 @@ def plan(
     gates: Collection[int] = (),
     limit: float = float("inf"),
     most_work: float = float("inf"),
+    stay: Collection[int] = (),
 ) -> Elimination | None:
-    """Eliminates every variable in greedy order; None as soon as that takes more than `most_work`.
+    """Eliminates every variable but those of `stay` in greedy order; None as soon as that takes more than `most_work`.
 
     With a `limit`, larger joint tables are split into mini-buckets: a lower bound, and `exact` is False.
     """
     graph = TermGraph(store, terms, domains, gates)
-    current = {v: _priority(graph, v, key) for v in range(len(domains))}
+    current = {v: _priority(graph, v, key) for v in range(len(domains)) if v not in stay}
     heap = list(current.values())
     heapq.heapify(heap)
     while heap:
@@ -61,7 +64,7 @@ def plan(
         del current[variable]
         if graph.work + graph.cost(variable) > most_work:
             return None
-        for touched in _touched(graph, variable, key, limit):
+        for touched in _touched(graph, variable, key, limit) & current.keys():
             renewed = _priority(graph, touched, key)
             if current[touched] != renewed:
                 current[touched] = renewed
@@ -75,6 +78,7 @@ def plan(
         work=graph.work,
         largest=graph.largest,
         exact=graph.exact,
+        left=tuple(graph.terms.values()),
     )
 
 

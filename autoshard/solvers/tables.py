@@ -136,15 +136,19 @@ def digest(array: NDArray[np.generic]) -> bytes:
 
 
 class Contents:
-    """Numbers for input arrays by content, hashed once per array object (`owner` keeps the objects alive)."""
+    """Numbers for input arrays by content, hashed once per array object (their owners are kept alive)."""
 
     def __init__(self, owner: object) -> None:
-        self._owner = owner
+        self._owners = [owner]
         self._by_object: dict[int, int] = {}
         self._by_content: dict[bytes, int] = {}
 
+    def also(self, owner: object) -> None:
+        """One more whose arrays are numbered."""
+        self._owners.append(owner)
+
     def number(self, array: NDArray[np.generic]) -> int:
-        """`array` must belong to the owner: the number is remembered under its address."""
+        """`array` must belong to an owner: the number is remembered under its address."""
         known = self._by_object.get(id(array))
         if known is None:
             known = self._by_content.setdefault(digest(array), len(self._by_content))

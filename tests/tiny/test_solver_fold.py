@@ -1,0 +1,156 @@
+"""Repeated blocks: what is folded is what is there, and the folded minimum is the unfolded one and the true one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import InfeasibleError
+from autoshard.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import eliminate
+from autoshard.solvers.additive import additive
+from autoshard.solvers.choose import best
+from autoshard.solvers.domains import reduce
+from autoshard.solvers.fold import solve_short
+from autoshard.solvers.repeats import runs
+from autoshard.solvers.shorten import shortened
+from autoshard.solvers.tables import Contents
+
+SEEDS = st.integers(0, 10**9)
+BUDGET = 10**8
+
+
+def repeated(seed: int, blocks: int, forbid: float = 0.0, charged: bool = False) -> Problem:
+    """`blocks` equal random blocks in a row between a random head and a random tail; some values reach the next block,
+    one may pass over all of them, and the blocks share their arrays or have equal copies of them."""
+    rng = np.random.default_rng(seed)
+    width, copies = int(rng.integers(1, 5)), rng.random() < 0.3
+    head, tail = int(rng.integers(0, 4)), int(rng.integers(0, 4))
+    count = head + blocks * width + tail
+    sizes = [int(rng.integers(1, 4)) for _ in range(width)]
+    block = [_costs(rng, (size,), forbid / 2) for size in sizes]
+    other = [_costs(rng, (int(rng.integers(1, 4)),), forbid / 2) for _ in range(head + tail)]
+    seconds = [*other[:head], *(block * blocks), *other[head:]]
+    horizon = 2 * count
+    spans = [(n, horizon - n) if charged else (0, 0) for n in range(count)]
+    nodes = tuple(
+        Node(f"n{n}", own.copy() if copies else own, np.arange(len(own)) % 3.0, spans[n])
+        for n, own in enumerate(seconds)
+    )
+    values: list[Value] = []
+
+    def value(producer: int, consumers: tuple[int, ...], like: Value | None = None) -> Value:
+        if like is not None:
+            return replace(like, producer=producer, consumers=consumers, intervals=tuple(spans[c] for c in consumers))
+        sources, targets = (int(x) for x in rng.integers(1, 4, 2))
+        return Value(
+            f"v{producer}",
+            producer,
+            consumers,
+            rng.integers(0, sources, len(seconds[producer])),
+            tuple(rng.integers(0, targets, len(seconds[c])) for c in consumers),
+            _costs(rng, (sources, targets), forbid),
+            rng.integers(0, 3, targets).astype(float),
+            tuple(spans[c] for c in consumers),
+        )
+
+    for within in range(width):  # offsets to consumers in the own and the next block
+        reach = np.arange(within + 1, within + width + 1)
+        offsets = np.sort(rng.permutation(reach)[: int(rng.integers(1, 4))]) - within
+        first = None
+        for b in range(blocks):
+            producer = head + b * width + within
+            consumers = tuple(int(producer + o) for o in offsets if producer + o < head + blocks * width)
+            if len(consumers) == len(offsets):
+                first = value(producer, consumers, first)
+                values.append(first)
+    for _ in range(int(rng.integers(0, 4))):  # ends, and what passes over all blocks
+        producer = int(rng.integers(0, max(1, head)))
+        pool = [n for n in (*range(head + 1), *range(count - tail - 1, count)) if n > producer]
+        if pool:
+            values.append(value(producer, (int(rng.choice(pool)),)))
+    if tail and head + blocks * width:
+        values.append(value(count - tail - 1, (count - 1,)))
+    return Problem(nodes, tuple(values), horizon=horizon)
+
+
+def _costs(rng: np.random.Generator, shape: tuple[int, ...], forbid: float) -> np.ndarray:
+    costs = rng.integers(0, 8, shape).astype(float)
+    return np.where(rng.random(shape) < forbid, np.inf, costs)
+
+
+def plainly(problem: Problem, multipliers: np.ndarray | None = None) -> float:
+    """The minimum without any folding; inf where nothing is allowed."""
+    contents, sum_ = Contents(problem), additive(problem, multipliers)
+    try:
+        store, _, plan = best(sum_, reduce(sum_, contents), contents, BUDGET)
+    except InfeasibleError:
+        return math.inf
+    assert plan.exact
+    return eliminate.run(store, plan)
+
+
+@given(SEEDS, st.integers(12, 40), st.sampled_from([0.0, 0.1]))
+@settings(max_examples=150)
+def test_folded_is_unfolded(seed: int, blocks: int, forbid: float) -> None:
+    problem = repeated(seed, blocks, forbid)
+    contents, sum_ = Contents(problem), additive(problem)
+    short = shortened(sum_, contents)
+    expected = plainly(problem)
+    if short is None:
+        return
+    assert len(short.problem.nodes) < len(problem.nodes)
+    try:
+        found = solve_short(sum_, short, contents, BUDGET)
+    except InfeasibleError:
+        assert math.isinf(expected)
+        return
+    assert found is not None
+    assert math.isclose(found.value, expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(objective(problem, found.choice), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(SEEDS, st.integers(12, 40), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2))
+@settings(max_examples=80)
+def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: list[float]) -> None:
+    """Prices at one or two times: the runs break where a price begins to count, and fold between."""
+    problem = repeated(seed, blocks, charged=True)
+    prices = np.zeros(problem.horizon)
+    prices[[int(t * (problem.horizon - 1)) for t in at]] = 0.5
+    contents, sum_ = Contents(problem), additive(problem, prices)
+    short = shortened(sum_, contents)
+    if short is None:
+        return
+    found = solve_short(sum_, short, contents, BUDGET)
+    assert found is not None
+    assert math.isclose(found.value, plainly(problem, prices), rel_tol=1e-9, abs_tol=1e-9)
+    true = objective(problem, found.choice) + float(prices @ memory(problem, found.choice))
+    assert math.isclose(found.value, true, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_runs_are_found_whatever_the_arrays_are_called() -> None:
+    """12 blocks of 3 nodes between a head and a tail: equal copies count as equal."""
+    shared, copied = (chain_of(12, copies) for copies in (False, True))
+    for problem in (shared, copied):
+        (run,) = runs(additive(problem), Contents(problem))[1]
+        assert (run.period, run.reach) == (3, 1) and run.stop - run.start >= 3 * 12 - 2
+
+
+def chain_of(blocks: int, copies: bool) -> Problem:
+    costs = [np.array([float(i), 1.0, 2.0]) for i in range(3)]
+    every = [np.array([7.0, 0.0, 0.0]), *(costs[i % 3].copy() if copies else costs[i % 3] for i in range(3 * blocks))]
+    own, move = np.arange(3), np.ones((3, 3)) - np.eye(3)
+    nodes = tuple(Node(f"n{i}", each, np.zeros(3)) for i, each in enumerate(every))
+    values = tuple(
+        Value(f"v{i}", i, (i + 1,), own, (own,), move, np.zeros(3), ((0, 0),)) for i in range(len(nodes) - 1)
+    )
+    return Problem(nodes, values)
+
+
+def test_most_random_problems_with_blocks_fold() -> None:
+    folded = [shortened(additive(p), Contents(p)) is not None for p in (repeated(seed, 30) for seed in range(60))]
+    assert np.mean(folded) > 0.8
