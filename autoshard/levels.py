@@ -54,7 +54,7 @@ def solve_level(formulation: Formulation, level: int, capacity_bytes: float, sol
     if level == RATIO:
         return _least_ratio(formulation, problem, solver)
     if level == MEMORY:
-        return _least_memory(problem, solver)
+        return smallest_memory(problem, solver)
     found = solver(problem)
     return Levelled(found, found.objective, found.lower_bound)
 
@@ -99,10 +99,10 @@ def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> 
     return Levelled(replace(found, objective=seconds, lower_bound=0.0), found.objective, found.lower_bound)
 
 
-def _least_memory(problem: Problem, solver: Solver) -> Levelled:
+def smallest_memory(problem: Problem, solver: Solver) -> Levelled:
     """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak."""
     low = bound = minimum_memory_bound(problem)
-    best = _within(problem, bound, solver)
+    best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None
     if best is None:
         best = solver(problem)
         for _ in range(_HALVINGS):
