@@ -8,41 +8,23 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 from autoshard import units
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.mesh import Mesh
-from autoshard.profile_file import Table
+from autoshard.profile_file import Faults, Silent, Table, figures, line_numbers, line_of
+from autoshard.profile_parts import Link, read_constants, read_links, read_peaks
 from autoshard.resources import data_folder
+
+__all__ = ["Figure", "Hardware", "Link", "check_mesh", "check_precision", "hardware_text", "list_profiles",
+           "load_hardware", "parse_hardware"]  # fmt: skip
 
 SCHEMA_VERSION = 1
 PRECISION_DTYPES = {"fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32")}
-_COST_KEYS = {
-    "matmul": ("launch", "compute", "memory", "exponent"),
-    "attention": ("launch", "compute", "memory", "exponent"),
-    "memory": ("default", "elementwise", "activation", "normalisation"),
-    "collective": ("launch", "group_exponent"),
-}
-
-
-@dataclass(frozen=True)
-class Link:
-    """Joins `devices` consecutive ranks (or, above the first level, the groups of the level below).
-
-    `bandwidth` is one device's share, bytes/s one way, before `efficiency`. In a `mesh` topology a group of n
-    uses n-1 links of each device; in a `switch` it has the whole bandwidth.
-    """
-
-    name: str
-    devices: int
-    topology: str
-    bandwidth: float
-    latency_seconds: float
-    efficiency: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +39,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Hardware:
-    """`links` are innermost (fastest) first; `constants` are those of the formulas, by dotted key."""
+    """`links` are innermost (fastest) first; `constants` are those of the formulas, by dotted key.
+
+    `calibrated`: the constants were fitted to measurements of this device; `error` says how well. `cores` are units
+    that compute on their own (streaming multiprocessors, AI cores); it and `l2_bytes` are 0 where unknown.
+    """
 
     name: str
     summary: str
@@ -72,6 +58,9 @@ class Hardware:
     constants: tuple[tuple[str, float], ...]
     error: str
     figures: tuple[Figure, ...]
+    calibrated: bool = True
+    l2_bytes: float = 0.0
+    cores: float = 0.0
 
     def __hash__(self) -> int:
         return hash((self.name, self.text, self.memory_bandwidth, self.launch_seconds, self.peaks, self.links))
@@ -163,14 +152,35 @@ def hardware_text(hardware: Hardware) -> str:
 
 
 def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
-    """Raises InvalidFileError that names the damaged key. `where` is what the message calls the text."""
-    root = _parse(text, where)
+    """Raises InvalidFileError that names every fault with its line. `where` is what the messages call the text."""
+    root = _parse(text, _places(text, where))
     root.expect("schema", SCHEMA_VERSION)
-    if "constants" not in root.data:
-        text = f"{text.rstrip()}\n\n{_read(_costmodel_path(root))}"
-        root = _parse(text, where)
-    device, constants = root.table("device"), root.table("constants")
-    return Hardware(
+    root.faults.raise_all()
+    if "constants" not in root.data and (path := _costmodel_path(root, where)) is not None:
+        own = text.rstrip()
+        text = f"{own}\n\n{_read(path)}"
+        root = _parse(text, _places(text, where, own.count("\n") + 2, str(path)))
+    hardware = _hardware(root, text)
+    root.faults.raise_all()
+    return hardware
+
+
+def _places(text: str, where: str, own_lines: int = 0, then: str = "") -> Callable[[str], str]:
+    """File and line of a key; the lines after the first `own_lines` are of the file `then`."""
+
+    def place(key: str) -> str:
+        line = line_of(lines, key)
+        return f"{then}:{line - own_lines}" if then and line > own_lines else f"{where}:{line}"
+
+    lines = line_numbers(text)
+    return place
+
+
+def _hardware(root: Table, text: str) -> Hardware:
+    device = root.table("device")
+    constants = root.table("constants") if root.has("constants") else Table({}, Silent(root.faults.place), "constants")
+    about = constants.table("about")
+    hardware = Hardware(
         root.text("name"),
         root.text("summary"),
         text,
@@ -179,63 +189,46 @@ def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
         device.fraction("usable_memory"),
         device.figure("memory_bandwidth", units.parse_bandwidth),
         device.figure("launch_overhead", units.parse_seconds, zero=True),
-        _peaks(device.table("peak")),
-        _links(root),
-        tuple(_constants(constants)),
-        constants.table("about").text("error"),
-        tuple(Figure(*row) for row in root.figures()),
+        read_peaks(device.table("peak")),
+        read_links(root),
+        read_constants(constants),
+        about.text("error"),
+        tuple(Figure(*row) for row in figures(root.data)),
+        about.text("calibration", ("fitted", "none")) == "fitted" if about.has("calibration") else True,
+        device.figure("l2", units.parse_bytes) if device.has("l2") else 0.0,
+        device.number("cores") if device.has("cores") else 0.0,
     )
+    root.expect("schema", SCHEMA_VERSION)
+    about.text("name")
+    about.text("date")
+    root.text("costmodel")
+    if hardware.links and hardware.devices_per_node > hardware.max_devices:
+        root.fault("devices_per_node", f"a node of {hardware.devices_per_node}: the links join {hardware.max_devices}")
+    for table in (device, about, root):
+        table.finish()
+    return hardware
 
 
-def _parse(text: str, where: str) -> Table:
+def _parse(text: str, place: Callable[[str], str]) -> Table:
     try:
-        return Table(tomllib.loads(text), where)
+        return Table(tomllib.loads(text), Faults(place))
     except tomllib.TOMLDecodeError as error:
+        where = place("").rpartition(":")[0]
         raise InvalidFileError(f"{where} is not TOML: {error}") from error
 
 
-def _costmodel_path(root: Table) -> Path:
+def _costmodel_path(root: Table, where: str) -> Path | None:
+    """The file of the constants: shipped, or a path from the profile's own folder where the name ends in `.toml` (as
+    `autoshard calibrate` writes). None after a fault."""
     name = root.text("costmodel")
+    if name.endswith(".toml"):
+        return Path(where).parent / name
     folder = data_folder("costmodels")
     known = sorted(path.stem for path in folder.glob("*.toml"))
-    if name not in known:
-        raise root.error("costmodel", f"unknown cost model {name!r}: there are {', '.join(known)}")
-    return folder / f"{name}.toml"
-
-
-def _peaks(peak: Table) -> tuple[tuple[str, float], ...]:
-    if not peak.data:
-        raise peak.error("", "expected at least one dtype with its FLOP/s")
-    return tuple((dtype, peak.figure(dtype, units.parse_flop_rate)) for dtype in peak.data)
-
-
-def _links(root: Table) -> tuple[Link, ...]:
-    links = tuple(_link(table) for table in root.tables("links"))
-    sizes = [1, *(link.devices for link in links)]
-    if not links or any(outer <= inner or outer % inner for inner, outer in pairwise(sizes)):
-        raise root.error("links", "`devices` must grow from link to link, each a multiple of the one before")
-    return links
-
-
-def _link(table: Table) -> Link:
-    topology = table.text("topology")
-    if topology not in ("switch", "mesh"):
-        raise table.error("topology", f"expected switch or mesh, got {topology!r}")
-    return Link(
-        table.text("name"),
-        table.integer("devices"),
-        topology,
-        table.figure("bandwidth", units.parse_bandwidth),
-        table.figure("latency", units.parse_seconds, zero=True),
-        table.fraction("efficiency"),
-    )
-
-
-def _constants(table: Table) -> list[tuple[str, float]]:
-    result = []
-    for group, keys in _COST_KEYS.items():
-        for key in keys:
-            inner = table.table(group)
-            value = inner.figure(key, units.parse_seconds, zero=True) if key == "launch" else inner.number(key)
-            result.append((f"{group}.{key}", value))
-    return result
+    if name in known:
+        return folder / f"{name}.toml"
+    if root.has("costmodel"):
+        near = difflib.get_close_matches(name, known, n=1)
+        did = f"; did you mean {near[0]!r}?" if near else ""
+        root.fault("costmodel", f"unknown cost model {name!r}: there are {', '.join(known)}{did}")
+    return None

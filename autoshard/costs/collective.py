@@ -1,59 +1,132 @@
-"""Seconds of one collective over one mesh axis: launch + steps * latency + traffic / bandwidth (a ring).
+"""Seconds of one collective over mesh axes: two protocols, one phase for each level of links that the group crosses.
 
-On the A100 the mean error against held-out rows of a published NCCL table (512 B to 512 MiB, 2 and 8 devices) is
-15 to 17 % (all-to-all 23 %); 21 % on all-reduces of another server, 2 to 8 devices, that nothing was fitted to.
-Not modelled yet: several protocols, NVLS, hierarchical schedules, two axes that use one link at the same time.
+    t = launch + step * latency * steps                                    (the latency-bound protocol)
+        + (setup + setup_step * latency * steps) * (1 - exp(-S / (n * switch)))   (what the other one costs to start)
+        + S * share / (bandwidth * efficiency * (1 - 1/n)^ramp)
+
+for S bytes over n members; a ring all-reduce has 2(n-1) steps and moves 2(n-1)/n of S, an all-gather or reduce-scatter
+half of that. Across nodes the g members inside a node first work on S, then each on S/g over its own port: phases
+overlap in part: the slowest counts whole and of the others the share `unhidden` (one half: the all-reduce measured on
+4 x 8 B200 lies between the sum of phases, 6 to 19 % above, and the slowest alone, 26 to 37 % below). All-reduces across
+nodes run over trees for small messages. `bandwidth` comes from the graph of the links, see autoshard.topology; groups
+that run at the same time share it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, overload
 
-from autoshard.costs.links import AxisLink, joint_link
+from autoshard.costs.formulas import ramp, transfer
+from autoshard.costs.links import AxisLink, Crossing, joint_link
 from autoshard.hardware import Hardware
 from autoshard.mesh import Mesh
 
-
-def _ring(passes: int) -> Callable[[int, AxisLink], tuple[float, float]]:
-    """(steps, seconds per byte) of `passes` trips around the ring, each moving (n-1)/n of the whole message."""
-    return lambda n, link: (passes * (n - 1), passes * (n - 1) / n / link.ring_bandwidth)
+if TYPE_CHECKING:
+    import numpy as np
 
 
-def _exchange(n: int, link: AxisLink) -> tuple[float, float]:
-    """All pairs at once: one step, limited by what a device sends over the slowest level it crosses."""
-    return 1, link.exchange_seconds_per_byte
+@dataclass(frozen=True)
+class Kind:
+    """How a collective uses the links: `constants` names its protocol's; `passes`: trips around a ring. `route` is the
+    pattern of the links: ring, exchange (all pairs) or send (to the next member)."""
+
+    constants: str
+    passes: int
+    route: str
 
 
-KINDS: dict[str, Callable[[int, AxisLink], tuple[float, float]]] = {
-    "all_gather": _ring(1),
-    "reduce_scatter": _ring(1),
-    "all_reduce": _ring(2),
-    "all_to_all": _exchange,
+KINDS: dict[str, Kind] = {
+    "all_gather": Kind("ring", 1, "ring"),
+    "reduce_scatter": Kind("ring", 1, "ring"),
+    "broadcast": Kind("ring", 1, "chain"),
+    "all_reduce": Kind("all_reduce", 2, "ring"),
+    "all_to_all": Kind("exchange", 1, "exchange"),
+    "send_receive": Kind("exchange", 1, "send"),
 }
 
 
-def collective_seconds(hardware: Hardware, mesh: Mesh, axis: int, kind: str, full_bytes: float) -> float:
+@overload
+def collective_seconds(hardware: Hardware, mesh: Mesh, axis: int, kind: str, full_bytes: float) -> float: ...
+@overload
+def collective_seconds(hardware: Hardware, mesh: Mesh, axis: int, kind: str, full_bytes: np.ndarray) -> np.ndarray: ...
+def collective_seconds(
+    hardware: Hardware, mesh: Mesh, axis: int, kind: str, full_bytes: float | np.ndarray
+) -> float | np.ndarray:
     """`full_bytes` is the whole message of a group: the output of an all_gather, the input of a reduce_scatter, the
-    tensor of an all_reduce, the local input of an all_to_all. 0 for an axis of size 1 or an empty message.
+    tensor of an all_reduce or broadcast, the local input of an all_to_all, what each member of a send_receive gives to
+    the next. 0 for an axis of size 1 or an empty message. An array of sizes gives an array of seconds.
     """
     return joint_seconds(hardware, mesh, (axis,), kind, full_bytes)
 
 
-def joint_seconds(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str, full_bytes: float) -> float:
+@overload
+def joint_seconds(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str, full_bytes: float) -> float: ...
+@overload
+def joint_seconds(
+    hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str, full_bytes: np.ndarray
+) -> np.ndarray: ...
+def joint_seconds(
+    hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str, full_bytes: float | np.ndarray
+) -> float | np.ndarray:
     """The same over one group of several axes joined."""
-    if full_bytes == 0 or all(mesh.sizes[axis] == 1 for axis in axes):
-        return 0.0
-    fixed_seconds, seconds_per_byte = _coefficients(hardware, mesh, axes, kind)
-    return fixed_seconds + full_bytes * seconds_per_byte
+    size = math.prod(mesh.sizes[axis] for axis in axes)
+    if size == 1:
+        return full_bytes * 0.0
+    terms = _terms(hardware, mesh, axes, kind)
+    if isinstance(full_bytes, int | float):
+        return transfer(float(full_bytes), size, *terms) if full_bytes else 0.0
+    return transfer(full_bytes, size, *terms) * (full_bytes > 0)
+
+
+Terms = tuple[float, float, float, float]  # fixed seconds, setup seconds, switch bytes, seconds per byte
 
 
 @lru_cache(maxsize=4096)
-def _coefficients(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
-    """(seconds of an empty message, seconds per byte)."""
-    size = math.prod(mesh.sizes[axis] for axis in axes)
+def _terms(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], name: str) -> Terms:
+    """What `formulas.transfer` needs. A level's latency counts for each of its steps."""
+    kind = KINDS[name]
     link = joint_link(hardware, mesh, axes)
-    steps, seconds_per_byte = KINDS[kind](size, link)
-    ramp = (1 - 1 / size) ** hardware.constant("collective.group_exponent")
-    return hardware.constant("collective.launch") + steps * link.latency_seconds, seconds_per_byte / ramp
+    key = f"collective.{kind.constants}"
+    waits = [crossing.link.latency_seconds * _steps(kind, crossing) for crossing in link.crossings]
+    if kind.route in ("send", "exchange"):  # all pairs at once: what crosses several levels waits for the slowest
+        waits = [max(waits)]
+    latency = math.fsum(waits)
+    per_byte = [_seconds_per_byte(hardware, kind, link, crossing) for crossing in link.crossings]
+    slowest = max(per_byte)
+    overlapped = 0.0 if kind.route in ("send", "exchange") else hardware.constant("collective.unhidden")
+    return (
+        hardware.constant("collective.launch") + hardware.constant(f"{key}.step") * latency,
+        hardware.constant(f"{key}.setup") + hardware.constant(f"{key}.setup_step") * latency,
+        hardware.constant(f"{key}.switch"),
+        slowest + overlapped * (math.fsum(per_byte) - slowest),
+    )
+
+
+def _steps(kind: Kind, crossing: Crossing) -> float:
+    """One after the other: around a ring; between nodes an all-reduce goes up and down a tree."""
+    if kind.route == "send":
+        return 1
+    if kind.passes == 2 and not crossing.innermost:
+        return 2 * math.ceil(math.log2(crossing.joined))
+    return kind.passes * (crossing.joined - 1)
+
+
+def _seconds_per_byte(hardware: Hardware, kind: Kind, link: AxisLink, crossing: Crossing) -> float:
+    """Of the whole message, on one level. The constants of a kind are those of the links between devices."""
+    efficiency = 1.0
+    if crossing.innermost:
+        key = f"collective.{kind.constants}"
+        efficiency = hardware.constant(f"{key}.efficiency") * ramp(crossing.joined, hardware.constant(f"{key}.ramp"))
+        if kind.passes == 2 and crossing.joined >= crossing.link.reduces_from:
+            efficiency *= hardware.constant("collective.all_reduce.in_network")
+    if kind.route == "send":
+        return 1 / (crossing.send_bandwidth * efficiency)
+    if kind.route == "exchange":
+        return (link.size - crossing.members) / link.size / (crossing.exchange_bandwidth * efficiency)
+    bandwidth = crossing.members * crossing.ring_bandwidth * efficiency
+    if kind.route == "chain":
+        return 1 / bandwidth
+    return kind.passes * (crossing.joined - 1) / crossing.joined / bandwidth

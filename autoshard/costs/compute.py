@@ -1,10 +1,17 @@
 """Seconds of one operator on one device, forward and backward, from its local shapes.
 
-Matrix products and attention: t = launch + ((F / (peak * compute))^q + (B / (bandwidth * memory))^q)^(1/q), a soft
-maximum of arithmetic and memory time. On 400 published A100 GEMMs the mean error is 13 % (9 % for m >= 1024),
-where plain FLOPs / peak is 71 % off; causal attention 13 %. Everything else: launch + bytes / (bandwidth * efficiency).
-Not modelled yet: the host's dispatch time, caches, tile quantisation, the additions that accumulate gradients of a
-value with several consumers (but for those of residuals, charged to the addition that ends them).
+Matrix products of m x k by k x n, and attention over heads of size d (docs/validation.md has the errors):
+
+    t = launch + depth * (1 - exp(-k / split)) + soft(2 m n (k + fill) / (peak * compute), B / (bandwidth * memory))
+    t = launch + chain * s * d / 128 + soft(F * (1 + head / d) / (peak * compute), B / (bandwidth * memory))
+
+with soft(a, b) = (a^q + b^q)^(1/q), a soft maximum of arithmetic and memory time: a kernel does both at once, never
+perfectly. `depth` is the loop over the summed dim, which is serial until a library splits it; `fill` starts and ends
+that loop; `chain` is the row of key blocks that one block of queries walks. All else: launch + bytes / (bandwidth *
+efficiency). A term for operands that fit the L2 cache was tried on the products: it gained nothing (0.1 %).
+Not modelled yet: tile quantisation, the additions that accumulate gradients of a value with several consumers (but for
+those of residuals, charged to the addition that ends them). The host's dispatch is `host.dispatch` seconds an operator,
+for whoever keeps a clock of the host.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from autoshard.costs.formulas import product_overhead, roofline
 from autoshard.graph.model import DTYPE_BYTES, Op, Saved
 from autoshard.hardware import Hardware
 
@@ -128,6 +136,11 @@ _EFFICIENCY = {
     "aten.sub": "memory.elementwise",
     "aten.mul": "memory.elementwise",
     "aten.relu": "memory.elementwise",
+    "aten.embedding": "memory.gather",
+    "vocabulary_parallel_embedding": "memory.gather",
+    "aten.index_select": "memory.gather",
+    "aten.gather": "memory.gather",
+    "aten.index": "memory.gather",
     "aten.to": "memory.elementwise",
     "aten._to_copy": "memory.elementwise",
 }
@@ -229,37 +242,65 @@ def attention_flops(op: LocalOp) -> float:
     return flops / 2 if op.causal else flops
 
 
-def _roofline(hardware: Hardware, group: str, dtype: str, flops: float, size_bytes: float) -> float:
-    """The soft maximum, with the constants of `group`."""
-    compute, memory, q = (hardware.constant(f"{group}.{key}") for key in ("compute", "memory", "exponent"))
-    arithmetic = flops / (hardware.peak_flops(dtype) * compute)
-    traffic = size_bytes / (hardware.memory_bandwidth * memory)
-    largest = max(arithmetic, traffic)
-    if largest == 0:
-        return hardware.constant(f"{group}.launch")
-    soft: float = largest * ((arithmetic / largest) ** q + (traffic / largest) ** q) ** (1 / q)
-    return hardware.constant(f"{group}.launch") + soft
-
-
 def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple[float, float]:
     """Backward: a product of the same size for each multiplied operand that needs a gradient, a sum for the added."""
     multiplied = [op.operand(position) for position in product.multiplied]
-    size = sum(tensor.bytes for tensor in (*multiplied, op.results[0]))
-    forward = _roofline(hardware, "matmul", multiplied[0].dtype, product_flops(op, product), size)
-    backward = forward * sum(tensor.requires_grad for tensor in multiplied)
+    size = float(sum(tensor.bytes for tensor in (*multiplied, op.results[0])))
+    flops, inner, dtype = product_flops(op, product), float(product.depth(op)), multiplied[0].dtype
+    forward = one_product_seconds(hardware, dtype, flops, inner, size)
+    backward = 0.0
+    for tensor, part in zip(multiplied, ("dgrad", "wgrad"), strict=True):
+        if tensor.requires_grad:
+            inner = flops / (2 * tensor.numel) if tensor.numel else 0.0
+            backward += one_product_seconds(hardware, dtype, flops, inner, size, hardware.constant(f"matmul.{part}"))
     added = op.operands[product.added] if product.added is not None and product.added < len(op.operands) else None
     if added is not None and added.requires_grad:
         backward += _memory_seconds(hardware, op.target, op.results[0].bytes + added.bytes)
     return forward, backward
 
 
+def one_product_seconds(
+    hardware: Hardware, dtype: str, flops: float, inner: float, size_bytes: float, relative: float = 1.0
+) -> float:
+    """A product whose summed dim is `inner` long, at `relative` of the arithmetic rate of a forward."""
+    launch, compute, memory, exponent, fill, depth, split = (
+        hardware.constant(f"matmul.{key}")
+        for key in ("launch", "compute", "memory", "exponent", "fill", "depth", "split")
+    )
+    rate = hardware.peak_flops(dtype) * compute * relative
+    filled = flops * (1 + fill / inner) if inner else flops
+    return (
+        launch
+        + product_overhead(inner, depth, split)
+        + roofline(filled, size_bytes, rate, hardware.memory_bandwidth * memory, exponent)
+    )
+
+
 def _attention_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
     """One fused kernel each way: the scores never reach memory."""
     flops = attention_flops(op)
-    size = sum(tensor.bytes for tensor in (*op.operands[:3], op.results[0]) if tensor is not None)
+    size = float(sum(tensor.bytes for tensor in (*op.operands[:3], op.results[0]) if tensor is not None))
+    keys, head = op.operand(1).shape[-2:]
+    back = ATTENTION_BACKWARD_FLOPS
+    relative = hardware.constant("attention.backward")
     dtype = op.operand(0).dtype
-    forward = _roofline(hardware, "attention", dtype, flops, size)
-    return forward, _roofline(hardware, "attention", dtype, ATTENTION_BACKWARD_FLOPS * flops, 2 * size)
+    forward = one_attention_seconds(hardware, dtype, flops, keys, head, size)
+    return forward, one_attention_seconds(hardware, dtype, back * flops / relative, back * keys, head, 2 * size)
+
+
+def one_attention_seconds(
+    hardware: Hardware, dtype: str, flops: float, keys: float, head: float, size_bytes: float
+) -> float:
+    """A fused attention over `keys` of size `head`."""
+    launch, compute, memory, exponent, narrow, chain = (
+        hardware.constant(f"attention.{key}") for key in ("launch", "compute", "memory", "exponent", "head", "chain")
+    )
+    rate = hardware.peak_flops(dtype) * compute
+    return (
+        launch
+        + chain * keys * head / 128
+        + roofline(flops * (1 + narrow / head), size_bytes, rate, hardware.memory_bandwidth * memory, exponent)
+    )
 
 
 def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:

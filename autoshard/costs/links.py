@@ -1,9 +1,15 @@
-"""The real link under a mesh axis: what a collective over the axis has per device, whichever levels it crosses."""
+"""The real links under a group of mesh axes: how its collectives use each level of the cluster.
+
+Ranks are row-major over the mesh. All groups of an axis run at the same time and each device belongs to one of them, so
+a device has its own share of what it shares with others: g members of a group in a node drive g network ports together.
+Inside a level the graph of the links decides (autoshard.topology), again for all groups at once.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,20 +17,42 @@ import numpy as np
 
 from autoshard.hardware import Hardware, Link, check_mesh
 from autoshard.mesh import Mesh
+from autoshard.topology import exchange_share, ring_share, send_share
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A level that a group crosses. `members`: the fewest of a group in one block below, which work side by side;
+    `joined`: the most blocks of a group within one block above. The bandwidths are bytes/s of one device, one way,
+    link efficiency included: in a ring, in an all-to-all, and sending to the next member of the group."""
+
+    link: Link
+    members: int
+    joined: int
+    ring_bandwidth: float
+    exchange_bandwidth: float
+    send_bandwidth: float
+
+    @property
+    def innermost(self) -> bool:
+        """True for the links between devices, false for those between groups of them."""
+        return self.link.graph.size == self.link.devices
 
 
 @dataclass(frozen=True)
 class AxisLink:
-    """`name` is the level that limits a ring over the axis.
+    """`name` is the level that limits a ring over the group of `size` devices; `crossings` are innermost first.
 
-    `ring_bandwidth`: bytes/s that pass each member, one way (efficiencies included). `exchange_seconds_per_byte`:
-    of an all-to-all, per byte of a member's local input. `latency_seconds`: of one step, the slowest level crossed.
+    `ring_bandwidth`: bytes/s that pass each member, one way. `latency_seconds`: of one step, the slowest level crossed.
+    `send_bandwidth`: from each member to the next one of its group, all at once.
     """
 
     name: str
+    size: int
     ring_bandwidth: float
-    exchange_seconds_per_byte: float
     latency_seconds: float
+    send_bandwidth: float
+    crossings: tuple[Crossing, ...]
 
 
 def axis_link(hardware: Hardware, mesh: Mesh, axis_index: int) -> AxisLink:
@@ -34,66 +62,87 @@ def axis_link(hardware: Hardware, mesh: Mesh, axis_index: int) -> AxisLink:
 
 @lru_cache(maxsize=4096)
 def joint_link(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...]) -> AxisLink:
-    """The link under the groups of several axes joined. Ranks are row-major over the mesh.
-
-    All groups run at the same time, and each device belongs to one of them, so a group has the shares of its own
-    members: g members in a node drive g network ports together (a ring over them uses all), which is
-    min(link inside, g x port) per ring.
-    """
+    """The link under the groups of several axes joined. UsageError where the mesh is larger than the cluster."""
     check_mesh(hardware, mesh)
     groups = _groups(mesh, axes)
-    size = len(groups[0])
-    crossings = [
-        crossing
-        for link, inner in zip(hardware.links, [1, *(link.devices for link in hardware.links)], strict=False)
-        if (crossing := _crossing(link, inner, groups)) is not None
-    ]
+    inner = [1, *(link.devices for link in hardware.links)]
+    found = (_crossing(link, size, groups) for link, size in zip(hardware.links, inner, strict=False))
+    crossings = tuple(crossing for crossing in found if crossing is not None)
     if not crossings:
         first = hardware.links[0]
-        return AxisLink(first.name, first.bandwidth * first.efficiency, 0.0, first.latency_seconds)
-    slowest = min(crossings, key=lambda c: c.members * c.device_bandwidth)
+        bandwidth = first.bandwidth * first.efficiency
+        return AxisLink(first.name, 1, bandwidth, first.latency_seconds, bandwidth, ())
+    slowest = min(crossings, key=lambda c: c.members * c.ring_bandwidth)
     return AxisLink(
         slowest.link.name,
-        slowest.members * slowest.device_bandwidth,
-        max((size - c.members) / size / c.device_bandwidth for c in crossings),
+        groups.shape[1],
+        slowest.members * slowest.ring_bandwidth,
         max(c.link.latency_seconds for c in crossings),
+        min(c.send_bandwidth for c in crossings),
+        crossings,
     )
 
 
-@dataclass(frozen=True)
-class _Crossing:
-    """A level that groups cross: the fewest `members` of a group in a block below it, each with `device_bandwidth`."""
-
-    link: Link
-    members: int
-    device_bandwidth: float
-
-
-def _groups(mesh: Mesh, axes: tuple[int, ...]) -> list[list[int]]:
-    """The ranks of every group of the joined axes."""
+def _groups(mesh: Mesh, axes: tuple[int, ...]) -> np.ndarray:
+    """The ranks of every group of the joined axes, one row a group, ascending."""
     size = math.prod(mesh.sizes[axis] for axis in axes)
     ranks = np.arange(mesh.size).reshape(mesh.sizes)
     last = tuple(range(-len(axes), 0))
-    groups: list[list[int]] = np.moveaxis(ranks, axes, last).reshape(-1, size).tolist()
-    return groups
+    return np.sort(np.moveaxis(ranks, axes, last).reshape(-1, size), axis=1)
 
 
-def _crossing(link: Link, inner: int, groups: list[list[int]]) -> _Crossing | None:
+def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
     """How the groups use `link`, which joins blocks of `inner` ranks; None where no group leaves its block."""
-    found = None
-    for shape in {_blocks(link, inner, group) for group in groups}:
-        members, joined = shape
-        if joined > 1:
-            share = (joined - 1) / (link.devices // inner - 1) if link.topology == "mesh" else 1.0
-            crossing = _Crossing(link, members, link.bandwidth * link.efficiency * share)
-            if found is None or members * crossing.device_bandwidth < found.members * found.device_bandwidth:
-                found = crossing
-    return found
+    nodes = link.devices // inner
+    cliques: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # of each outer block: the blocks that a group joins
+    crossed = []
+    for group in groups:
+        blocks, counts = np.unique(group // inner, return_counts=True)
+        for outer in np.unique(blocks // nodes):
+            joined = blocks[blocks // nodes == outer]
+            if len(joined) > 1:
+                cliques[int(outer)].add(tuple(int(block) % nodes for block in joined))
+                crossed.append((group, int(counts.min())))
+    if not crossed:
+        return None
+    together = {_concurrent(found) for found in cliques.values()}
+    bandwidth = link.bandwidth * link.efficiency
+    on_rails = link.rails and all(_keeps_rails(group, inner) for group, _ in crossed)
+    spine = 1.0 if on_rails else 1 / link.oversubscription
+    pairs = _concurrent_pairs([group for group, _ in crossed], inner, nodes)
+    return Crossing(
+        link,
+        min(members for _, members in crossed),
+        max(len(clique) for found in cliques.values() for clique in found),
+        bandwidth * spine * min(ring_share(link.graph, some) for each in together for some in each),
+        bandwidth / link.oversubscription * min(exchange_share(link.graph, some) for each in together for some in each),
+        bandwidth * spine * (send_share(link.graph, pairs) if pairs else 1.0),
+    )
 
 
-def _blocks(link: Link, inner: int, group: list[int]) -> tuple[int, int]:
-    """(fewest members in one inner block, fewest inner blocks joined within one outer block, 1 where none are)."""
-    counts = Counter(rank // inner for rank in group)
-    joined = Counter(block * inner // link.devices for block in counts)
-    several = [number for number in joined.values() if number > 1]
-    return min(counts.values()), min(several, default=1)
+Cliques = tuple[tuple[int, ...], ...]
+
+
+def _concurrent(cliques: Iterable[tuple[int, ...]]) -> tuple[Cliques, ...]:
+    """The sets of cliques that use the links of the same devices at the same time: all together where no two share a
+    block; else (each member has its own links) one by one."""
+    found = tuple(sorted(cliques))
+    nodes = [node for clique in found for node in clique]
+    return (found,) if len(set(nodes)) == len(nodes) else tuple((clique,) for clique in found)
+
+
+def _concurrent_pairs(groups: list[np.ndarray], inner: int, nodes: int) -> tuple[tuple[int, int], ...]:
+    """(giver, taker) of every member that sends to the next of its group, within one outer block."""
+    found = set()
+    for group in groups:
+        blocks = (group // inner).tolist()
+        for giver, taker in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
+            if giver != taker and giver // nodes == taker // nodes:
+                found.add((giver // nodes, giver % nodes, taker % nodes))
+    return tuple(sorted({(giver, taker) for _, giver, taker in found}))
+
+
+def _keeps_rails(group: np.ndarray, inner: int) -> bool:
+    """True where the group has members at the same positions in each of its blocks."""
+    positions = {tuple(group[group // inner == block] % inner) for block in np.unique(group // inner)}
+    return len(positions) == 1

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.costs import axis_link, collective_seconds
@@ -15,8 +17,10 @@ from autoshard.hardware import Hardware, load_hardware
 from autoshard.mesh import Mesh
 
 A100, ASCEND, CPU = load_hardware("a100-80g-sxm"), load_hardware("ascend-910a"), load_hardware("cpu-local")
-NVLINK, PORT = 300e9 * 0.62, 25e9 * 0.75
+V100, B2, C910 = (load_hardware(name) for name in ("v100-32g-sxm2", "ascend-910b2", "ascend-910c"))
+NVLINK, PORT = 300e9 * 0.8, 25e9 * 0.92
 HCCS, PCIE, ROCE = 90e9 * 0.7, 32e9 * 0.7, 12.5e9 * 0.7
+MESH8, V100_LINK = 196e9 * 0.7, 25e9 * 0.9
 
 
 def link(hardware: Hardware, mesh: str, axis: str):
@@ -45,6 +49,13 @@ def link(hardware: Hardware, mesh: str, axis: str):
         (ASCEND, "dp=2,tp=8", "dp", "RoCE", ROCE),
         (ASCEND, "dp=16", "dp", "HCCS", HCCS),
         (CPU, "dp=2,tp=2", "tp", "loopback", 0.8e9),
+        (V100, "tp=4", "tp", "NVLink", 4 * V100_LINK),
+        (V100, "tp=8", "tp", "NVLink", 6 * V100_LINK),
+        (V100, "dp=2,tp=4", "dp", "NVLink", V100_LINK),  # 0-4 and 1-5 have two links, 2-6 and 3-7 one
+        (B2, "tp=2", "tp", "HCCS", MESH8 / 7),
+        (B2, "tp=8", "tp", "HCCS", MESH8),
+        (C910, "tp=2", "tp", "SIO", 224e9 * 0.7),
+        (C910, "tp=16", "tp", "SIO", 224e9 * 0.7),  # two dies of a package drive 2 * 196 between packages
     ],
 )
 def test_the_real_link(hardware, mesh, axis, name, bandwidth):
@@ -54,13 +65,76 @@ def test_the_real_link(hardware, mesh, axis, name, bandwidth):
 
 def test_latency_is_that_of_the_slowest_level_crossed():
     assert link(A100, "dp=2,tp=8", "dp").latency_seconds == pytest.approx(4e-6)
-    assert link(A100, "dp=2,tp=8", "tp").latency_seconds == pytest.approx(1.1e-6)
+    assert link(A100, "dp=2,tp=8", "tp").latency_seconds == pytest.approx(1e-6)
+
+
+def seconds_per_byte(hardware: Hardware, mesh: str, kind: str) -> float:
+    """Of large messages, where nothing else counts."""
+    parsed = Mesh.parse(mesh)
+    return (
+        collective_seconds(hardware, parsed, 0, kind, 2e14) - collective_seconds(hardware, parsed, 0, kind, 1e14)
+    ) / 1e14
+
+
+def of_kind(hardware: Hardware, kind: str, members: int) -> float:
+    """The share of the link that a kind of collective reaches between devices."""
+    return hardware.constant(f"collective.{kind}.efficiency") * (1 - 1 / members) ** hardware.constant(
+        f"collective.{kind}.ramp"
+    )
 
 
 def test_an_exchange_sends_over_its_own_port_only():
-    inside, across = link(A100, "ep=8", "ep"), link(A100, "ep=16", "ep")
-    assert inside.exchange_seconds_per_byte == pytest.approx(7 / 8 / NVLINK)
-    assert across.exchange_seconds_per_byte == pytest.approx(8 / 16 / PORT)  # half of the peers are on the other node
+    inside = NVLINK * of_kind(A100, "exchange", 8)
+    assert seconds_per_byte(A100, "ep=8", "all_to_all") == pytest.approx(7 / 8 / inside)
+    assert seconds_per_byte(A100, "ep=16", "all_to_all") == pytest.approx(8 / 16 / PORT)  # half the peers are far
+
+
+def test_across_nodes_phases_overlap_in_part():
+    inside = 2 * 7 / 8 / (NVLINK * of_kind(A100, "all_reduce", 8))
+    across = 2 * 1 / 2 / (8 * PORT)
+    assert inside > across
+    assert seconds_per_byte(A100, "dp=16", "all_reduce") == pytest.approx(inside + across / 2)
+    assert seconds_per_byte(A100, "dp=2,tp=8", "all_reduce") == pytest.approx(2 * 1 / 2 / PORT)
+
+
+def test_devices_that_share_a_port_have_half_of_it():
+    shared = load_hardware("a100-80g-sxm-4hdr")
+    assert seconds_per_byte(shared, "dp=2,tp=8", "all_gather") == pytest.approx(1 / 2 / (PORT / 2))
+
+
+def test_the_switch_reduces_for_large_groups_only():
+    h200 = load_hardware("h200-141g-sxm")
+    gain = h200.constant("collective.all_reduce.in_network")
+    link = 450e9 * 0.8
+    assert gain > 1.2
+    assert seconds_per_byte(h200, "tp=4", "all_reduce") == pytest.approx(
+        2 * 3 / 4 / (link * of_kind(h200, "all_reduce", 4))
+    )
+    assert seconds_per_byte(h200, "tp=8", "all_reduce") == pytest.approx(
+        2 * 7 / 8 / (link * of_kind(h200, "all_reduce", 8) * gain)
+    )
+    assert seconds_per_byte(h200, "tp=8", "all_gather") == pytest.approx(7 / 8 / (link * of_kind(h200, "ring", 8)))
+
+
+def with_link(hardware: Hardware, level: int, **changes: object) -> Hardware:
+    links = tuple(replace(x, **changes) if i == level else x for i, x in enumerate(hardware.links))
+    return replace(hardware, links=links)
+
+
+def test_oversubscription_spares_rails():
+    slow = with_link(A100, 1, oversubscription=4.0)
+    assert seconds_per_byte(slow, "dp=2,tp=8", "all_gather") == pytest.approx(1 / 2 / PORT)
+    plain = with_link(slow, 1, rails=False)
+    assert seconds_per_byte(plain, "dp=2,tp=8", "all_gather") == pytest.approx(1 / 2 / (PORT / 4))
+    assert seconds_per_byte(slow, "ep=16", "all_to_all") == pytest.approx(8 / 16 / (PORT / 4))
+
+
+def test_sending_to_the_next_and_broadcasting():
+    exchange = of_kind(A100, "exchange", 8)
+    assert seconds_per_byte(A100, "pp=8", "send_receive") == pytest.approx(1 / (NVLINK * exchange))
+    assert seconds_per_byte(A100, "pp=2,tp=8", "send_receive") == pytest.approx(1 / PORT)
+    assert seconds_per_byte(A100, "pp=8", "broadcast") == pytest.approx(1 / (NVLINK * of_kind(A100, "ring", 8)))
+    assert seconds_per_byte(V100, "pp=2,tp=4", "send_receive") == pytest.approx(1 / V100_LINK)
 
 
 def test_joined_axes_are_one_group():
@@ -80,14 +154,19 @@ def test_nothing_to_do_costs_nothing(kind):
     assert collective_seconds(A100, Mesh.parse("dp=1,tp=8"), 1, kind, 0) == 0
 
 
-def ring_by_steps(hardware: Hardware, size: int, full_bytes: float, passes: int) -> float:
-    """A ring, step by step: in each of the n-1 steps of a pass every member sends one n-th to its neighbour."""
+def ring_by_steps(hardware: Hardware, kind: str, size: int, full_bytes: float, passes: int) -> float:
+    """A ring, step by step: in each of the n-1 steps of a pass every member sends one n-th to its neighbour. Small
+    messages go by a protocol that does not wait between steps as long."""
     first = hardware.links[0]
-    bandwidth = first.bandwidth * first.efficiency * (1 - 1 / size) ** hardware.constant("collective.group_exponent")
-    seconds = hardware.constant("collective.launch")
+    step, setup, setup_step, switch = (
+        hardware.constant(f"collective.{kind}.{key}") for key in ("step", "setup", "setup_step", "switch")
+    )
+    large = 1 - math.exp(-full_bytes / size / switch)
+    seconds = hardware.constant("collective.launch") + large * setup
     for _ in range(passes):
         for _ in range(size - 1):
-            seconds += first.latency_seconds + full_bytes / size / bandwidth
+            seconds += first.latency_seconds * (step + large * setup_step)
+            seconds += full_bytes / size / (NVLINK * of_kind(hardware, kind, size))
     return seconds
 
 
@@ -95,10 +174,22 @@ def ring_by_steps(hardware: Hardware, size: int, full_bytes: float, passes: int)
 def test_equal_to_a_ring_by_steps(size, full_bytes):
     mesh = Mesh((("tp", size),))
     for kind, passes in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
-        expected = ring_by_steps(A100, size, full_bytes, passes)
+        expected = ring_by_steps(A100, "all_reduce" if passes == 2 else "ring", size, full_bytes, passes)
         assert collective_seconds(A100, mesh, 0, kind, full_bytes) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_sizes_give_arrays(kind):
+    sizes = np.array([0.0, 1.0, 3e4, 5e6, 1e9])
+    for text in ("tp=8", "tp=24", "tp=1"):
+        mesh = Mesh.parse(text)
+        many = collective_seconds(A100, mesh, 0, kind, sizes)
+        assert many.shape == sizes.shape
+        assert many.tolist() == pytest.approx([collective_seconds(A100, mesh, 0, kind, float(s)) for s in sizes])
+        assert collective_seconds(A100, mesh, 0, kind, 7) == collective_seconds(A100, mesh, 0, kind, 7.0)
+
+
+@settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     full_bytes=st.floats(1, 1e9),
@@ -107,20 +198,17 @@ def test_equal_to_a_ring_by_steps(size, full_bytes):
 )
 def test_monotone_in_bytes_bandwidth_and_latency(sizes, full_bytes, factor, level):
     mesh = Mesh(tuple((f"a{i}", size) for i, size in enumerate(sizes)))
-    chosen = ASCEND.links[level]
-    faster = _with_link(level, bandwidth=chosen.bandwidth * factor)
-    later = _with_link(level, latency_seconds=chosen.latency_seconds * factor)
-    for axis, kind in itertools.product(range(len(sizes)), KINDS):
-        seconds = collective_seconds(ASCEND, mesh, axis, kind, full_bytes)
-        slack = 1 + 1e-12
-        assert collective_seconds(ASCEND, mesh, axis, kind, full_bytes * factor) * slack >= seconds
-        assert collective_seconds(faster, mesh, axis, kind, full_bytes) <= seconds * slack
-        assert collective_seconds(later, mesh, axis, kind, full_bytes) * slack >= seconds
-
-
-def _with_link(level: int, **changes: float) -> Hardware:
-    links = tuple(replace(x, **changes) if i == level else x for i, x in enumerate(ASCEND.links))
-    return replace(ASCEND, links=links)
+    slack = 1 + 1e-12
+    for hardware in (ASCEND, V100, C910):
+        chosen = hardware.links[level % len(hardware.links)]
+        changed = level % len(hardware.links)
+        faster = with_link(hardware, changed, bandwidth=chosen.bandwidth * factor)
+        later = with_link(hardware, changed, latency_seconds=chosen.latency_seconds * factor)
+        for axis, kind in itertools.product(range(len(sizes)), KINDS):
+            seconds = collective_seconds(hardware, mesh, axis, kind, full_bytes)
+            assert collective_seconds(hardware, mesh, axis, kind, full_bytes * factor) * slack >= seconds
+            assert collective_seconds(faster, mesh, axis, kind, full_bytes) <= seconds * slack
+            assert collective_seconds(later, mesh, axis, kind, full_bytes) * slack >= seconds
 
 
 def test_memory_of_prices_knows_the_hardware():

@@ -23,7 +23,11 @@ KINDS = {"measured", "datasheet", "derived", "default"}
 
 
 def test_shipped_profiles():
-    assert list_profiles() == ("a100-80g-sxm", "ascend-910a", "cpu-local")
+    assert set(list_profiles()) >= {
+        "a100-40g-sxm", "a100-80g-sxm", "ascend-910a", "ascend-910b1", "ascend-910b2", "ascend-910b3", "ascend-910b4",
+        "ascend-910c", "b200-180g-sxm", "cpu-local", "h100-80g-sxm", "h200-141g-sxm", "l40s-48g", "mi300x-192g",
+        "rtx-4090-24g", "v100-32g-sxm2",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -45,7 +49,7 @@ def test_every_figure_has_a_source(name):
     assert not unsourced
 
 
-NO_FIGURE = {"schema", "devices", "devices_per_node"}
+NO_FIGURE = {"schema", "devices", "devices_per_node", "ports", "rails"}
 
 
 def _numbers(data, path=""):
@@ -92,36 +96,148 @@ def test_own_profile_by_path(tmp_path):
     assert hardware.name == "mine" and hardware.constant("matmul.launch") == pytest.approx(3e-6)
 
 
+def a100_text() -> str:
+    return (data_folder("hardware_profiles") / "a100-80g-sxm.toml").read_text()
+
+
+def fault(text: str) -> str:
+    with pytest.raises(InvalidFileError) as error:
+        parse_hardware(text, "mine.toml")
+    return error.value.message
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "key"),
+    ("old", "new", "key", "says"),
     [
-        ("[device]", "[divice]", "device.memory"),
-        ('value = "80 GiB"', 'value = "80 parsecs"', "device.memory"),
-        ('value = "80 GiB"', "value = 80", "device.memory"),
-        ('value = "80 GiB"', 'value = "0 GiB"', "device.memory"),
-        ("usable_memory = { value = 0.92", "usable_memory = { value = 1.92", "device.usable_memory"),
-        ('value = "300 GB/s", kind = "datasheet"', 'value = "300 GB/s", kind = "guessed"', "links[0].bandwidth.kind"),
-        ('topology = "switch"', 'topology = "torus"', "links[0].topology"),
-        ("devices = 4480", "devices = 12", "links"),
-        ("devices = 8 ", 'devices = "8" ', "links[0].devices"),
-        ("schema = 1", "schema = 2", "schema"),
-        ('costmodel = "nvidia-a100"', 'costmodel = "nvidia-b100"', "costmodel"),
-        ('name = "a100-80g-sxm"', "name = 5", "name"),
-        ('value = "312 TFLOP/s"', 'value = "312 TFLOP"', "device.peak.bfloat16"),
+        ('value = "80 GiB"', 'value = "80 parsecs"', "device.memory", "not a quantity of bytes"),
+        ('value = "80 GiB"', 'value = "80"', "device.memory", "expected a number and a unit, such as"),
+        ('value = "80 GiB"', "value = 80", "device.memory", "with its unit in quotes"),
+        ('value = "80 GiB"', 'value = "0 GiB"', "device.memory", "more than zero"),
+        ("usable_memory = { value = 0.92", "usable_memory = { value = 1.92", "device.usable_memory", "fraction"),
+        ('value = "300 GB/s", kind = "datasheet"', 'value = "300 GB/s", kind = "datasheat"',
+         "links[0].bandwidth.kind", "did you mean 'datasheet'?"),
+        ('source = "12 NVLink3 x 25 GB/s"', 'sauce = "12 NVLink3 x 25 GB/s"',
+         "links[0].bandwidth.sauce", "did you mean 'source'?"),
+        ('topology = "switch"', 'topology = "torus"', "links[0].topology", "expected switch, mesh, ring"),
+        ('topology = "switch"', 'topology = "swich"', "links[0].topology", "did you mean 'switch'?"),
+        ("devices = 4480", "devices = 12", "links[1].devices", "larger multiple of the level below"),
+        ("devices = 8 ", 'devices = "8" ', "links[0].devices", "positive integer"),
+        ("schema = 1", "schema = 2", "schema", "expected 1, got 2"),
+        ('costmodel = "nvidia-a100"', 'costmodel = "nvidia-a10"', "costmodel", "did you mean 'nvidia-a100'?"),
+        ('name = "a100-80g-sxm"', "name = 5", "name", "expected text"),
+        ('value = "312 TFLOP/s"', 'value = "312 TFLOP"', "device.peak.bfloat16", "flop_rate"),
+        ("memory_bandwidth = ", "memory_bandwith = ", "device.memory_bandwith", "did you mean 'memory_bandwidth'?"),
+        ("[device.peak]", "[device.peaks]", "device.peaks", "did you mean 'peak'?"),
+        ("devices_per_node = 8", "devices_per_node = 5000", "devices_per_node", "the links join 4480"),
+        ("rails = true", 'rails = "yes"', "links[1].rails", "true or false"),
+        ("rails = true", "ports = 0", "links[1].ports", "positive integer"),
+        ("bfloat16 = {", "bfloat = {", "device.peak.bfloat", "did you mean"),
+    ],
+)  # fmt: skip
+def test_damaged_profile_names_key_and_line(old, new, key, says):
+    text = a100_text()
+    assert old in text
+    damaged = text.replace(old, new, 1)
+    message = fault(damaged)
+    assert f"mine.toml:{line_of(damaged, new)}: {key}: " in message and says in message
+    assert "faults" not in message
+
+
+def test_a_missing_key_is_told_at_its_table():
+    text = a100_text()
+    message = fault("\n".join(line for line in text.splitlines() if not line.startswith("memory_bandwidth")))
+    assert f"mine.toml:{line_of(text, '[device]')}: device.memory_bandwidth: is missing" in message
+    assert "[device]" not in fault(text.replace("[device]", "[divice]", 1)).splitlines()[0]
+
+
+def test_all_faults_are_told_at_once():
+    text = a100_text().replace('"80 GiB"', '"80"').replace("devices = 4480", "devices = 12")
+    text = text.replace("launch_overhead", "launch_overhed").replace('costmodel = "nvidia-a100"', 'costmodel = "x"')
+    lines = fault(text).splitlines()
+    assert lines[0] == "4 faults:"
+    assert [line.split(": ")[1] for line in lines[1:]] == [
+        "costmodel", "device.memory", "links[1].devices", "device.launch_overhed",
+    ]  # fmt: skip
+
+
+def test_faults_of_the_constants_are_told_with_their_own_file():
+    path = data_folder("costmodels") / "nvidia-a100.toml"
+    text = path.read_text().replace("exponent = {", "exponnent = {", 1)
+    whole = f"{a100_text()}\n{text}"
+    message = fault(whole)
+    assert f"mine.toml:{line_of(whole, 'exponnent')}: constants.matmul.exponnent: " in message
+    assert "did you mean 'exponent'?" in message
+
+
+EDGES = 'topology = "edges"\nedges = {{ value = {edges}, kind = "datasheet", source = "a drawing" }}'
+
+
+@pytest.mark.parametrize(
+    ("edges", "says"),
+    [
+        ("[[0, 1, 1], [1, 2, 1]]", "node 3 can't be reached"),
+        ("[[0, 9, 1]]", "nodes of this level are 0 to 7"),
+        ("[[0, 0, 1]]", "to itself"),
+        ("[[0, 1, 0]]", "at least 1 link"),
+        ("[[0, 1, 1], [1, 0, 1]]", "joined twice"),
+        ("[[0, 1]]", "expected [node, node, number of links]"),
+        ('"all"', "expected [[node, node, number of links]"),
     ],
 )
-def test_damaged_profile_names_the_key(old, new, key):
-    text = (data_folder("hardware_profiles") / "a100-80g-sxm.toml").read_text()
-    assert old in text
-    with pytest.raises(InvalidFileError) as error:
-        parse_hardware(text.replace(old, new, 1), "mine.toml")
-    assert f"mine.toml: {key}: " in error.value.message
+def test_an_impossible_graph_of_links(edges, says):
+    text = a100_text().replace('topology = "switch"', EDGES.format(edges=edges), 1)
+    message = fault(text)
+    assert f"mine.toml:{line_of(text, 'edges = {')}: links[0].edges: " in message and says in message
+
+
+def test_edges_need_their_topology():
+    text = a100_text().replace('topology = "switch"', EDGES.format(edges="[[0, 1, 1]]").replace('"edges"', '"ring"'), 1)
+    assert "are only read where topology" in fault(text)
+    assert "joins 8 nodes, here there are 560" in fault(
+        a100_text().replace('topology = "switch"', 'topology = "cube-mesh"')
+    )
+
+
+def test_edges_make_a_graph():
+    ring = str([[node, (node + 1) % 8, 2] for node in range(8)])
+    hardware = parse_hardware(a100_text().replace('topology = "switch"', EDGES.format(edges=ring), 1))
+    assert hardware.links[0].graph.degree == 4 and len(hardware.links[0].graph.edges) == 8
+
+
+def test_ports_are_shared_by_the_devices_of_a_node():
+    assert load_hardware("a100-80g-sxm-4hdr").links[1].bandwidth == 12.5e9
+    assert load_hardware("rtx-4090-24g").links[1].bandwidth == 12.5e9 / 8
 
 
 def test_damaged_constants_name_the_key():
-    text = hardware_text(load_hardware("a100-80g-sxm")).replace("exponent = { value = 1.53", "exponent = { value = nan")
+    text = hardware_text(load_hardware("cpu-local")).replace("exponent = { value = 2.0", "exponent = { value = nan")
     with pytest.raises(InvalidFileError, match=r"constants\.matmul\.exponent"):
         parse_hardware(text)
+    text = hardware_text(load_hardware("cpu-local")).replace("exponent = { value = 2.0", "exponent = { value = 0.5")
+    with pytest.raises(InvalidFileError, match=r"constants\.matmul\.exponent: expected at least 1, got 0.5"):
+        parse_hardware(text)
+
+
+def test_constants_by_path(tmp_path):
+    own = (data_folder("costmodels") / "cpu.toml").read_text().replace('value = "50 us"', 'value = "60 us"')
+    (tmp_path / "own.toml").write_text(own)
+    text = (data_folder("hardware_profiles") / "cpu-local.toml").read_text().replace('"cpu"', '"own.toml"')
+    (tmp_path / "mine.toml").write_text(text)
+    hardware = load_hardware(str(tmp_path / "mine.toml"))
+    assert hardware.constant("collective.launch") == pytest.approx(60e-6)
+    (tmp_path / "own.toml").write_text(own.replace("launch", "lunch"))
+    with pytest.raises(InvalidFileError) as error:
+        load_hardware(str(tmp_path / "mine.toml"))
+    assert f"{tmp_path / 'own.toml'}:{line_of(own, 'launch =')}: constants.matmul.lunch" in error.value.message
+
+
+def test_devices_without_measurements_say_so():
+    assert load_hardware("a100-80g-sxm").calibrated
+    assert not any(load_hardware(name).calibrated for name in list_profiles() if name.startswith("ascend"))
 
 
 def test_broken_toml_says_where():

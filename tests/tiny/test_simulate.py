@@ -87,7 +87,10 @@ def test_monotone_in_bandwidth_and_flops(options, factor):
 @given(options=programs)
 def test_free_communication_leaves_computation(options):
     links = tuple(replace(link, bandwidth=INFINITE, latency_seconds=0.0) for link in A100.links)
-    constants = tuple((key, 0.0 if key == "collective.launch" else value) for key, value in A100.constants)
+    waits = ("launch", "step", "setup", "setup_step")
+    constants = tuple(
+        (key, 0.0 if key.startswith("collective.") and key.endswith(waits) else value) for key, value in A100.constants
+    )
     timeline = run(replace(A100, links=links, constants=constants), **options)
     assert timeline.step_seconds == pytest.approx(timeline.busy(COMPUTE), rel=1e-9)
     assert timeline.busy(COMPUTE) == pytest.approx(run(**options).busy(COMPUTE), rel=1e-12)

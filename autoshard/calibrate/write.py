@@ -1,0 +1,64 @@
+"""Writes a cost model file: every constant with its kind and source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from autoshard.profile_parts import CONSTANTS
+
+HEADER = """\
+# Constants of the cost formulas for {name} (the formulas are in autoshard/costs/),
+# {note}.
+# This part is appended to a profile that names it, so it holds tables below [constants] only.
+
+[constants.about]
+name = "{name}"
+date = "{date}"
+calibration = "{calibration}" # fitted: to measurements of this device; none: generic figures
+error = "{error}"
+"""
+
+
+class Entry(NamedTuple):
+    """One constant: `value` with its unit where it has one, `kind` of `profile_file.KINDS`."""
+
+    key: str
+    value: float | str
+    kind: str
+    source: str
+
+
+def costmodel_text(
+    name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted"
+) -> str:
+    """TOML. Entries are written in the order of `CONSTANTS`, whatever theirs; of two with one key the first counts."""
+    by_key = {entry.key: entry for entry in reversed(entries)}
+    parts = [HEADER.format(name=name, note=note, error=error, date=date, calibration=calibration)]
+    table = ""
+    for constant in CONSTANTS:
+        group, _, key = constant.key.rpartition(".")
+        if constant.key not in by_key:
+            continue
+        if group != table:
+            parts.append(f"\n[constants.{group}]\n")
+            table = group
+        parts.append(f"{key} = {_figure(by_key[constant.key])}\n")
+    return "".join(parts)
+
+
+def _figure(entry: Entry) -> str:
+    value = f'"{entry.value}"' if isinstance(entry.value, str) else repr(entry.value)
+    source = entry.source.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{{ value = {value}, kind = "{entry.kind}", source = "{source}" }}'
+
+
+def write_costmodel(
+    path: Path, name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted"
+) -> None:
+    """Written under another name first, so that no half of it stays."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(costmodel_text(name, note, error, date, entries, calibration), encoding="utf-8")
+    os.replace(partial, path)
