@@ -1,0 +1,248 @@
+"""Published training steps beside what `autoshard estimate` predicts. Reads a folder; nothing of it is in here.
+
+Nothing is fitted on the multi-node rows. On the single-node rows two numbers of the host (seconds of dispatch per
+operator, sharpness of the soft maximum) are fitted to 20 runs drawn by seed, ten times; the error is on the others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from autoshard.estimate.shape import Run, Transformer
+from autoshard.estimate.stages import Host
+from autoshard.estimate.step import Estimate, estimate
+from autoshard.hardware import Hardware, load_hardware
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.measurements import read
+
+Floats = NDArray[np.float64]
+VOCABULARY = 51_200  # of Megatron's runs: GPT-2's, padded
+DRAWS, CALIBRATION_RUNS = 10, 20
+OUTLIER = 1.5  # times the seconds of the same run with half the micro-batch: left out, a rule fixed beforehand
+BASELINE_EFFICIENCY = 0.5  # the constant-efficiency baseline: model FLOPs, recomputation included, and the bubble
+# Megatron's eager attention of 2021 to 2022: scores reach memory, dropout everywhere.
+EAGER = {"attention": "unfused", "dropout": True}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One measured step. `workload` is what a person would hold fixed while choosing the split."""
+
+    model: Transformer
+    run: Run
+    measured_seconds: float
+    workload: tuple[object, ...]
+
+
+def vtrain(path: Path) -> list[Row]:
+    """vTrain's measured iterations (VIA-Research/vTrain, MIT): fp16, 1F1B, full recomputation."""
+    rows = []
+    for raw in read(path):
+        given = {name.strip(): value for name, value in raw.items()}
+        number = {name: int(value) for name, value in given.items() if value.lstrip("-").isdigit()}
+        model = Transformer(
+            number["# layers"], number["hidden size"], number["attention heads"], number["sequence length"],
+            VOCABULARY, **EAGER,  # type: ignore[arg-type]
+        )  # fmt: skip
+        run = Run(
+            number["global batch"], number["micro batch"], number["data parallelism"], number["tensor parallelism"],
+            number["pipeline parallelism"], recompute="full",
+        )  # fmt: skip
+        workload = (model, run.batch, number["# GPUs"])
+        rows.append(Row(model, run, float(given["iteration time (ms)"]) * 1e-3, workload))
+    return _without_outliers(rows)
+
+
+def _without_outliers(rows: list[Row]) -> list[Row]:
+    seconds = {(row.model, row.run): row.measured_seconds for row in rows}
+
+    def is_outlier(row: Row) -> bool:
+        half = seconds.get((row.model, replace(row.run, micro_batch=row.run.micro_batch // 2)))
+        return row.run.pp == 1 and half is not None and row.measured_seconds > OUTLIER * half
+
+    return [row for row in rows if not is_outlier(row)]
+
+
+@lru_cache(maxsize=65536)
+def predicted(model: Transformer, run: Run, hardware: Hardware, host: Host) -> Estimate:
+    return estimate(model, run, hardware, host)
+
+
+def predict(rows: Sequence[Row], hardware: Hardware, host: Host) -> Floats:
+    return np.array([predicted(row.model, row.run, hardware, host).step_seconds for row in rows])
+
+
+def measured(rows: Sequence[Row]) -> Floats:
+    return np.array([row.measured_seconds for row in rows])
+
+
+def errors(rows: Sequence[Row], seconds: Floats) -> Floats:
+    return seconds / measured(rows) - 1
+
+
+def baseline(rows: Sequence[Row], hardware: Hardware) -> Floats:
+    """FLOPs with recomputation over half of the peak, stretched by the pipeline bubble."""
+    peak = hardware.peak_flops("bfloat16")
+    found = []
+    for row in rows:
+        flops = predicted(row.model, row.run, hardware, Host()).flops * 4 / 3
+        bubble = 1 + (row.run.pp - 1) / row.run.micro_batches
+        found.append(flops / (row.run.devices * peak * BASELINE_EFFICIENCY) * bubble)
+    return np.array(found)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Of workloads with at least three measured splits: the mean rank correlation, and how much slower than the best
+    measured split the one is that the prediction would pick."""
+
+    correlation: float
+    regret: float
+    worst_regret: float
+    workloads: int
+
+
+def ranking(rows: Sequence[Row], seconds: Floats) -> Ranking:
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[row.workload].append(index)
+    real = measured(rows)
+    several = [np.array(group) for group in groups.values() if len(group) >= 3]
+    correlations = [float(spearmanr(real[group], seconds[group]).statistic) for group in several]
+    regrets = [float(real[group][np.argmin(seconds[group])] / real[group].min() - 1) for group in several]
+    return Ranking(float(np.nanmean(correlations)), float(np.mean(regrets)), max(regrets), len(several))
+
+
+# --- the host, fitted to a few runs ---------------------------------------------------------------------------------
+
+DISPATCH_SECONDS = np.arange(20e-6, 121e-6, 5e-6)
+EXPONENTS = (2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A calibration: the host it gave, and the predictions of the rows that it did not see."""
+
+    host: Host
+    held_out: NDArray[np.int64]
+    seconds: Floats
+
+
+def calibrated(rows: Sequence[Row], hardware: Hardware, seed: int) -> Draw:
+    """The host of a grid with the least mean absolute error on 20 runs."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    seen, held_out = [rows[i] for i in order[:CALIBRATION_RUNS]], np.sort(order[CALIBRATION_RUNS:])
+    hosts = [Host(float(dispatch), exponent) for dispatch in DISPATCH_SECONDS for exponent in EXPONENTS]
+    best = min(hosts, key=lambda host: float(np.abs(errors(seen, predict(seen, hardware, host))).mean()))
+    return Draw(best, held_out, predict([rows[i] for i in held_out], hardware, best))
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def percent(values: Floats) -> str:
+    return f"{np.abs(values).mean():.1%} / {np.median(np.abs(values)):.1%} / {values.mean():+.1%}"
+
+
+def multi_node(data: Path) -> list[str]:
+    """Nothing fitted: the A100 constants, the cluster's profile, no host."""
+    hardware, rows = load_hardware("a100-80g-sxm-4hdr"), vtrain(data / "vtrain_a100_multi_node.csv")
+    lines = [HEADER.format("vTrain, 64 to 512 A100, nothing fitted on them"), RULE]
+    known = {
+        "autoshard": predict(rows, hardware, host_of(hardware)),
+        "half of peak and bubble": baseline(rows, hardware),
+    }
+    for name, seconds in known.items():
+        lines.append(_line(name, rows, errors(rows, seconds), ranking(rows, seconds)))
+    return lines
+
+
+def single_node(data: Path) -> list[str]:
+    """Ten calibrations of the host on 20 runs each; means over the ten, on the runs that each has not seen."""
+    hardware, rows = load_hardware("a100-80g-sxm"), vtrain(data / "vtrain_a100_single_node.csv")
+    draws = [calibrated(rows, hardware, seed) for seed in range(DRAWS)]
+    held = [[rows[i] for i in draw.held_out] for draw in draws]
+    each = [errors(own, draw.seconds) for own, draw in zip(held, draws, strict=True)]
+    ranks = [ranking(own, draw.seconds) for own, draw in zip(held, draws, strict=True)]
+    spread = np.array([np.abs(e).mean() for e in each])
+    dispatch = np.array([draw.host.dispatch_seconds for draw in draws])
+    mean = Ranking(
+        float(np.mean([r.correlation for r in ranks])),
+        float(np.mean([r.regret for r in ranks])),
+        max(r.worst_regret for r in ranks),
+        round(float(np.mean([r.workloads for r in ranks]))),
+    )
+    seconds = baseline(rows, hardware)
+    return [
+        HEADER.format(f"vTrain, 2 to 8 A100, host fitted to {CALIBRATION_RUNS} runs, {DRAWS} draws"),
+        RULE,
+        _line("autoshard", held[0], np.concatenate(each), mean),
+        _line("half of peak and bubble", rows, errors(rows, seconds), ranking(rows, seconds)),
+        "",
+        f"Over the draws: error {spread.mean():.1%} ± {spread.std():.1%} ({spread.min():.1%} to {spread.max():.1%}), "
+        f"dispatch {dispatch.mean() * 1e6:.0f} ± {dispatch.std() * 1e6:.0f} µs per operator.",
+    ]
+
+
+HEADER = "| {} | rows | error: mean, median, bias | rank correlation | regret: mean, worst | workloads |"
+RULE = "|---|--:|---|--:|---|--:|"
+
+
+def _line(name: str, rows: Sequence[Row], found: Floats, ranks: Ranking) -> str:
+    return (
+        f"| {name} | {len(rows)} | {percent(found)} | {ranks.correlation:.2f} | {ranks.regret:.1%}, "
+        f"{ranks.worst_regret:.1%} | {ranks.workloads} |"
+    )
+
+
+def host_of(hardware: Hardware) -> Host:
+    from autoshard.estimate.step import host_of as known
+
+    return known(hardware)
+
+
+# Korthikanti et al. 2022 (arXiv:2205.05198), table 5: layers, hidden, heads, PP, interleave, micro-batch, batch,
+# seconds with full recomputation, seconds with sequence parallelism and selective recomputation. TP 8, DP 1, A100-80GB.
+SELECTIVE = {
+    "22B": (48, 6144, 64, 1, 1, 4, 4, 1.42, 1.10),
+    "530B": (105, 20480, 128, 35, 3, 1, 280, 49.05, 37.83),
+}
+
+
+def megatron(data: Path) -> list[str]:
+    """Single rows, nothing fitted."""
+    hardware = load_hardware("a100-80g-sxm")
+    lines = ["| Megatron-LM, A100-80GB, TP 8 | measured s | predicted s | error |", "|---|--:|--:|--:|"]
+    for name, (layers, hidden, heads, pp, chunks, micro, batch, full, lean) in SELECTIVE.items():
+        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
+        cases = {
+            "full recomputation": (run, full),
+            "selective, sequence parallel": (replace(run, recompute="selective", sequence_parallel=True), lean),
+        }
+        for kind, (own, seconds) in cases.items():
+            made = predicted(model, own, hardware, host_of(hardware)).step_seconds
+            lines.append(f"| {name}, {kind} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
+    return lines
+
+
+TABLES = (multi_node, single_node, megatron)
+
+
+def main(arguments: Sequence[str]) -> None:
+    for table in TABLES:
+        print("\n".join([*table(Path(arguments[0])), ""]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

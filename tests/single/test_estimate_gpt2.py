@@ -1,0 +1,32 @@
+"""`estimate` from numbers and `simulate` of the captured model agree at the same TP x DP."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoshard.estimate.shape import Run, Transformer
+from autoshard.estimate.step import estimate
+from autoshard.graph.model import Graph
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.pipeline import ModelRequest, read_graph
+from autoshard.search import megatron_plan
+
+A100 = load_hardware("a100-80g-sxm")
+LAYERS, SEQUENCE, MICRO_BATCH = 4, 512, 4
+GPT2 = Transformer(LAYERS, 768, 12, SEQUENCE, 50257, activation="gelu_new")
+
+
+def captured(batch: int) -> Graph:
+    arguments = {"batch": batch, "sequence": SEQUENCE, "n_layer": LAYERS, "dropout": 0.0}
+    return read_graph(ModelRequest("examples/gpt2.py:build", arguments))
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 2), (4, 1)])
+def test_gpt2(dp: int, tp: int) -> None:
+    plan = megatron_plan(captured(MICRO_BATCH * dp), Mesh((("dp", dp), ("tp", tp))), A100)
+    runs = (
+        Run(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut) for cut in (False, True)
+    )
+    nearest = min(estimate(GPT2, run, A100).step_seconds for run in runs)  # the search may cut the norms' sequence, too
+    assert nearest == pytest.approx(plan.predicted_seconds, rel=0.05)
