@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
+from autoshard.costs.experts import EXPERTS, expert_share, experts_seconds
 from autoshard.costs.variants import SEQUENCE, Operands, attended, variant_collectives
 from autoshard.graph.model import Graph, Op
 from autoshard.hardware import Hardware
@@ -31,6 +32,9 @@ def compute_seconds(
 ) -> tuple[float, float]:
     """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
     local = local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
+    if op.target == EXPERTS:
+        forward, backward = experts_seconds(hardware, op, operands, variant)
+        return forward, backward if graph.loss is not None else 0.0
     if variant in SEQUENCE:
         whole = tuple(None if name is None else graph.tensor(name).shape for name in op.operands)
         local = attended(local, whole)
@@ -43,6 +47,8 @@ def extra_bytes(graph: Graph, op: Op, operands: Operands, results: tuple[LocalTe
     operator (of several, the first result)."""
     if not op.saved.extra_bytes:
         return 0.0
+    if op.target == EXPERTS:
+        return op.saved.extra_bytes * expert_share(graph, op, operands)
     local = zip((*op.results, *op.operands), (*results, *operands), strict=True)
     parts = [(graph.tensor(name).numel, part.numel) for name, part in local if name is not None and part is not None]
     whole, part = max(parts, key=lambda pair: pair[0])

@@ -15,6 +15,7 @@ from autoshard.graph.canonical import canonical
 from autoshard.graph.check import check
 from autoshard.graph.constants import recognise_masks
 from autoshard.graph.creation import plain_creation
+from autoshard.graph.experts import fold_experts
 from autoshard.graph.export import export, is_fake
 from autoshard.graph.functionalise import functionalise
 from autoshard.graph.gradients import mark_gradients
@@ -34,7 +35,7 @@ from autoshard.graph.translate import constant_op, tensor_of, translate
 
 OPTIMIZERS = ("adamw", "sgd")
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, deadcode,
+    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, deadcode,
     rename, mark_gradients, note_saved,
 )  # fmt: skip
 

@@ -25,6 +25,7 @@ _HIGH_NAMES = """
 """
 _LOW = {"autoshard.linear_in_out", *(f"aten.{name}" for name in _LOW_NAMES.split())}
 _HIGH = {f"aten.{name}" for name in _HIGH_NAMES.split()}
+_LOW_OPERANDS = {"autoshard.experts": (0, 1, 2)}  # the weights of the chosen experts stay as they are
 _BY_FIRST = {"aten.batch_norm", "aten.instance_norm"}  # wider statistics take no part in the result's dtype
 _KEEPS_DTYPE = {"aten.to", "aten.full", "aten.arange", "autoshard.constant"}
 
@@ -55,9 +56,14 @@ class _Caster:
         return self.ops, self.tensors
 
     def _add(self, op: Op) -> None:
-        wanted = self.low if op.target in _LOW else "float32" if op.target in _HIGH else ""
+        own = _LOW_OPERANDS.get(op.target, tuple(range(len(op.operands))))
+        wanted = (
+            self.low if op.target in _LOW or op.target in _LOW_OPERANDS else "float32" if op.target in _HIGH else ""
+        )
         if wanted and self._is_floating(op):
-            op = replace(op, operands=tuple(self._cast(name, wanted, op) for name in op.operands))
+            op = replace(
+                op, operands=tuple(self._cast(n, wanted, op) if i in own else n for i, n in enumerate(op.operands))
+            )
         dtype = None if op.target in _KEEPS_DTYPE else wanted or self._promoted(op)
         for position, name in enumerate(op.results):
             if dtype and self._changes(name) and not (op.target in _BY_FIRST and position):

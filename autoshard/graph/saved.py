@@ -80,6 +80,14 @@ def _attention(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> 
     return (0, 1, 2, 3), (0,), query.numel // max(query.shape[-1], 1) * _accumulator_bytes(query)
 
 
+def _experts(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
+    """The operands, and for each pair of token and expert its row, what is between the two products, its result."""
+    x, up, down, chosen, _ = operands
+    assert x is not None and up is not None and down is not None and chosen is not None
+    row = x.shape[1] + up.shape[1] + down.shape[2] + down.shape[1]
+    return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
+
+
 def _dropout(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
     return (), (), results[0].numel  # a byte an element
 
@@ -116,6 +124,7 @@ _RULES: dict[str, Rule] = {
     **_each("linear mm bmm matmul mul", _product()),
     **_each("max_pool2d max_pool1d max_pool3d", _max_pool),
     "autoshard.linear_in_out": _product(),
+    "autoshard.experts": _experts,
     "aten.addmm": _product(1, 2),
     "aten.baddbmm": _product(1, 2),
     "aten.pow": lambda op, operands, results: ((0,), (), 0) if len(operands) == 1 else ((0, 1), (0,), 0),

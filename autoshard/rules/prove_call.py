@@ -28,6 +28,8 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
 
     if target == "autoshard.linear_in_out":
         return _linear_in_out(*operands)
+    if target == "autoshard.experts":
+        return _experts(operands, attributes)
     if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:
         return _batch_norm(operands, attributes)
     namespace, _, name = target.partition(".")
@@ -43,6 +45,21 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
 
 def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
     return x @ weight if bias is None else x @ weight + bias
+
+
+def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    """As a person would write it: a weight for each pair of token and expert."""
+    import torch.nn.functional as F
+
+    x, up, down, chosen, weights = operands
+    name, _, tanh = given["activation"].partition("_")
+    options = {"approximate": "tanh"} if tanh else {}
+    count = chosen.shape[1]
+    ids = chosen.reshape(-1)
+    inner = (up[ids] @ x.repeat_interleave(count, 0).unsqueeze(-1)).squeeze(-1)
+    gate, other = inner.chunk(2, -1) if given["gated"] else (inner, 1)
+    made = (down[ids] @ (getattr(F, name)(gate, **options) * other).unsqueeze(-1)).squeeze(-1)
+    return (made * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
 
 
 def _batch_norm(operands: Sequence[Any], given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from autoshard.rules import (
     convolution,
     creation,
     elementwise,
+    experts,
     indexing,
     linear_algebra,
     losses,
@@ -24,7 +25,7 @@ from autoshard.rules.kinds import Call, Localise, LocaliseVariant, NoRule, RuleF
 from autoshard.rules.notation import Rule, RuleError
 
 KINDS = (
-    linear_algebra, attention, normalisation, elementwise, reductions, views,
+    linear_algebra, attention, experts, normalisation, elementwise, reductions, views,
     indexing, convolution, recurrent, losses, random, creation,
 )  # fmt: skip
 RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}

@@ -41,12 +41,25 @@ class _WidenOperators(TorchDispatchMode):
     """Below autograd: sees the casts that C++ makes too, in forward and backward."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            return _grouped_mm(*args, **(kwargs or {}))
         if not _names_a_dtype(func):
             return func(*args, **(kwargs or {}))
         result = func(*widen(args), **widen(kwargs or {}))
         if func is torch.ops.aten.lift_fresh.default:
             return result.to(_WIDE.get(result.dtype, result.dtype))
         return result
+
+
+def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """The kernel knows no float64. Rows of `left` in groups that end at `offs`, each times its matrix of `right`;
+    of two matrices, a product for each group of the dim that is summed."""
+    ends = offs.tolist()
+    groups = list(zip([0, *ends[:-1]], ends, strict=True))
+    if left.dim() == right.dim() == 2:
+        return torch.stack([left[:, start:stop] @ right[start:stop] for start, stop in groups])
+    made = [left[start:stop] @ matrix for (start, stop), matrix in zip(groups, right, strict=True)]
+    return torch.cat([*made, left.new_zeros((left.shape[0] - ends[-1], right.shape[-1]))])
 
 
 class _WidenData(TorchFunctionMode):

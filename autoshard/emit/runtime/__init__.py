@@ -18,6 +18,7 @@ from .convolution import (
     halo_transposed_convolution,
     parallel_global_pool,
 )
+from .experts import dispatched_experts, parallel_experts
 from .gradients import clip_gradients, reduce_gradients
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh
@@ -73,6 +74,7 @@ __all__ = [
     "assign",
     "clip_gradients",
     "copy",
+    "dispatched_experts",
     "dropout_mask",
     "full_state_dict",
     "full_tensor",
@@ -89,6 +91,7 @@ __all__ = [
     "mask",
     "parallel_attention",
     "parallel_cross_entropy",
+    "parallel_experts",
     "parallel_global_pool",
     "parallel_group_norm",
     "parallel_layer_norm",

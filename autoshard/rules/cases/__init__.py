@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RANDOM, RECURRENT
 from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
+from autoshard.rules.cases.experts import EXPERTS
 from autoshard.rules.cases.losses import LOSSES
 from autoshard.rules.cases.moving import INDEXING, VIEWS
 from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
@@ -11,7 +12,7 @@ from autoshard.rules.cases.variants import ATTENTION_VARIANTS, NORMALISATION_VAR
 
 ALL = [
     *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
-    *VIEWS, *INDEXING, *CONVOLUTION, *RECURRENT, *LOSSES, *RANDOM,
+    *VIEWS, *INDEXING, *CONVOLUTION, *RECURRENT, *LOSSES, *RANDOM, *EXPERTS,
     *ATTENTION_VARIANTS, *NORMALISATION_VARIANTS,
 ]  # fmt: skip
 

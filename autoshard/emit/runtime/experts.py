@@ -1,0 +1,107 @@
+"""Experts: each pair of a token and an expert that was chosen for it is worked on where that expert is.
+
+`cut`: the axes that cut the experts, each what the one before left. Along those of them in `dispatch` the tokens are
+cut too: pairs travel to the device of their expert and back. Along the others every device has all tokens, works on the
+pairs of its own experts, and the result is a summand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .axis import Axis, shard_bounds
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+Undo = Callable[[Tensor], Tensor]
+
+
+class _Send(torch.autograd.Function):
+    """Rows to other devices along one axis; their gradients come back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, axis: Axis, send: list[int], receive: list[int]) -> Tensor:
+        ctx.options = axis, send, receive
+        return axis.transport.all_to_all(rows.contiguous(), send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        axis, send, receive = ctx.options
+        return axis.transport.all_to_all(grads[0].contiguous(), receive, send), None, None, None
+
+
+def _dispatch(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Undo]:
+    """Rows and their experts at the devices that own these, and the way back."""
+    order = owner.argsort(stable=True)
+    counts = torch.bincount(owner, minlength=axis.size)
+    ones = [1] * axis.size
+    send, receive = counts.tolist(), axis.transport.all_to_all(counts, ones, ones).tolist()
+    there = cast(Tensor, _Send.apply(rows[order], axis, send, receive))
+    chosen = axis.transport.all_to_all(ids[order].contiguous(), send, receive)
+
+    def undo(y: Tensor) -> Tensor:
+        return cast(Tensor, _Send.apply(y, axis, receive, send))[order.argsort()]
+
+    return there, chosen, undo
+
+
+def _keep(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Undo]:
+    """The rows whose experts are here; zeros for the others on the way back."""
+    count, here = len(rows), (owner == axis.index).nonzero().squeeze(1)
+    return rows[here], ids[here], lambda y: y.new_zeros((count, y.shape[1])).index_copy(0, here, y)
+
+
+def _apply(rows: Tensor, ids: Tensor, up: Tensor, down: Tensor, activation: str, gated: bool) -> Tensor:
+    """Every row through its expert; `ids` count from the first expert here."""
+    order = ids.argsort(stable=True)
+    parts = rows[order].split(torch.bincount(ids, minlength=len(up)).tolist())
+    act, made = _ACTIVATIONS[activation], []
+    for part, first, second in zip(parts, up.unbind(), down.unbind(), strict=True):
+        inner = F.linear(part, first)
+        if gated:
+            gate, inner = inner.chunk(2, -1)
+            inner = act(gate) * inner
+        else:
+            inner = act(inner)
+        made.append(F.linear(inner, second))
+    return torch.cat(made)[order.argsort()]
+
+
+def parallel_experts(
+    x: Tensor, up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, experts: int, activation: str,
+    gated: bool = True, cut: Sequence[Axis] = (), dispatch: Sequence[Axis] = (),
+) -> Tensor:  # fmt: skip
+    """x (t, m), up (e, 2f, m) or (e, f, m), down (e, n, f), chosen and weights (t, k) -> (t, n)."""
+    count = chosen.shape[1]
+    rows, ids = x.repeat_interleave(count, 0), chosen.reshape(-1)
+    start, stop, back = 0, experts, []
+    for axis in cut:
+        owner = (ids - start) // max(-(-(stop - start) // axis.size), 1)
+        move = _dispatch if axis in dispatch else _keep
+        rows, ids, undo = move(rows, ids, owner, axis)
+        back.append(undo)
+        low, high = shard_bounds(stop - start, axis)
+        start, stop = start + low, start + high
+    y = _apply(rows, ids - start, up, down, activation, gated)
+    for undo in reversed(back):
+        y = undo(y)
+    return (y * weights.reshape(-1, 1)).unflatten(0, (-1, count)).sum(1).to(x.dtype)
+
+
+def dispatched_experts(
+    x: Tensor, up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, experts: int, activation: str,
+    gated: bool = True, cut: Sequence[Axis], dispatch: Sequence[Axis],
+) -> Tensor:  # fmt: skip
+    """The same where tokens travel (along `dispatch`)."""
+    options = {"experts": experts, "activation": activation, "gated": gated}
+    return parallel_experts(x, up, down, chosen, weights, **options, cut=cut, dispatch=dispatch)  # type: ignore[arg-type]

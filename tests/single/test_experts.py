@@ -1,0 +1,94 @@
+"""Mixtures of experts: folded at capture, cut by their experts, tokens sent to them and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Op
+from autoshard.rules import Strategy
+from tests.forced import check
+from tests.models import NAMES
+from tests.small_models import spec
+
+
+def experts_by(choice: str) -> Callable[[Op, Strategy], bool]:
+    """Every block of experts has this choice on some axis."""
+    return lambda op, s: op.target != "autoshard.experts" or any(str(c) == choice for c in s.choices)
+
+
+@pytest.mark.parametrize("form", ["batched_mm", "grouped_mm"])
+def test_both_forms_of_the_library_fold_into_one_operator(form: str) -> None:
+    graph = capture(spec("mixtral"), {"form": form})
+    (block,) = (op for op in graph.ops if op.target == "autoshard.experts")
+    assert [graph.tensor(name or "").shape for name in block.operands] == [
+        (16, 16),
+        (4, 24, 16),
+        (4, 16, 12),
+        (16, 2),
+        (16, 2),
+    ]
+    assert dict(block.attributes) == {"experts": 4, "activation": "silu", "gated": True}
+    assert block.module.endswith("mlp.experts")
+    inside = [op for op in graph.ops if op.module.startswith(block.module) and op is not block]
+    assert inside == []  # nothing of the block is left, and no weight is gathered for each token
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("mixtral", 2), ("qwen3_moe", 2), ("deepseek_v3", 1)])
+def test_models_of_the_library(name: str, blocks: int) -> None:
+    graph = capture(NAMES[name], {})
+    assert sum(op.target == "autoshard.experts" for op in graph.ops) == blocks
+
+
+class Lookalike(torch.nn.Module):
+    """As a block of experts, but for one thing."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(4, 12, 6))
+        self.down = torch.nn.Parameter(torch.randn(4, 6, 6))
+        self.router = torch.nn.Linear(6, 4)
+        self.wrong = wrong
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        ids = chosen.reshape(-1)
+        rows = x.repeat(2, 1) if self.wrong == "order of tokens" else x.repeat_interleave(2, 0)
+        first, second = torch.bmm(self.up[ids], rows.unsqueeze(-1)).squeeze(-1).chunk(2, -1)
+        gated = (
+            first * torch.nn.functional.silu(second)
+            if self.wrong == "gate"
+            else torch.nn.functional.silu(first) * second
+        )
+        other = ids.roll(1) if self.wrong == "experts" else ids
+        made = torch.bmm(self.down[other], gated.unsqueeze(-1)).squeeze(-1) * weights.reshape(-1).unsqueeze(-1)
+        shape = (2, len(x), 6) if self.wrong == "sum" else (len(x), 2, 6)
+        return made.view(*shape).sum(0 if self.wrong == "sum" else 1).square().mean()
+
+
+def lookalike(wrong: str = "") -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    return Lookalike(wrong), (torch.randn(8, 6),)
+
+
+@pytest.mark.parametrize("wrong", ["", "order of tokens", "gate", "experts", "sum"])
+def test_only_what_is_a_block_is_folded(wrong: str) -> None:
+    graph = capture(f"{__file__}:lookalike", {"wrong": wrong})
+    assert any(op.target == "autoshard.experts" for op in graph.ops) == (not wrong)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "choice", "arguments"),
+    [
+        ("dp=2,ep=2", "t+e", {"form": "grouped_mm"}),
+        ("ep=3", "t+e", {"experts": 5, "batch": 3}),
+        ("dp=2,tp=2", "e", {}),
+        ("tp=2", "f", {}),
+    ],
+)
+def test_mixtral_with_its_experts_cut(mesh: str, choice: str, arguments: dict[str, object]) -> None:
+    found, largest = check(spec("mixtral"), mesh, experts_by(choice), (1,), arguments)
+    assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in found
+    assert largest < 1e-9
