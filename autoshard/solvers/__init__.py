@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.problem import Problem, Solution
-from autoshard.solvers import dp, exhaustive, ilp
+from autoshard.solvers import dp, exhaustive, ilp, propagation, recursive
 from autoshard.solvers.check import check, check_pins
 from autoshard.solvers.minimise import BUDGET_ENTRIES
 from autoshard.solvers.options import Clock, Options
@@ -18,6 +18,8 @@ __all__ = ["SOLVERS", "Clock", "Options", "solve"]
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "dp": lambda problem, options: dp.solve(problem, budget_entries=options.budget_entries or BUDGET_ENTRIES),
     "ilp": ilp.solve,
+    "propagation": propagation.solve,
+    "recursive": recursive.solve,
     "exhaustive": lambda problem, options: exhaustive.solve(problem),
 }
 _NAMED = 8  # pins that an error lists

@@ -1,0 +1,186 @@
+"""Propagation and recursive bisection: valid, never below the optimum, their bound never above it; repair."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import InfeasibleError
+from autoshard.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import Clock, Options, dp, exhaustive, recursive, solve
+from autoshard.solvers.fences import Fences
+from autoshard.solvers.propagation import Conflict, propagate
+from autoshard.solvers.repair import repaired
+from tests.random_problems import limited, random_problem
+from tests.tiny.test_solver_dp import blocks, chain
+
+SEEDS = st.integers(0, 10**9)
+OWN = np.arange(2)
+
+
+@pytest.mark.parametrize("solver", ["propagation", "recursive"])
+@given(SEEDS, st.sampled_from([0.0, 0.1, 0.3]))
+@settings(max_examples=150)
+def test_plans_are_valid_and_bounds_hold(solver: str, seed: int, forbid: float) -> None:
+    problem = random_problem(seed, forbid=forbid)
+    problem = limited(problem, seed) if seed % 2 else problem
+    try:
+        found = solve(problem, solver)
+    except InfeasibleError as error:
+        if "not proven" not in error.message:
+            with pytest.raises(InfeasibleError):
+                exhaustive.solve(problem)
+        return
+    best = exhaustive.solve(problem)
+    assert found.lower_bound <= best.objective * (1 + 1e-9) + 1e-9
+    assert best.objective <= found.objective * (1 + 1e-9) + 1e-9
+    assert found.objective == objective(problem, found.choice) < math.inf
+    assert found.peak_bytes == memory(problem, found.choice).max() <= problem.capacity_bytes
+    assert found.choice == solve(problem, solver).choice
+
+
+@pytest.mark.parametrize(("solver", "most_worse"), [("propagation", 1.7), ("recursive", 1.1)])
+def test_plans_are_not_far_from_the_best(solver: str, most_worse: float) -> None:
+    for count in (3, 20):
+        problem = blocks(count)
+        assert solve(problem, solver).objective <= most_worse * dp.solve(problem).objective
+
+
+def test_one_window_is_exact() -> None:
+    for seed in range(60):
+        problem = random_problem(seed, forbid=0.0)
+        assert math.isclose(solve(problem, "recursive").objective, solve(problem, "exhaustive").objective, abs_tol=1e-9)
+
+
+def test_windows_with_equal_content_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: dict[int, int] = {}
+    plain = recursive.minimise
+    for count in (200, 800):
+        solved[count] = 0
+
+        def counted(*args: object, count: int = count, **kwargs: object) -> object:
+            solved[count] += 1
+            return plain(*args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(recursive, "minimise", counted)
+        recursive.bisected(blocks(count, 4), 0.0, Clock())
+    assert solved[800] < 2 * solved[200], "four times the blocks have few new windows"
+
+
+def test_recursive_is_stopped_by_the_clock() -> None:
+    clock = Clock()
+    clock.stop()
+    found = solve(blocks(60), "recursive", Options(clock=clock))
+    assert math.isfinite(found.objective) and found.status == "feasible"
+
+
+# --- propagation ----------------------------------------------------------------------------------------------------
+
+
+def path(costs: list[list[float]], move: float = 1.0) -> Problem:
+    """Nodes in a row; a value moves for `move` where the two choices differ."""
+    table = move * (1.0 - np.eye(2))
+    nodes = tuple(Node(f"n{i}", np.array(c), np.zeros(2)) for i, c in enumerate(costs))
+    values = tuple(
+        Value(f"v{i}", i, (i + 1,), OWN, (OWN,), table, np.zeros(2), ((0, 0),)) for i in range(len(costs) - 1)
+    )
+    return Problem(nodes, values)
+
+
+def test_pins_spread_by_least_redistribution() -> None:
+    """Choice 0 is cheaper everywhere, but moving nothing comes first; ties are broken by a node's own cost."""
+    found = propagate(path([[1.0, 3.0]] * 4), {1: 1})
+    assert found.choice == (1, 1, 1, 1)
+    assert found.decided == ("propagated", "pinned", "propagated", "propagated") and not found.conflicts
+    assert propagate(path([[1.0, 3.0], [2.0, 1.0]], move=0.0), {0: 1}).choice == (1, 1)
+    assert propagate(path([[1.0, 3.0], [1.0, 2.0]], move=0.0), {0: 1}).choice == (1, 0)
+
+
+def test_between_two_pins_the_cheapest_is_taken_and_reported() -> None:
+    found = propagate(path([[0.0, 0.0], [0.0, 5.0], [0.0, 0.0]]), {0: 1, 2: 0})
+    assert found.choice == (1, 0, 0) and found.decided == ("pinned", "conflict", "pinned")
+    assert found.conflicts == (Conflict(1, (0, 2), (1, 0), (1.0, 0.0), 0),)
+
+
+def test_without_pins_it_starts_at_the_costliest_node() -> None:
+    found = propagate(path([[1.0, 1.2], [9.0, 8.0], [1.0, 1.2]]), {})
+    assert found.decided == ("propagated", "start", "propagated") and found.choice == (1, 1, 1)
+
+
+def test_parts_that_hang_together_by_nothing_start_each() -> None:
+    problem = path([[2.0, 1.0]] * 2)
+    apart = Problem((*problem.nodes, Node("alone", np.array([3.0, 2.0]), np.zeros(2))), problem.values)
+    assert sorted(propagate(apart, {}).decided) == ["propagated", "start", "start"]
+    assert propagate(apart, {0: 0}).decided == ("pinned", "propagated", "start")
+
+
+def test_a_value_already_made_for_another_consumer_is_free() -> None:
+    move = np.array([[0.0, 4.0], [9.0, 9.0]])
+    nodes = (Node("a", np.zeros(1), np.zeros(1)), *(Node(n, np.array([1.0, 0.0]), np.zeros(2)) for n in "bc"))
+    value = Value("v", 0, (1, 2), np.array([0]), (OWN, OWN), move, np.zeros(2), ((0, 0), (0, 0)))
+    assert propagate(Problem(nodes, (value,)), {0: 0}).choice == (0, 0, 0)
+    assert propagate(Problem(nodes, (value,)), {0: 0, 1: 1}).choice == (0, 1, 1)
+
+
+def test_choices_that_would_strand_a_node_are_not_taken() -> None:
+    """n1 would rather follow the pin, but then the last node has no partner."""
+    problem = path([[0.0, 0.0]] * 3)
+    only = np.array([[0.0, np.inf], [0.0, np.inf]])
+    stuck = replace(problem.values[1], seconds=np.array([[np.inf, 0.0], [0.0, 0.0]]))
+    assert propagate(replace(problem, values=(problem.values[0], stuck)), {0: 0, 2: 0}).choice == (0, 1, 0)
+    wall = replace(problem.values[1], seconds=only)
+    with pytest.raises(InfeasibleError, match="n1: none of its 2 strategies"):
+        propagate(replace(problem, values=(problem.values[0], wall)), {2: 1})
+
+
+def test_fences_follow_what_is_decided() -> None:
+    tie = np.array([[0.0, np.inf], [np.inf, 0.0]])
+    fences = Fences(chain(5, [1.0, 1.0], tie))
+    assert all(flag.all() for flag in fences.flags)
+    fences.fix(2, 1)
+    assert [flag.tolist() for flag in fences.flags] == [[False, True]] * 5
+
+
+# --- repair ---------------------------------------------------------------------------------------------------------
+
+
+@given(SEEDS)
+@settings(max_examples=200)
+def test_a_repaired_plan_fits(seed: int) -> None:
+    problem = limited(random_problem(seed), seed)
+    rng = np.random.default_rng(seed)
+    choice = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
+    found = repaired(problem, choice)
+    if found is not None:
+        assert memory(problem, found).max() <= problem.capacity_bytes
+        assert math.isfinite(objective(problem, found)) or math.isinf(objective(problem, choice))
+    if memory(problem, choice).max() <= problem.capacity_bytes:
+        assert found == tuple(choice)
+
+
+def test_the_cheapest_byte_goes_first() -> None:
+    two = np.array([4.0, 0.0])
+    nodes = tuple(Node(n, np.array([0.0, cost]), two, (0, 1)) for n, cost in (("a", 5.0), ("b", 1.0), ("c", 3.0)))
+    assert repaired(Problem(nodes, (), 8.0), (0, 0, 0)) == (0, 1, 0)
+    assert repaired(Problem(nodes, (), 4.0), (0, 0, 0)) == (0, 1, 1)
+    assert repaired(Problem(nodes, (), 0.0), (0, 0, 0)) == (1, 1, 1)
+    fixed = (*nodes, Node("d", np.zeros(1), np.ones(1), (0, 1)))
+    assert repaired(Problem(fixed, (), 0.0), (0, 0, 0, 0)) is None
+
+
+def test_repair_is_often_enough() -> None:
+    tried = fits = 0
+    for seed in range(150):
+        problem = limited(random_problem(seed, forbid=0.0), seed)
+        try:
+            exhaustive.solve(problem)
+        except InfeasibleError:
+            continue
+        tried += 1
+        fits += repaired(problem, dp.solve(replace(problem, capacity_bytes=math.inf)).choice) is not None
+    assert tried > 80 and fits >= 0.9 * tried
