@@ -63,6 +63,10 @@ class Hardware:
     cores: float = 0.0
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.name, self.text, self.memory_bandwidth, self.launch_seconds, self.peaks, self.links))
 
     @property

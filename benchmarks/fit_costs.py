@@ -117,6 +117,7 @@ def memory_entries(device: str) -> list[Entry]:
         Entry("memory.elementwise", 0.95, kind, f"{source}: residual add 0.95 to 1.10"),
         Entry("memory.activation", 0.5, kind, f"{source}: 0.49 to 0.58"),
         Entry("memory.normalisation", 0.4, kind, f"{source}: layer norm 0.36 to 0.43"),
+        Entry("memory.softmax", 0.8, "default", "rows stay on chip: each element is read and written once"),
         Entry("memory.gather", 0.5, "default", "whole rows are read, in no order: between activation and copy"),
         Entry("host.dispatch", "10 us", "default", "an eager operator of torch; more under hooks"),
         Entry("error.memory", 0.15, kind, f"{source}: a bandwidth and a launch fit them within 8 to 15 %"),

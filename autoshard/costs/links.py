@@ -20,6 +20,9 @@ from autoshard.mesh import Mesh
 from autoshard.topology import exchange_share, ring_share, send_share
 
 
+NO_SHARING = ("switch", "mesh")  # kinds of graphs in which no group is routed over the links of another
+
+
 @dataclass(frozen=True)
 class Crossing:
     """A level that a group crosses. `members`: the fewest of a group in one block below, which work side by side;
@@ -94,6 +97,8 @@ def _groups(mesh: Mesh, axes: tuple[int, ...]) -> np.ndarray:
 def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
     """How the groups use `link`, which joins blocks of `inner` ranks; None where no group leaves its block."""
     nodes = link.devices // inner
+    if link.graph.kind in NO_SHARING:  # groups that lie in the same way in other blocks add nothing
+        groups = np.unique(groups - groups[:, :1] // link.devices * link.devices, axis=0)
     cliques: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # of each outer block: the blocks that a group joins
     crossed = []
     for group in groups:
