@@ -1,0 +1,117 @@
+"""Mesh search and the front of time against memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from autoshard import fit, pareto
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.fit import Wishes
+from autoshard.hardware import load_hardware
+from autoshard.levels import MEMORY
+from autoshard.mesh import Mesh
+from autoshard.meshes import compute_bound, meshes, search_meshes
+from autoshard.pins import parse_pin
+from autoshard.search import best, search
+from autoshard.solvers.options import Clock, Options
+from tests.graphs import mlp_graph
+
+HARDWARE = load_hardware("a100-80g-sxm")
+GRAPH = mlp_graph(2, 512, 4096)
+
+
+def test_every_factorisation_of_a_power_of_two() -> None:
+    found = [mesh.sizes for mesh in meshes(HARDWARE, 64)]
+    wanted = [s for n in (1, 2, 3) for s in itertools.product(range(2, 65), repeat=n) if math.prod(s) == 64]
+    assert sorted(found) == sorted(wanted)
+    assert [len(sizes) for sizes in found] == sorted(len(sizes) for sizes in found)
+    assert meshes(HARDWARE, 64)[-1].names == ("outer", "middle", "inner")
+
+
+def test_node_boundaries_are_respected() -> None:
+    """24 devices are three nodes of 8: groups of 3, 6 or 12 consecutive ranks would lie across nodes."""
+    found = [mesh.sizes for mesh in meshes(HARDWARE, 24)]
+    assert (3, 8) in found and (6, 4) in found and (24,) in found
+    assert not {(8, 3), (4, 6), (2, 12)} & set(found)
+    assert [mesh.sizes for mesh in meshes(HARDWARE, 1)] == [(1,)]
+    assert [mesh.sizes for mesh in meshes(HARDWARE, 7)] == [(7,)]
+
+
+def test_the_best_mesh_is_found_and_the_others_told() -> None:
+    plan = search_meshes(GRAPH, HARDWARE, 16, Wishes())
+    each = {mesh: search(GRAPH, mesh, HARDWARE) for mesh in meshes(HARDWARE, 16)}
+    assert plan.predicted_seconds == min(other.predicted_seconds for other in each.values())
+    rows = {row.mesh: row for row in plan.search.meshes}
+    assert set(rows) == set(each)
+    assert rows[plan.mesh].outcome == "chosen" == plan.search.meshes[0].outcome
+    assert [row.outcome for row in plan.search.meshes].count("chosen") == 1
+    for mesh, row in rows.items():
+        if row.predicted_seconds:
+            assert row.bound_seconds <= each[mesh].predicted_seconds <= row.predicted_seconds * (1 + 1e-9)
+        else:
+            assert row.outcome == "not better by its bound"
+            assert plan.predicted_seconds <= row.bound_seconds <= each[mesh].predicted_seconds
+
+
+def test_the_bound_is_below_every_simulated_step() -> None:
+    for mesh in (Mesh.parse("tp=4"), Mesh.parse("dp=2,tp=2")):
+        task = fit.prepare(GRAPH, mesh, HARDWARE, Wishes())
+        plan = best(task, fit.fitted(task))
+        assert 0 < compute_bound(task) <= min(c.predicted_seconds for c in plan.search.candidates)
+
+
+def test_meshes_that_can_not_be() -> None:
+    with pytest.raises(UsageError, match="--devices 100000: a100-80g-sxm describes at most"):
+        search_meshes(GRAPH, HARDWARE, 100000, Wishes())
+    with pytest.raises(InfeasibleError):
+        search_meshes(GRAPH, HARDWARE, 4, Wishes(memory_limit_bytes=1024.0))
+    with pytest.raises(UsageError, match="unknown mesh axis 'tp'"):
+        search_meshes(GRAPH, HARDWARE, 4, Wishes(), lambda mesh: (parse_pin("x=Shard(0)@tp", mesh),))
+    pinned = search_meshes(GRAPH, HARDWARE, 4, Wishes(), lambda mesh: (parse_pin("x=Shard(0)@inner", mesh),))
+    assert {row.mesh.sizes: row.outcome for row in pinned.search.meshes}[(4,)] == "not possible"
+    assert pinned.search.pins == ("x=Shard(0)@inner",)
+
+
+def test_least_memory_chooses_its_mesh_by_memory() -> None:
+    plan = search_meshes(mlp_graph(2, 64, 64), HARDWARE, 8, Wishes(level=MEMORY))
+    made = [row.predicted_peak_bytes for row in plan.search.meshes if row.predicted_peak_bytes]
+    assert plan.predicted_peak_bytes == min(made)
+
+
+def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:
+    clock = Clock()
+    clock.stop()
+    plan = search_meshes(GRAPH, HARDWARE, 16, replace(Wishes(), options=Options(clock)))
+    outcomes = [row.outcome for row in plan.search.meshes]
+    assert outcomes.count("chosen") == 1
+    assert outcomes.count("out of time") == len(outcomes) - 1
+    assert plan.search.cut_short
+
+
+def test_the_front() -> None:
+    task = fit.prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, Wishes())
+    plan = best(task, fit.fitted(task))
+    points = pareto.front(task, plan, 5)
+    ahead = [point for point in points if point.front]
+    assert len(ahead) > 1
+    assert [p.predicted_seconds for p in ahead] == sorted(p.predicted_seconds for p in ahead)
+    assert [p.predicted_peak_bytes for p in ahead] == sorted((p.predicted_peak_bytes for p in ahead), reverse=True)
+    for point in points:
+        worse = [
+            other
+            for other in points
+            if other != point
+            and other.predicted_seconds <= point.predicted_seconds
+            and other.predicted_peak_bytes <= point.predicted_peak_bytes
+        ]
+        assert point.front == (not worse)
+    assert plan.predicted_seconds == ahead[0].predicted_seconds
+    assert json.loads(pareto.as_json(points))["points"][0]["front"] is True
+    drawing = pareto.plot(points, "a model")
+    assert drawing.startswith("<?xml") and "a model" in drawing
+    assert drawing == pareto.plot(points, "a model")

@@ -1,0 +1,307 @@
+"""What `plan`, `explain` and `diff` say about a search: levels, pins, meshes, fronts, limits, and what was ignored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoshard import cli, explain, plan_io
+from autoshard.graph import serialize
+from autoshard.package import read_package
+from autoshard.pipeline import PlanRequest, ignored
+from autoshard.plan import Plan
+from tests.graphs import mlp_graph
+
+
+@pytest.fixture(scope="module")
+def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "mlp.graph.json"
+    path.write_text(serialize.dumps(mlp_graph(3, 256, 2048)), encoding="utf-8")
+    return path
+
+
+def words(graph: Path, out: Path, *more: str, mesh: str | None = "dp=2,tp=2") -> list[str]:
+    where = ["--mesh", mesh] if mesh else []
+    return ["plan", str(graph), *where, "--hardware", "a100-80g-sxm", "--out", str(out), *more]
+
+
+def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = cli.main(command)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def planned(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Plan, dict[str, object]]:
+    code, out, err = run([*command, "--json"], capsys)
+    assert code == 0, err
+    folder = command[command.index("--out") + 1]
+    return plan_io.load(Path(folder) / "plan.json"), json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def package(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("package") / "out"
+    assert cli.main(words(graph_file, out)) == 0
+    return out
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("level", "number"), [("ratio", 0), ("1", 1), ("speed", 2)])
+def test_levels(level: str, number: int, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, printed = planned(words(graph_file, tmp_path / "out", "--level", level), capsys)
+    assert plan.search.level == printed["level"] == number
+    assert 0 < plan.certificate.level_bound <= plan.certificate.level_objective * (1 + 1e-9)
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert f"Asked for: level {number}" in report and "Plans that were simulated" in report
+    run(words(graph_file, tmp_path / "out", "--level", level), capsys)
+    code, text, _ = run(["plan", *words(graph_file, tmp_path / "out", "--level", level)[1:]], capsys)
+    assert code == 0
+    assert ("level 0" in text, "least memory" in text) == (number == 0, number == 1)
+
+
+def test_levels_keep_their_promise(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = [planned(words(graph_file, tmp_path / level, "--level", level), capsys)[0] for level in ("1", "2")]
+    assert plans[0].predicted_peak_bytes <= plans[1].predicted_peak_bytes
+    assert plans[1].predicted_seconds <= plans[0].predicted_seconds
+
+
+def test_pins(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pins.toml").write_text('"h.1.fc.weight" = "Shard(1)@tp"\n', encoding="utf-8")
+    more = ["--pin", "h.0.fc=Shard(1)@dp", "--pin", "x=(2, 1)", "--pins", str(tmp_path / "pins.toml")]
+    code, out, _ = run(words(graph_file, tmp_path / "out", *more), capsys)
+    assert code == 0
+    assert "pinned" in out and "h.0.fc=Shard(1)@dp" in out
+    plan, graph, _hardware = read_package(tmp_path / "out")
+    assert {t.path: str(t.layout).split()[1] for t in plan.parameters}["h.1.fc.weight"] == "S1"
+    assert len([x for x in (*plan.ops, *plan.inputs, *plan.parameters) if x.decided_by == "pin"]) == 3
+    assert "pinned: h.1.fc.weight=Shard(1)@tp" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert explain.text(explain.explain(plan, graph, _hardware, None, None)).count("  pin") == 3
+
+
+MESSAGES = [
+    (["--level", "fast"], 2, "unknown level 'fast': expected 0 (ratio), 1 (memory) or 2 (speed)"),
+    (["--pin", "h.0.fc"], 2, "expected WHAT=HOW"),
+    (["--pin", "h.9.fc=Shard(0)@tp"], 2, "no parameter, input, operator or module is called 'h.9.fc'"),
+    (["--pin", "h.0.fc=Shard(2)@tp"], 2, "the nearest offered: "),
+    (["--pin", "h.0.fc=((2, 2), (2, 2), None)"], 2, "it needs 8 devices (i0 2 x m 2 x n 2), dp=2,tp=2 has 4"),
+    (["--pins", "none.toml"], 5, "can't read the pins none.toml"),
+    (["--solver", "fastest"], 2, "unknown solver 'fastest': expected one of dp, exhaustive, ilp"),
+    (["--solver", "exhaustive"], 2, "exhaustive search over"),
+    (["--time-limit", "soon"], 2, "'soon' is not a quantity of seconds"),
+    (["--memory-limit", "1 KiB", "--pin", "x=(2, 1)"], 3, "pinned: x=(2, 1)"),
+    (["--memory-limit", "1 KiB"], 3, "the largest tensors, unsplit: h.0.fc.weight [2048, 2048] 16 MiB"),
+    (["--devices", "0"], 2, "--devices 0: expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("more", "code", "message"), MESSAGES, ids=[message for _, _, message in MESSAGES])
+def test_messages(
+    more: list[str], code: int, message: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = run(words(graph_file, tmp_path / "out", *more), capsys)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_mesh_search(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = words(graph_file, tmp_path / "out", "--devices", "8", mesh=None)
+    code, out, _ = run(command, capsys)
+    assert code == 0
+    assert "outer=2,inner=4" in out and "chosen" in out and "torchrun --nproc-per-node 8" in out
+    plan, printed = planned(command, capsys)
+    assert len(plan.search.meshes) == len(printed["meshes"]) == 4  # type: ignore[arg-type]
+    assert "Meshes that were tried" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_mesh_and_devices_that_agree(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(words(graph_file, tmp_path / "out", "--devices", "4"), capsys)[0].search.meshes == ()
+
+
+def test_pareto(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(words(graph_file, tmp_path / "out", "--pareto"), capsys)
+    assert code == 0
+    assert "time against memory" in out
+    assert (tmp_path / "out" / "pareto.svg").read_text(encoding="utf-8").startswith("<?xml")
+    points = json.loads((tmp_path / "out" / "pareto.json").read_text(encoding="utf-8"))["points"]
+    assert len(points) >= 2 and points[0]["front"]
+
+
+def test_a_time_limit_returns_the_best_so_far(
+    graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(words(graph_file, tmp_path / "out", "--time-limit", "1us"), capsys)
+    assert code == 0
+    assert "the search was stopped: this is the best plan so far" in out
+    plan = plan_io.load(tmp_path / "out" / "plan.json")
+    assert plan.search.cut_short
+    assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
+    assert "search was cut short" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_fastest_plan_that_does_not_fit_is_told(
+    graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = planned(words(graph_file, tmp_path / "free"), capsys)[0]
+    least = planned(words(graph_file, tmp_path / "least", "--level", "memory"), capsys)[0]
+    limit = (free.predicted_peak_bytes + least.predicted_peak_bytes) / 2
+    command = words(graph_file, tmp_path / "out", "--memory-limit", f"{limit:.0f} B")
+    code, out, _ = run(command, capsys)
+    assert code == 0
+    assert "note: the fastest plan needs" in out and "this one fits and is" in out and "slower" in out
+    plan = plan_io.load(tmp_path / "out" / "plan.json")
+    assert plan.predicted_peak_bytes <= limit
+    assert plan.search.candidates[0].outcome == "too large"
+    assert plan.search.candidates[0].predicted_seconds <= plan.predicted_seconds
+
+
+IGNORED = [
+    (["--ilp-engine", "pulp:CBC"], "--ilp-engine is ignored: it is for --solver ilp"),
+    (["--strategy", "random:1", "--level", "1"], "--level is ignored: a random plan is not searched for"),
+    (["--strategy", "random:1", "--pin", "x=(2, 1)"], "--pin is ignored"),
+    (["--strategy", "random:1", "--pareto"], "--pareto is ignored"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), IGNORED, ids=[message for _, message in IGNORED])
+def test_what_is_ignored_is_said(
+    more: list[str], message: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run([*words(graph_file, tmp_path / "out", *more), "--json"], capsys)
+    assert code == 0
+    assert f"warning: {message}" in err
+    assert any(message in sentence for sentence in json.loads(out)["ignored"])
+
+
+def test_nothing_is_ignored_by_default() -> None:
+    assert ignored(PlanRequest(None, 8)) == ()
+
+
+@pytest.mark.parametrize("solver", ["ilp", "dp"])
+def test_solvers_agree(solver: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, printed = planned(words(graph_file, tmp_path / "out", "--solver", solver), capsys)
+    assert printed["solver"] == plan.certificate.solver == solver
+    best = planned(words(graph_file, tmp_path / "dp"), capsys)[0]
+    assert plan.certificate.lower_bound_seconds == pytest.approx(best.certificate.lower_bound_seconds, rel=1e-6)
+
+
+def test_the_log_is_beside_the_plan(package: Path) -> None:
+    log = (package / "search.log").read_text(encoding="utf-8")
+    assert "formulating dp=2,tp=2" in log and "solving (dp)" in log and "in all" in log
+
+
+# --- explain and diff -----------------------------------------------------------------------------------------------
+
+
+def test_what_explain_prints_adds_up(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["explain", str(package / "plan.json")], capsys)
+    assert code == 0
+    assert "all choices" in out and "predicted step" in out
+    code, out, _ = run(["explain", str(package), "--json"], capsys)
+    found = json.loads(out)
+    plan = plan_io.load(package / "plan.json")
+    total = found["total"]["compute_seconds"] + found["total"]["communication_seconds"] + found["outputs_seconds"]
+    assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
+    rows = [row["parts"] for row in found["rows"]]
+    assert sum(r["compute_seconds"] + r["communication_seconds"] for r in rows) + found[
+        "outputs_seconds"
+    ] == pytest.approx(total, rel=1e-9)
+    assert sum(row["times"] for row in found["rows"]) == len(explain.decisions(plan))
+
+
+def test_level_0_adds_up_too(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, _ = planned(words(graph_file, tmp_path / "out", "--level", "ratio"), capsys)
+    parts = [decided.parts for _, decided in explain.decisions(plan)]
+    total = sum(part.repeated_seconds + part.communication_seconds for part in parts) + explain.outputs_seconds(plan)
+    assert total == pytest.approx(plan.certificate.level_objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("what", ["h.1.fc", "linear_1", "h.1.fc.weight", "x", "h.*.fc"])
+def test_explain_one(what: str, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["explain", str(package), what, "--json"], capsys)
+    assert code == 0
+    assert len(json.loads(out)["rows"]) == (3 if "*" in what else 1)
+
+
+def test_why_not(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, graph, hardware = read_package(package)
+    chosen = next(op for op in plan.ops if op.op == "linear_1").strategy
+    for how in ("m@tp", "n@tp", "i0@tp", "=@tp"):
+        why = explain.explain(plan, graph, hardware, "linear_1", how).why_not
+        assert why is not None
+        if how[0] == chosen.split()[1][0]:
+            assert why.reason == "that is what was chosen"
+            continue
+        pinned = planned(words(graph_file, tmp_path / how[0], "--pin", f"linear_1={how}"), capsys)[0]
+        optimum = pinned.search.candidates[0]
+        assert why.objective_seconds == pytest.approx(optimum.objective_seconds, rel=1e-9)
+        assert why.predicted_seconds == pytest.approx(optimum.predicted_seconds, rel=1e-9)
+        assert why.objective_seconds >= plan.certificate.lower_bound_seconds
+
+
+def test_why_not_in_words(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["explain", str(package), "h.1.fc", "--why-not", "Shard(2)@tp"], capsys)
+    assert code == 0
+    assert "why not Shard(2)@tp at h.1.fc?" in out
+    assert "it has 2 dims" in out and "the nearest offered" in out
+    code, out, _ = run(["explain", str(package), "h.1.fc", "--why-not", "Replicate@tp,Replicate@dp"], capsys)
+    assert code == 0
+    assert "predicted step" in out and ("other decisions that change" in out or "that is what was chosen" in out)
+
+
+EXPLAIN_ERRORS = [
+    (["--why-not", "Shard(0)@tp"], "--why-not needs to know where"),
+    (["nothing"], "no parameter, input, operator or module is called 'nothing'"),
+    (["x", "--why-not", "Shard(0)@xp"], "unknown mesh axis 'xp'"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), EXPLAIN_ERRORS, ids=[message for _, message in EXPLAIN_ERRORS])
+def test_explain_errors(more: list[str], message: str, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["explain", str(package), *more], capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["diff", str(package), str(package)], capsys)
+    assert code == 0
+    assert "decisions are the same" in out
+    other = planned(words(graph_file, tmp_path / "out", "--level", "memory"), capsys)[0]
+    plan = plan_io.load(package / "plan.json")
+    code, out, _ = run(["diff", str(package), str(tmp_path / "out"), "--json"], capsys)
+    found = json.loads(out)
+    assert found["predicted_seconds"] == other.predicted_seconds - plan.predicted_seconds
+    changed = sum(change["times"] for change in found["changes"])
+    assert changed + found["same"] == len(explain.decisions(plan))
+    assert changed > 0
+    code, out, _ = run(["diff", str(package), str(tmp_path / "out" / "plan.json")], capsys)
+    assert f"{changed} decisions differ, {found['same']} are the same" in out
+
+
+def test_repeated_modules_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.graph.json"
+    path.write_text(serialize.dumps(mlp_graph(4)), encoding="utf-8")
+    planned(words(path, tmp_path / "a"), capsys)
+    planned(words(path, tmp_path / "b", "--pin", "h.*.fc=Shard(0)@dp", "--pin", "*.weight=Shard(1)@tp"), capsys)
+    out = run(["explain", str(tmp_path / "a")], capsys)[1]
+    assert "h.#.fc linear (4x)" in out and "parameter h.#.fc.weight (4x)" in out
+    out = run(["diff", str(tmp_path / "a"), str(tmp_path / "b")], capsys)[1]
+    assert "h.#.fc linear (4x)" in out
+    assert explain.fold("h.12.mlp.3 linear") == "h.#.mlp.# linear"
+
+
+def test_diff_of_other_models(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.graph.json"
+    path.write_text(serialize.dumps(mlp_graph(4, 256, 2048)), encoding="utf-8")
+    assert cli.main(words(path, tmp_path / "out", mesh="tp=4")) == 0
+    capsys.readouterr()
+    code, out, _ = run(["diff", str(package), str(tmp_path / "out")], capsys)
+    assert code == 0
+    assert "the models differ: 4 decisions are in one plan only" in out
+    assert "tp=4" in out
