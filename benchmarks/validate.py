@@ -1,0 +1,233 @@
+"""Predictions beside published measurements: `python benchmarks/validate.py --data DIR [--write]`.
+
+Prints the tables of docs/validation.md; `--write` puts them there. Reads DIR, copies nothing of it. One function for
+each table: it takes the folder and gives lines of markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
+from autoshard.calibrate.fit import take
+from autoshard.calibrate.models import GROUPS
+from autoshard.costs import collective_seconds
+from autoshard.hardware import Hardware, load_hardware
+from autoshard.mesh import Mesh
+from benchmarks import measurements as m
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
+BEGIN, END = "<!-- validate: written by the command above -->", "<!-- validate end -->"
+CONSTANT_EFFICIENCY = 0.5  # of the peak: the baseline of kernels
+LINK_EFFICIENCY = 0.8  # of the datasheet's bandwidth: the baseline of collectives
+BANDS = (("below 1 MiB", 0.0, 2.0**20), ("1 to 16 MiB", 2.0**20, 2.0**24 + 1), ("above 16 MiB", 2.0**24 + 1, np.inf))
+LARGE_BYTES = 400e6
+NAMES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce",
+         "alltoall": "all-to-all"}  # fmt: skip
+
+
+def errors_of(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    relative: np.ndarray = predicted / measured - 1
+    return relative
+
+
+def signed(errors: np.ndarray) -> str:
+    return f"{errors.mean():+.1%}" if len(errors) else "–"
+
+
+def absolute(errors: np.ndarray) -> str:
+    return f"{np.abs(errors).mean():.1%}" if len(errors) else "–"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown; the columns after the first two are numbers."""
+    rule = ["---", "---", *["--:"] * (len(header) - 2)]
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+KERNEL_HEADER = (
+    "device", "rows", "predictions, all draws", "signed", "absolute", "roofline: signed", "absolute",
+    "half of the peak: signed", "absolute",
+)  # fmt: skip
+
+
+def _kernel_rows(
+    device: str, held: tuple[np.ndarray, np.ndarray], rows: Rows, flops: np.ndarray, traffic: np.ndarray,
+    parts: Sequence[tuple[str, np.ndarray]],
+) -> Iterator[list[str]]:  # fmt: skip
+    hardware = load_hardware(m.PROFILES[device])
+    peak = hardware.peak_flops("bfloat16")
+    places, errors = held
+    roofline = errors_of(np.maximum(flops / peak, traffic / hardware.memory_bandwidth), rows["seconds"])
+    constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), rows["seconds"])
+    for name, chosen in parts:
+        own, there = errors[chosen[places]], chosen.nonzero()[0]
+        figures = (own, roofline[there], constant[there])
+        shown = [text for some in figures for text in (signed(some), absolute(some))]
+        yield [device.upper(), name, str(len(own)), *shown]
+
+
+def products(data: Path) -> list[str]:
+    """Matrix products: half of the weight shapes held out in each draw."""
+    found: list[list[str]] = []
+    for device in ("a100", "h100", "h200", "b200"):
+        hardware, rows = load_hardware(m.PROFILES[device]), m.products(data, device)
+        model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+        held = cross_validate(model, rows, partial(m.weight_shapes, rows))
+        size_m, n, k = rows["m"], rows["n"], rows["k"]
+        parts = [("all", size_m > 0), ("m < 1024", size_m < 1024), ("m >= 1024", size_m >= 1024)]
+        traffic = rows["item_bytes"] * (size_m * k + k * n + size_m * n)
+        found += _kernel_rows(device, held, rows, 2 * size_m * n * k, traffic, parts)
+    text = "Products of bf16 matrices, m x k by k x n; half of the weight shapes (n, k) held out in each draw."
+    return ["## Matrix products", "", text, "", *table(KERNEL_HEADER, found)]
+
+
+def attention(data: Path) -> list[str]:
+    """Causal attention: half of the rows held out in each draw."""
+    found: list[list[str]] = []
+    for device in ("a100", "h100"):
+        hardware, rows = load_hardware(m.PROFILES[device]), m.attention(data, device)
+        model = Attention(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+        held = cross_validate(model, rows, partial(m.any_rows, rows))
+        batch, length, heads, head = rows["batch"], rows["length"], rows["heads"], rows["head_dim"]
+        traffic = rows["item_bytes"] * batch * length * head * 2 * (heads + rows["kv_heads"])
+        parts = [("all", length > 0), ("s < 2048", length < 2048), ("s >= 2048", length >= 2048)]
+        found += _kernel_rows(device, held, rows, 2 * batch * heads * length**2 * head, traffic, parts)
+    text = (
+        "Causal flash-attention in bf16, forward, without a window; half of the rows held out in each draw. The "
+        "backward was not measured in the same tables: its rate beside the forward's is a median of SimuMax's."
+    )
+    return ["## Attention", "", text, "", *table(KERNEL_HEADER, found)]
+
+
+# --- collectives ------------------------------------------------------------------------------------------------------
+
+COLLECTIVE_HEADER = (
+    "device", "collective", *(f"{name}: {kind}" for name, _, _ in BANDS for kind in ("signed", "absolute", "baseline")),
+)  # fmt: skip
+
+
+def _bands(errors: np.ndarray, base: np.ndarray, sizes: np.ndarray, base_sizes: np.ndarray) -> list[str]:
+    found = []
+    for _, low, high in BANDS:
+        own, other = errors[(sizes >= low) & (sizes < high)], base[(base_sizes >= low) & (base_sizes < high)]
+        found += [signed(own), absolute(own), absolute(other)]
+    return found
+
+
+def _baseline(rows: Rows, hardware: Hardware) -> np.ndarray:
+    """Bytes over 0.8 of the datasheet's bandwidth, no latency, no protocols, no graph."""
+    passes = np.where(rows["kind"] == GROUPS.index("all_reduce"), 2, 1)
+    share = passes * (rows["members"] - 1) / rows["members"]
+    return errors_of(rows["bytes"] * share / (hardware.links[0].bandwidth * LINK_EFFICIENCY), rows["seconds"])
+
+
+def collectives(data: Path) -> list[str]:
+    """NCCL in one node: 15 % of the inner sizes held out in each draw."""
+    found, everything = [], []
+    for device in ("a100", "h100", "h200", "b200"):
+        hardware = load_hardware(m.PROFILES[device])
+        rows, names = m.collectives(data / "nccl_collectives.csv", device, hardware)
+        model = Collectives(hardware.links[0].latency_seconds, in_network=bool(rows["reduced"].any()))
+        places, errors = cross_validate(model, rows, partial(m.inner_sizes, rows))
+        base, kinds = _baseline(rows, hardware), np.array(names)
+        for name, shown in NAMES.items():
+            own, all_own = kinds[places] == name, kinds == name
+            bands = _bands(errors[own], base[all_own], rows["bytes"][places[own]], rows["bytes"][all_own])
+            found.append([device.upper(), shown, *bands])
+        everything.append((errors, base, rows["bytes"][places], rows["bytes"]))
+    whole = [np.concatenate(parts) for parts in zip(*everything, strict=True)]
+    found.append(["**all**", "**all**", *_bands(whole[0], whole[1], whole[2], whole[3])])
+    text = (
+        "NCCL on 2 and 8 GPUs of a node, 512 B to 512 MiB by factors of four; of the sizes between, 15 % held out in "
+        "each draw (what is left can be 16 times apart). Baseline: bytes over 0.8 of the datasheet's bandwidth."
+    )
+    return ["## Collectives in a node", "", text, "", *table(COLLECTIVE_HEADER, found)]
+
+
+def other_host(data: Path) -> list[str]:
+    """A100 all-reduces of another server: nothing was fitted to them."""
+    hardware = load_hardware(m.PROFILES["a100"])
+    rows, _ = m.collectives(data / "nccl_allreduce_v100_a100.csv", "a100", hardware)
+    found = []
+    for members in np.unique(rows["members"]):
+        own = take(rows, rows["members"] == members)
+        mesh = Mesh((("tp", int(members)),))
+        errors = errors_of(collective_seconds(hardware, mesh, 0, "all_reduce", own["bytes"]), own["seconds"])
+        base = _baseline(own, hardware)
+        bands = _bands(errors, base, own["bytes"], own["bytes"])
+        found.append(["A100, another server", f"all-reduce of {int(members)}", *bands[3:]])
+    header = (*COLLECTIVE_HEADER[:2], *COLLECTIVE_HEADER[5:])
+    text = (
+        "All-reduces of vTrain's A100 server, 1 MiB to 1 GiB. Nothing was fitted to them: the constants are those of "
+        "the server above, whose launches are faster."
+    )
+    return ["## The same GPU in another server", "", text, "", *table(header, found)]
+
+
+def link_graph(data: Path) -> list[str]:
+    """V100: constants fitted to groups of 8 only; the graph of the links gives the others."""
+    hardware = load_hardware(m.PROFILES["v100"])
+    rows, _ = m.collectives(data / "nccl_allreduce_v100_a100.csv", "v100", hardware)
+    model = Collectives(hardware.links[0].latency_seconds, ("all_reduce",), ramps=False)
+    constants = fit(model, take(rows, rows["members"] == 8)).constants
+    errors = errors_of(model.seconds(constants, rows), rows["seconds"])
+    link = hardware.links[0].bandwidth / hardware.links[0].graph.degree * hardware.links[0].efficiency
+    whole = rows["bandwidth"][rows["members"] == 8][0]
+    flat = {**rows, "bandwidth": np.full_like(rows["bandwidth"], whole)}
+    base = errors_of(model.seconds(constants, flat), rows["seconds"])
+    found = []
+    for members in np.unique(rows["members"]):
+        chosen = rows["members"] == members
+        large = chosen & (rows["bytes"] >= LARGE_BYTES)
+        bus = 2 * (members - 1) / members * rows["bytes"][large] / rows["seconds"][large]
+        shown = [errors[large], base[large], errors[chosen]]
+        note = " (fitted)" if members == 8 else ""
+        links = rows["bandwidth"][chosen][0] / link
+        found.append(
+            [f"{int(members)}{note}", f"{links:.1f} of 6", f"{(bus / link).mean():.2f}", signed(shown[0]),
+             absolute(shown[0]), absolute(shown[1]), absolute(shown[2])]
+        )  # fmt: skip
+    header = ("GPUs", "links, from the graph", "links, measured", "at least 400 MB: signed", "absolute",
+              "one bandwidth for all groups", "1 MiB to 1 GiB: absolute")  # fmt: skip
+    text = (
+        "V100s in the hybrid cube mesh of a DGX-1V, all-reduces of vTrain's table. The constants were fitted to groups "
+        "of 8 alone; what other groups reach comes from the graph of the links. Baseline: one bandwidth for all groups."
+    )
+    return ["## Bandwidth from the graph of the links", "", text, "", *table(header, found)]
+
+
+TABLES: tuple[Callable[[Path], list[str]], ...] = (products, attention, collectives, other_host, link_graph)
+
+
+def page(text: str, data: Path) -> str:
+    """`text` with the tables between the marks written anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = [line for make in TABLES for line in (*make(data), "")]
+    return "\n".join([before + BEGIN, *lines, END + after])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/validation.md")
+    options = parser.parse_args()
+    made = page(PAGE.read_text(encoding="utf-8"), options.data)
+    if options.write:
+        PAGE.write_text(made, encoding="utf-8")
+    else:
+        print(made.partition(BEGIN)[2].partition(END)[0])
+
+
+if __name__ == "__main__":
+    main()
