@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autoshard.estimate.graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.program import LAYERS, Built
@@ -37,6 +38,7 @@ class Pieces:
     head: Piece
 
 
+@lru_cache(maxsize=1024)
 def pieces(built: Built, hardware: Hardware) -> Pieces:
     """Of the last layer of the program, the embedding and the head."""
     program = built.program
