@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard import plan_io, words
+from autoshard.costs.bands import Band, family, step_band
 from autoshard.graph.model import Graph
+from autoshard.hardware import parse_hardware
 from autoshard.layout import parse_placement
 from autoshard.plan import Candidate, Plan, RedistributionPlan
 from autoshard.simulate.transfers import LOCAL, actions
@@ -28,7 +30,7 @@ def summary(plan: Plan, graph: Graph) -> str:
     where = f"{plan.mesh} ({plan.mesh.size} devices) of {plan.hardware}"
     lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", ""]
     lines += _block_table(plan, graph)
-    lines += ["", *_figures(plan)]
+    lines += ["", *_figures(plan, graph)]
     if plan.search.meshes:
         lines += ["", *mesh_table(plan)]
     lines += [f"note: {note}" for note in plan.search.notes]
@@ -93,7 +95,7 @@ def collectives(move: RedistributionPlan) -> str:
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
-def _figures(plan: Plan) -> list[str]:
+def _figures(plan: Plan, graph: Graph) -> list[str]:
     compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
     moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
     memory = format_bytes(plan.predicted_peak_bytes)
@@ -103,6 +105,7 @@ def _figures(plan: Plan) -> list[str]:
         ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated), {difference(plan)}"),
         ("  operators", f"{format_seconds(compute)}, forward and backward"),
         ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
+        ("  error band", str(error_band(plan, graph))),
         ("memory per device", memory),
         *certificate_rows(plan),
     ]
@@ -114,6 +117,16 @@ def _figures(plan: Plan) -> list[str]:
     if plan.search.cut_short:
         rows.append(("cut short", "the search was stopped: this is the best plan so far"))
     return table([*rows, ("plan", plan_io.plan_hash(plan))])
+
+
+def error_band(plan: Plan, graph: Graph) -> Band:
+    """How sure the predicted step is: the errors of the constants, weighed by what the step spends where."""
+    seconds: dict[str, float] = {}
+    for op in plan.ops:
+        kind = family(graph.by_op[op.op].target)
+        seconds[kind] = seconds.get(kind, 0.0) + op.forward_seconds + op.backward_seconds
+    seconds["collective"] = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
+    return step_band(parse_hardware(plan.hardware_text), seconds)
 
 
 def difference(plan: Plan) -> str:

@@ -1,17 +1,22 @@
 """Seconds and bytes: formulas only, the numbers are in `costmodels/` and `hardware_profiles/`."""
 
-from autoshard.costs.collective import collective_seconds
+from autoshard.costs.bands import Band, provenance, step_band
+from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.links import AxisLink, axis_link
 from autoshard.costs.memory import activation_bytes, optimizer_seconds, parameter_bytes
 from autoshard.costs.operator import kept_bytes, op_seconds
 
 __all__ = [
     "AxisLink",
+    "Band",
     "activation_bytes",
     "axis_link",
     "collective_seconds",
+    "joint_seconds",
     "kept_bytes",
     "op_seconds",
     "optimizer_seconds",
     "parameter_bytes",
+    "provenance",
+    "step_band",
 ]

@@ -19,7 +19,6 @@ from autoshard.hardware import Hardware, Link, check_mesh
 from autoshard.mesh import Mesh
 from autoshard.topology import exchange_share, ring_share, send_share
 
-
 NO_SHARING = ("switch", "mesh")  # kinds of graphs in which no group is routed over the links of another
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoshard import plan_io
+from autoshard.costs import provenance as provenance_of
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
 from autoshard.plan import MeshTried, Plan
@@ -198,7 +199,7 @@ def _figure(label: str, value: str, note: str, share: float | None = None) -> di
 
 def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     """What a reader should know before trusting the page."""
-    found = [NOT_MODELLED, f"Error of the cost constants: {hardware.error}"]
+    found = [NOT_MODELLED, f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
         found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
