@@ -36,9 +36,10 @@ def repeated(seed: int, blocks: int, forbid: float = 0.0, charged: bool = False)
     other = [_costs(rng, (int(rng.integers(1, 4)),), forbid / 2) for _ in range(head + tail)]
     seconds = [*other[:head], *(block * blocks), *other[head:]]
     horizon = 2 * count
+    own_bytes = rng.random() < 0.5
     spans = [(n, horizon - n) if charged else (0, 0) for n in range(count)]
     nodes = tuple(
-        Node(f"n{n}", own.copy() if copies else own, np.arange(len(own)) % 3.0, spans[n])
+        Node(f"n{n}", own.copy() if copies else own, np.arange(len(own)) % 3.0, spans[n] if own_bytes else (0, 0))
         for n, own in enumerate(seconds)
     )
     values: list[Value] = []
