@@ -46,8 +46,13 @@ def plan_of(
     graph, sites = formulation.graph, formulation.sites
     deciders = ["pin" if n in fixed else decided_by for n in range(len(sites))]
     chosen = list(zip(sites, solution.choice, deciders, strict=True))
-    stored = {kind: tuple(_tensor_plan(graph, s, c, by) for s, c, by in chosen if s.kind == kind) for kind in STORED}
-    ops = tuple(_op_plan(formulation, site, choice, by) for site, choice, by in chosen if site.kind == "op")
+    paths = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
+    stored = {
+        kind: tuple(
+            TensorPlan(s.name, paths.get(s.name, s.name), s.layouts[c], by) for s, c, by in chosen if s.kind == kind
+        )
+        for kind in STORED
+    }
     return Plan(
         graph_hash(graph),
         origin.model,
@@ -60,7 +65,7 @@ def plan_of(
         stored["input"],
         stored["parameter"],
         stored["buffer"],
-        ops,
+        _op_plans(formulation, chosen),
         _redistributions(formulation, solution.choice),
         solution.objective,
         solution.peak_bytes,
@@ -89,21 +94,26 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return (("autoshard", __version__), ("numpy", version("numpy")))
 
 
-def _tensor_plan(graph: Graph, site: Site, choice: int, decided_by: str) -> TensorPlan:
-    paths = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
-    return TensorPlan(site.name, paths.get(site.name, site.name), site.layouts[choice], decided_by)
-
-
-def _op_plan(formulation: Formulation, site: Site, choice: int, decided_by: str) -> OpPlan:
+def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]]) -> tuple[OpPlan, ...]:
     from autoshard import costs
 
-    strategy = site.strategies[choice]
-    op = formulation.graph.by_op[site.name]
-    forward, backward = costs.op_seconds(formulation.hardware, formulation.mesh, formulation.graph, op, strategy)
-    return OpPlan(op.name, str(strategy), strategy.variant, forward, backward, decided_by)
+    hardware, mesh, graph = formulation.hardware, formulation.mesh, formulation.graph
+    known: dict[tuple[int, int], tuple[str, float, float]] = {}
+    found = []
+    for site, choice, by in chosen:
+        if site.kind == "op":
+            strategy = site.strategies[choice]
+            key = id(site.strategies), choice  # equal operators, and no others, have the same tuple of strategies
+            if key not in known:
+                known[key] = (str(strategy), *costs.op_seconds(hardware, mesh, graph, graph.by_op[site.name], strategy))
+            text, forward, backward = known[key]
+            found.append(OpPlan(site.name, text, strategy.variant, forward, backward, by))
+    return tuple(found)
 
 
 def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
+    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    known: dict[tuple[object, ...], RedistributionPlan] = {}
     found = []
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
         if site.tied:
@@ -115,11 +125,11 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
             consumers.setdefault(target, []).append(_label(formulation.sites[consumer]))
         for target, names in consumers.items():
             if target != source:
-                found.append(
-                    redistribution(
-                        formulation.graph, formulation.mesh, formulation.hardware, site.tensor, source, target, names
-                    )
-                )
+                info = graph.tensor(site.tensor)
+                key = info.shape, info.dtype, info.requires_grad, source, target
+                if key not in known:
+                    known[key] = redistribution(graph, mesh, hardware, site.tensor, source, target, ())
+                found.append(replace(known[key], tensor=site.tensor, consumers=tuple(names)))
     return tuple(found)
 
 

@@ -18,15 +18,23 @@ from autoshard.graph.model import Attribute
 
 def encode(value: Any) -> Any:
     """A record, tuple or scalar as JSON values; an infinite or undefined float is {"float": "inf"}."""
-    if hasattr(type(value), "parse"):
-        return str(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    kind = type(value)
+    if kind is str or kind is int or value is None:
+        return value
     if isinstance(value, tuple):
         return [encode(item) for item in value]
+    if hasattr(kind, "parse"):
+        return str(value)
+    if dataclasses.is_dataclass(kind):
+        return {name: encode(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     return value
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def decode(kind: Any, value: Any, where: str) -> Any:

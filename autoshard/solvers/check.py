@@ -16,9 +16,9 @@ def check(problem: Problem) -> None:
     """Raises UsageError where the problem is not one: empty choice sets, NaN or negative costs, wrong indices."""
     if math.isnan(problem.capacity_bytes) or problem.capacity_bytes < 0:
         raise UsageError(f"the memory capacity is {problem.capacity_bytes} bytes: expected 0 or more")
-    for node in problem.nodes:
-        _check_node(problem, node)
     known: set[tuple[int, ...]] = set()  # the arrays of repeated layers are the same objects: looked at once
+    for node in problem.nodes:
+        _check_node(problem, node, known)
     for value in problem.values:
         _check_value(problem, value, known)
 
@@ -33,14 +33,18 @@ def check_pins(problem: Problem, pinned: Mapping[int, int]) -> None:
             raise UsageError(f"{problem.nodes[n].name} is pinned to its choice {s}: expected 0 to {count - 1}")
 
 
-def _check_node(problem: Problem, node: Node) -> None:
+def _check_node(problem: Problem, node: Node, known: set[tuple[int, ...]]) -> None:
+    _inside(problem, node.name, node.interval)
+    key = id(node.seconds), id(node.bytes)
+    if key in known:
+        return
+    known.add(key)
     if node.seconds.ndim != 1 or len(node.seconds) == 0:
         raise UsageError(f"{node.name}: its set of choices is empty")
     if node.bytes.shape != node.seconds.shape:
         raise UsageError(f"{node.name}: {len(node.seconds)} choices but sizes of shape {node.bytes.shape}")
     _not_negative(node.name, "cost", node.seconds)
     _finite_sizes(node.name, node.bytes)
-    _inside(problem, node.name, node.interval)
 
 
 def _check_value(problem: Problem, value: Value, known: set[tuple[int, ...]]) -> None:
