@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.formulate import Formulation, formulate
+from autoshard.formulate import Allowed, Formulation, formulate
 from autoshard.graph.model import Graph, Op
 from autoshard.hardware import Hardware
 from autoshard.mesh import Mesh
@@ -37,9 +37,18 @@ def megatron(op: Op, strategy: Strategy) -> bool:
     return tensor.factor in split or (optional and tensor.kind == "repeat")
 
 
-def random_plan(graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None) -> Plan:
-    """A seeded random valid plan: any strategy of any op, every redistribution possible. Memory is not limited."""
-    formulation = formulate(graph, mesh, hardware, float("inf"))
+def random_plan(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    seed: int,
+    *,
+    origin: Origin | None = None,
+    allowed: Allowed | None = None,
+) -> Plan:
+    """A seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory
+    is not limited."""
+    formulation = formulate(graph, mesh, hardware, float("inf"), allowed)
     choice = sampler.random_choice(formulation.problem, seed)
     return _chosen(formulation, choice, origin, f"random:{seed}")
 

@@ -159,6 +159,9 @@ def _together_problem(instance: Instance, several: list[Together], cuts: dict[st
         for other in several:
             if one != other and set(one.factors) & set(other.factors):
                 return f"{one.name} and {other.name} cut the same factors"
+        joins = any(factor in instance.rule.whole for factor in one.factors)
+        if joins and any(len(cuts.get(factor, ())) > several.count(one) for factor in one.factors):
+            return f"{one.name} leaves its factors to no other choice"
         if one.product and any(factor in cuts for factor in one.factors):
             return f"{one.name} cuts what another axis cuts"
         if one.product and instance.size[one.factors[0]] % prod(parts for _, (parts, _, _) in cuts[one.name]) == 0:

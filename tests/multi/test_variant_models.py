@@ -1,0 +1,57 @@
+"""Whole models whose attention or norms are all made to use a variant: random plans of what is left, run.
+
+Every family once on gloo processes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from autoshard.emit import emit
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Op
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.rules.strategy import Strategy
+from autoshard.styles import random_plan
+from autoshard.verify import Case, check_files, make_case
+from tests.models import NAMES
+
+ATTENTION, LAYER_NORM, BATCH_NORM = "aten.scaled_dot_product_attention", "aten.layer_norm", "aten.batch_norm"
+FORCED = [
+    ("llama", ATTENTION, "parallel_attention", "tp=4", "lockstep"),
+    ("llama", ATTENTION, "parallel_attention", "dp=2,tp=2", "lockstep"),
+    ("llama", ATTENTION, "ring_attention", "tp=4", "lockstep"),
+    ("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "lockstep"),
+    pytest.param("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
+    ("bert", LAYER_NORM, "parallel_layer_norm", "tp=2", "lockstep"),
+    pytest.param("bert", LAYER_NORM, "parallel_layer_norm", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
+    ("resnet", BATCH_NORM, "synchronised_batch_norm", "tp=4", "lockstep"),
+    pytest.param("resnet", BATCH_NORM, "synchronised_batch_norm", "dp=2,tp=2", "gloo", marks=pytest.mark.slow),
+]
+
+
+@cache
+def case(name: str) -> Case:
+    return make_case(NAMES[name], {}, capture(NAMES[name], {}), steps=2)
+
+
+@pytest.mark.parametrize(("name", "target", "variant", "mesh", "backend"), FORCED)
+def test_a_model_that_must_use_the_variant(name: str, target: str, variant: str, mesh: str, backend: Any) -> None:
+    where = case(name)
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        return op.target != target or strategy.variant == variant
+
+    plan = random_plan(where.graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm"), 0, allowed=allowed)
+    own = [op.variant for op in plan.ops if where.graph.by_op[op.op].target == target]
+    assert own and set(own) == {variant}
+    program = lower(plan, where.graph)
+    files = emit(program, plan, where.graph)
+    assert f"{variant}(" in files["model_parallel.py"]
+    proof = check_files(where, program, files, backend)
+    assert proof.passed, proof.failure
