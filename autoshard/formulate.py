@@ -62,12 +62,19 @@ class Formulation:
     problem: Problem
     sites: tuple[Site, ...]
     values: tuple[ValueSite, ...]
+    all_to_all: bool = True  # may redistributions exchange
 
 
 def formulate(
-    graph: Graph, mesh: Mesh, hardware: Hardware, capacity_bytes: float, allowed: Allowed | None = None
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    capacity_bytes: float,
+    allowed: Allowed | None = None,
+    all_to_all: bool = True,
 ) -> Formulation:
-    """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles).
+    """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
+    without `all_to_all` no redistribution exchanges anything.
 
     What repeats is made once: equal operators share a `Kind`, equal layouts at an end of a value an `End`, and equal
     nodes and values their arrays, by which a solver sees what repeats.
@@ -75,12 +82,12 @@ def formulate(
     kinds = _kinds(graph, mesh, allowed)
     sites, ends = _Sites(graph, mesh, kinds).made()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
-    pricer = Pricer(graph, mesh, hardware)
+    pricer = Pricer(graph, mesh, hardware, all_to_all)
     nodes = tuple(pricer.node(site, kinds) for site in sites)
     pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
     values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
     problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
-    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites)
+    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, all_to_all)
 
 
 # --- kinds and ends: what repeats -----------------------------------------------------------------------------------
@@ -310,8 +317,8 @@ def _demands(
 class Pricer:
     """Seconds and bytes of nodes and values, remembered by content so that repeated layers are priced once."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware) -> None:
-        self.graph, self.mesh, self.hardware = graph, mesh, hardware
+    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool) -> None:
+        self.graph, self.mesh, self.hardware, self.all_to_all = graph, mesh, hardware, all_to_all
         self.time = {op.name: position for position, op in enumerate(graph.ops)}
         self.horizon = max(1, 2 * len(graph.ops) if graph.loss else len(graph.ops))
         self.parameters = {p.tensor: p for p in graph.parameters}
@@ -321,9 +328,6 @@ class Pricer:
         self._bytes: dict[object, Floats] = {}
         self._stores: dict[object, tuple[Floats, Floats]] = {}
         self._shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
-
-    def collective_seconds(self, axis: int, kind: str, full_bytes: float) -> float:
-        return costs.collective_seconds(self.hardware, self.mesh, axis, kind, full_bytes)
 
     def backward_time(self, time: int) -> int:
         return self.horizon - 1 - time if self.graph.loss else time
@@ -421,15 +425,10 @@ class Pricer:
         return self._bytes[key]
 
     def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
-        differentiable = tensor.requires_grad and self.graph.loss is not None
-        stored = tensor.name in self.parameters
-        key = (tensor.shape, tensor.dtype, differentiable, stored, sources, targets)
+        key = (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.name in self.parameters, sources, targets)
         if key not in self._pairs:
-            forward, backward = redistribute.all_pairs(
-                sources, targets, tensor.shape, tensor.dtype, self.mesh, differentiable, self.collective_seconds
-            )
-            # A parameter that is gathered for use is gathered again in backward: autograd keeps its shard.
-            self._pairs[key] = forward * (2.0 if stored and differentiable else 1.0) + backward
+            terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
+            self._pairs[key] = redistribute.all_pairs(sources, targets, terms)
         return self._pairs[key]
 
     def _interval(self, demand: _Demand, consumer: Site) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,34 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
+class PlanStep:
+    """One step of a redistribution: `axes` go from `before` to `after` (placements as text) at once.
+
+    `forward` and `backward` name what it does to the value and the gradient, as in `Collective`.
+    """
+
+    axes: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    forward: str
+    backward: str
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.before)} → {' '.join(self.after)} over {' and '.join(self.axes)}"
+
+
+@dataclass(frozen=True)
 class RedistributionPlan:
     """One materialisation: graph tensor `tensor` from `source` to `target` for `consumers` (op names), step by step.
 
-    `steps` are (axis, before, after) as text, in order. Seconds are predicted, forward and backward.
+    Seconds are predicted, forward and backward.
     """
 
     tensor: str
     source: Layout
     target: Layout
     consumers: tuple[str, ...]
-    steps: tuple[tuple[str, str, str], ...]
+    steps: tuple[PlanStep, ...]
     forward_seconds: float
     backward_seconds: float
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoshard import redistribute
-from autoshard.errors import UsageError
 from autoshard.formulate import STORED, Formulation, Site
 from autoshard.graph.model import Graph
 from autoshard.graph.serialize import graph_hash
 from autoshard.hardware import Hardware, hardware_text
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
-from autoshard.plan import Certificate, OpPlan, Parts, Plan, RedistributionPlan, TensorPlan
+from autoshard.plan import Certificate, OpPlan, Parts, Plan, PlanStep, RedistributionPlan, TensorPlan
 from autoshard.problem import Solution
 
 
@@ -113,6 +112,7 @@ def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]])
 
 def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
     graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    parameters = {parameter.tensor for parameter in graph.parameters}
     known: dict[tuple[object, ...], RedistributionPlan] = {}
     found = []
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
@@ -126,9 +126,11 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
         for target, names in consumers.items():
             if target != source:
                 info = graph.tensor(site.tensor)
-                key = info.shape, info.dtype, info.requires_grad, source, target
+                key = info.shape, info.dtype, info.requires_grad, site.tensor in parameters, source, target
                 if key not in known:
-                    known[key] = redistribution(graph, mesh, hardware, site.tensor, source, target, ())
+                    known[key] = redistribution(
+                        graph, mesh, hardware, site.tensor, source, target, (), formulation.all_to_all
+                    )
                 found.append(replace(known[key], tensor=site.tensor, consumers=tuple(names)))
     return tuple(found)
 
@@ -138,25 +140,26 @@ def _label(site: Site) -> str:
 
 
 def redistribution(
-    graph: Graph, mesh: Mesh, hardware: Hardware, tensor: str, source: Layout, target: Layout, consumers: Sequence[str]
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    tensor: str,
+    source: Layout,
+    target: Layout,
+    consumers: Sequence[str],
+    all_to_all: bool = True,
 ) -> RedistributionPlan:
     """The cheapest path from `source` to `target`, with its price."""
     from autoshard import costs
 
-    info = graph.tensor(tensor)
-    differentiable = info.requires_grad and graph.loss is not None
-    path = redistribute.path(
-        source,
-        target,
-        info.shape,
-        info.dtype,
-        mesh,
-        differentiable,
-        lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
-    )
-    if path is None:
-        raise UsageError(f"{tensor}: no way from {source.on(mesh)} to {target.on(mesh)}")
-    steps = tuple((mesh.names[step.axis], str(step.before), str(step.after)) for step in path.steps)
+    terms = costs.moving_terms(hardware, mesh, graph, graph.tensor(tensor), all_to_all)
+    path = redistribute.path(source, target, terms)
+    steps = tuple(_plan_step(step, mesh) for step in path.steps)
     return RedistributionPlan(
         tensor, source, target, tuple(consumers), steps, path.forward_seconds, path.backward_seconds
     )
+
+
+def _plan_step(step: redistribute.Step, mesh: Mesh) -> PlanStep:
+    before, after = (tuple(map(str, placements)) for placements in (step.before, step.after))
+    return PlanStep(tuple(mesh.names[axis] for axis in step.axes), before, after, step.forward, step.backward)

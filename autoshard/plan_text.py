@@ -12,9 +12,8 @@ from autoshard import plan_io, words
 from autoshard.costs.bands import Band, family, step_band
 from autoshard.graph.model import Graph
 from autoshard.hardware import parse_hardware
-from autoshard.layout import parse_placement
 from autoshard.plan import Candidate, Plan, RedistributionPlan
-from autoshard.simulate.transfers import LOCAL, actions
+from autoshard.redistribute import LOCAL
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -87,11 +86,10 @@ def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
 def collectives(move: RedistributionPlan) -> str:
     """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local."""
     axes: dict[str, list[str]] = {}
-    for axis, before, after in move.steps:
-        forward, backward = actions(parse_placement(before), parse_placement(after))
-        for action, where in ((forward, ""), (backward, " in backward")):
+    for step in move.steps:
+        for action, where in ((step.forward, ""), (step.backward, " in backward")):
             if action and action not in LOCAL:
-                axes.setdefault(f"{action.replace('_', '-')} over {{}}{where}", []).append(axis)
+                axes.setdefault(f"{action.replace('_', '-')} over {{}}{where}", []).append("+".join(step.axes))
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 

@@ -11,7 +11,7 @@ from autoshard.graph.model import Graph, Op
 from autoshard.graph.serialize import graph_hash
 from autoshard.hardware import Hardware
 from autoshard.layout import Layout
-from autoshard.plan import Plan, RedistributionPlan, TensorPlan
+from autoshard.plan import Plan, PlanStep, RedistributionPlan, TensorPlan
 from autoshard.plan_of import priced, redistribution
 from autoshard.rules.strategy import Strategy
 
@@ -94,7 +94,7 @@ class _Need:
     def __init__(self, tensor: str, source: Layout, target: Layout) -> None:
         self.tensor, self.source, self.target = tensor, source, target
         self.consumers: list[str] = []
-        self.steps: tuple[tuple[str, str, str], ...] | None = None
+        self.steps: tuple[PlanStep, ...] | None = None
 
 
 def _needed(draft: Plan, plan: Plan, full: Graph, graph: Graph, strategies: dict[str, Strategy]) -> list[_Need]:

@@ -17,6 +17,7 @@ from autoshard.program.model import (
     ProgramParameter,
     Value,
 )
+from autoshard.redistribute import BACKWARD, FORWARD, kind
 
 
 @dataclass
@@ -90,7 +91,9 @@ class Maker:
         sizes = local_sizes(value.shape, value.layout.replace(index, parse_placement("R")), self.mesh)
         joined = DimCut(before.dim, sizes[before.dim]) if hasattr(before, "dim") else None
         cut = DimCut(then.dim, sizes[then.dim]) if hasattr(then, "dim") else None
-        self.instructions.append(Collective(axis, before, then, operand, name, module, reason, joined, cut))
+        pair = kind(before), kind(then)
+        does = ((axis,), (before,), (then,), FORWARD.get(pair, ""), BACKWARD.get(pair, ""))
+        self.instructions.append(Collective(*does, operand, name, module, reason, joined, cut))
         return name
 
     def program(

@@ -19,6 +19,7 @@ from autoshard.program.model import (
     ProgramParameter,
     Value,
 )
+from autoshard.redistribute import BACKWARD, FORWARD, kind
 
 
 @dataclass
@@ -61,7 +62,9 @@ class _Builder:
         result = f"{operand}_{axis}"
         self.value(result, value.tensor, str(value.layout.replace(index, placement)))
         before = value.layout.placements[index]
-        self.instructions.append(Collective(axis, before, placement, operand, result, "mlp", "needed"))
+        pair = kind(before), kind(placement)
+        does = ((axis,), (before,), (placement,), FORWARD[pair], BACKWARD[pair])
+        self.instructions.append(Collective(*does, operand, result, "mlp", "needed"))
         return result
 
 

@@ -4,6 +4,7 @@ from autoshard.costs.bands import Band, provenance, step_band
 from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.links import AxisLink, axis_link
 from autoshard.costs.memory import activation_bytes, optimizer_seconds, parameter_bytes
+from autoshard.costs.moving import moving_terms
 from autoshard.costs.operator import kept_bytes, op_seconds
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "collective_seconds",
     "joint_seconds",
     "kept_bytes",
+    "moving_terms",
     "op_seconds",
     "optimizer_seconds",
     "parameter_bytes",

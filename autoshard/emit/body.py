@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from autoshard.emit.spelling import RETURNS_LIST
 from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.modules import Call, Loop
 from autoshard.program.scopes import RANDOM, operands_of, random_index, results_of
+from autoshard.simulate.transfers import is_weight_gather
 
 if TYPE_CHECKING:
     from autoshard.emit.classes import ClassWriter
@@ -175,8 +177,10 @@ class Body:
     # --- collectives ---
 
     def _collective(self, step: Collective) -> str:
-        name, grad = redistribute.runtime_call(step.before, step.after)
-        arguments = [self.text(step.operand), self.owner.axis(step.axis)]
+        arguments = [self.text(step.operand), self.owner.axis(*step.axes)]
+        if step.forward in redistribute.BY_INDEX:
+            return self._by_index(step, arguments)
+        name, grad = redistribute.runtime_call(step.before[0], step.after[0])
         if name == "all_to_all":
             assert step.joined is not None and step.cut is not None
             arguments += [str(step.joined.dim), str(step.cut.dim), *self._cut(step, step.joined, "joined_", True)]
@@ -187,6 +191,15 @@ class Body:
             name, grad = "regather", None
         arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
         return f"{name}({', '.join(arguments)})"
+
+    def _by_index(self, step: Collective, arguments: list[str]) -> str:
+        """An exchange: the global shape, and how the tensor lies before and after."""
+        before, after = (self.program.value(name) for name in (step.operand, step.result))
+        arguments += [self.owner.speller.literal(before.shape), quoted(str(before.layout)), quoted(str(after.layout))]
+        arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
+        if self._is_stored(step.operand) and is_weight_gather(step):
+            arguments.append("again=True")
+        return f"exchange({', '.join(arguments)})"
 
     def _is_stored(self, value: str) -> bool:
         """True for a parameter, or what collectives alone made of one."""
@@ -207,7 +220,7 @@ class Body:
         """True where every device along the axis holds an equal part, so that the runtime can tell the length."""
         mesh = self.program.mesh
         local = self.program.value(step.operand).local_shape[cut.dim]
-        parts = mesh.axis_size(step.axis)
+        parts = math.prod(mesh.axis_size(axis) for axis in step.axes)
         if local.is_even(mesh) and cut.size.is_even(mesh):
             return local.largest(mesh) * parts == cut.size.largest(mesh)
         return False

@@ -64,7 +64,7 @@ class ClassWriter:
     package: Package
     definition: Definition
     called: list[str]  # names that a caller gives the inputs
-    axes: set[str] = field(default_factory=set)  # used by forward
+    axes: set[tuple[str, ...]] = field(default_factory=set)  # used by forward; several names are joined
     sizes: dict[str, str] = field(default_factory=dict)  # expression -> attribute, computed once
     uses_random: bool = False
     uses_device: bool = False
@@ -89,9 +89,10 @@ class ClassWriter:
     def attribute(self, name: str) -> str:
         return identifier(name, [*self.members.items, "axes" if name == "axes" else ""])
 
-    def axis(self, name: str) -> str:
-        self.axes.add(name)
-        return f"self.{self.attribute(name)}"
+    def axis(self, *names: str) -> str:
+        """The attribute that holds an axis, or several joined."""
+        self.axes.add(names)
+        return f"self.{self.attribute('_'.join(names))}"
 
     def size(self, size: LocalSize) -> str:
         """A local size: one integer where all devices agree, else an attribute that __init__ computes."""
@@ -142,10 +143,12 @@ class ClassWriter:
             arguments += ["path: str"] if self.package.needs_path(self.definition.name) else []
             arguments += ["first_random: int"] if self.definition.random_base >= 0 else []
         body = ["super().__init__()"]
-        axes = self._ordered_axes()
+        axes = [(name,) for name in self.package.program.mesh.names if (name,) in self.axes]
         if axes:
-            targets = ", ".join(f"self.{self.attribute(name)}" for name in axes)
-            body.append(f"{targets} = {', '.join(f'mesh[{quoted(name)}]' for name in axes)}")
+            targets = ", ".join(self.axis(name) for (name,) in axes)
+            body.append(f"{targets} = {', '.join(f'mesh[{quoted(name)}]' for (name,) in axes)}")
+        for names in sorted(self.axes - set(axes)):
+            body.append(f"{self.axis(*names)} = mesh.joint(({', '.join(map(quoted, names))}))")
         body += [f"self.{self.attribute('random')} = mesh.random"] if self.uses_random else []
         if self.uses_random and not self.is_root:
             body.append(f"self.{self.attribute('first_random')} = first_random")
@@ -157,9 +160,6 @@ class ClassWriter:
         for name, member in self.members.items.items():
             result += self._member(name, member)
         return result
-
-    def _ordered_axes(self) -> list[str]:
-        return [name for name in self.package.program.mesh.names if name in self.axes]
 
     def _member(self, name: str, member: Members | ProgramParameter | Child) -> list[str]:
         target = f"self.{name}" if name.isidentifier() else f"self[{quoted(name)}]"

@@ -88,13 +88,17 @@ def strategy_words(program: Program) -> tuple[str, ...]:
     return tuple(f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes)
 
 
+def _gathers(step: Collective, axis: str) -> bool:
+    return isinstance(step.after[step.axes.index(axis)], Replicate)
+
+
 def _axis_words(program: Program, axis: int, name: str) -> str:
     cut_inputs = [v for v in program.inputs if isinstance(program.value(v).layout.placements[axis], Shard)]
     stored = {p.value: p for p in program.parameters if isinstance(p.layout.placements[axis], Shard)}
     gathered = {
         step.operand
         for step in program.instructions
-        if isinstance(step, Collective) and step.axis == name and isinstance(step.after, Replicate)
+        if isinstance(step, Collective) and name in step.axes and _gathers(step, name)
     } & set(stored)
     facts = []
     count = len(program.parameters)

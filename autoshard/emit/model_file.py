@@ -16,8 +16,8 @@ from autoshard.rules.table import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "held_indices", "local", "mask", "regather",
-    "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
+    "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "exchange", "held_indices", "local", "mask",
+    "regather", "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,8 +77,9 @@ def kept(built: Built) -> Kept:
 def _bytes(span: Span, built: Built) -> float:
     """What is gathered for use is kept as its shard, as Megatron-LM does: its second gather hides behind a product."""
     instruction = built.program.instructions[span.start]
-    if isinstance(instruction, Collective) and isinstance(instruction.before, Shard):
-        return span.held.bytes / built.mesh.axis_size(instruction.axis)
+    if isinstance(instruction, Collective):
+        pairs = zip(instruction.axes, instruction.before, strict=True)
+        return span.held.bytes / math.prod(built.mesh.axis_size(a) for a, p in pairs if isinstance(p, Shard))
     return span.held.bytes
 
 

@@ -39,13 +39,17 @@ def _check_values(program: Program, graph: Graph) -> None:
 def _check_collective(program: Program, step: Collective, known: set[str]) -> None:
     assert step.operand in known and step.result not in known, step
     operand, result = program.value(step.operand), program.value(step.result)
-    axis = program.mesh.index(step.axis)
+    own = redistribute.step_of(step, program.mesh)
     assert operand.tensor == result.tensor, step
-    assert operand.layout.placements[axis] == step.before, step
-    assert operand.layout.replace(axis, step.after) == result.layout, step
-    assert (step.joined is not None) == isinstance(step.before, Shard), step
-    assert (step.cut is not None) == isinstance(step.after, Shard), step
-    assert (redistribute.kind(step.before), redistribute.kind(step.after)) in redistribute.FORWARD, step
+    assert own.applied(operand.layout) == result.layout, step
+    if own.by_index:
+        assert own.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
+        return
+    pairs = {(redistribute.kind(x), redistribute.kind(y)) for x, y in zip(step.before, step.after, strict=True)}
+    assert len(pairs) == 1, step
+    pair = pairs.pop()
+    assert (step.forward, step.backward) == (redistribute.FORWARD[pair], redistribute.BACKWARD[pair]), step
+    assert (step.joined is not None, step.cut is not None) == (pair[0] == "S", pair[1] == "S"), step
 
 
 def _check_compute(program: Program, compute: Compute, strategy: Strategy, known: set[str]) -> None:

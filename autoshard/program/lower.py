@@ -15,15 +15,15 @@ from autoshard.layout import (
     REPLICATE,
     REPLICATE_PARTIAL,
     Layout,
-    Placement,
     Shard,
     local_sizes,
     parse_placement,
 )
 from autoshard.mesh import Mesh
-from autoshard.plan import OpPlan, Plan, RedistributionPlan
+from autoshard.plan import OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter, Value
 from autoshard.program.reasons import reason
+from autoshard.redistribute import Step
 from autoshard.rules.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20  # the size at which DistributedDataParallel closes a bucket, too
@@ -101,28 +101,41 @@ class _Lowering:
         plan = self.steps.get((tensor, layout))
         assert plan is not None, f"the plan has no redistribution of {tensor} to {layout}"
         current = self.origin[tensor]
-        for axis, before, after in plan.steps:
-            current = self._step(current, axis, parse_placement(before), parse_placement(after), module, consumer)
+        for step in plan.steps:
+            current = self._step(current, step, module, consumer)
         assert self.values[current].layout == layout, (tensor, self.values[current].layout, layout)
         return current
 
-    def _step(self, operand: str, axis: str, before: Placement, after: Placement, module: str, consumer: str) -> str:
+    def _step(self, operand: str, planned: PlanStep, module: str, consumer: str) -> str:
         value = self.values[operand]
-        index = self.mesh.index(axis)
-        if value.layout.placements[index] == after and before == REPLICATE and after == REPLICATE_PARTIAL:
-            return operand  # deferred to a gradient bucket
-        assert value.layout.placements[index] == before, (operand, value.layout, axis, before)
-        layout = value.layout.replace(index, after)
+        step = self._not_deferred(planned, value.layout)
+        if step is None:
+            return operand
+        layout = step.applied(value.layout)
         if (value.tensor, layout) in self.made:
             return self.made[value.tensor, layout]
-        joined, cut = redistribute.dim_cuts(
-            redistribute.Step(index, before, after), value.layout, value.shape, self.mesh
-        )
+        joined, cut = redistribute.dim_cuts(step, value.layout, value.shape, self.mesh)
         result = self._fresh(value.tensor)
         self._add(result, value.tensor, layout)
-        why = reason(before, after, axis, value.tensor, consumer)
-        self.instructions.append(Collective(axis, before, after, operand, result, module, why, joined, cut))
+        axes = tuple(self.mesh.names[axis] for axis in step.axes)
+        why = reason(axes, step.before, step.after, step.by_index, value.tensor, consumer)
+        does = (axes, step.before, step.after, step.forward, step.backward)
+        self.instructions.append(Collective(*does, operand, result, module, why, joined, cut))
         return result
+
+    def _not_deferred(self, planned: PlanStep, layout: Layout) -> Step | None:
+        """The step over the axes whose gradient is not left to a gradient bucket; None where there are no others."""
+        axes = [self.mesh.index(axis) for axis in planned.axes]
+        placements = zip(map(parse_placement, planned.before), map(parse_placement, planned.after), strict=True)
+        kept = [
+            (axis, before, after)
+            for axis, (before, after) in zip(axes, placements, strict=True)
+            if (before, after, layout.placements[axis]) != (REPLICATE, REPLICATE_PARTIAL, REPLICATE_PARTIAL)
+        ]
+        if not kept:
+            return None
+        left, before, after = zip(*kept, strict=True)
+        return Step(left, before, after, planned.forward, planned.backward)
 
     def _fresh(self, tensor: str) -> str:
         number = 1
@@ -155,7 +168,8 @@ class _Lowering:
 
     def _only_sums(self, redistribution: RedistributionPlan, axis: int) -> bool:
         name = self.mesh.names[axis]
-        return [step for step in redistribution.steps if step[0] == name] == [(name, "R", "R+")]
+        own = [step for step in redistribution.steps if name in step.axes]
+        return [(set(step.before), set(step.after)) for step in own] == [({"R"}, {"R+"})]
 
     def _parameter(self, parameter: Parameter, storage: Layout) -> ProgramParameter:
         layout = storage

@@ -2,7 +2,7 @@
 
 A Program is SPMD: sizes are `LocalSize` expressions, never one rank's number. `instructions` is the forward in
 execution order; the backward follows by autograd, each `Collective` bringing its own
-backward (see `redistribute.BACKWARD`).
+backward (see `redistribute.table`).
 """
 
 from __future__ import annotations
@@ -52,27 +52,34 @@ class Compute:
 
 @dataclass(frozen=True)
 class Collective:
-    """One step of a redistribution, over one mesh axis: `before` -> `after` (both placements of `axis`).
+    """One step of a redistribution, over one mesh axis or several at once: `before` -> `after`, a placement an axis.
 
-    For a cut or a joined dim, `size` is the dim as it is *without* this axis (cut by the outer axes only), `blocks` the
-    number of equal blocks that this local dim holds, each cut by chunk_bounds over the axis in multiples of `unit`.
+    `forward` and `backward` are what it does to the value and to the gradient: an entry of the pair table, the same for
+    all its axes, or what goes by index sets (`exchange`, `gather`, `pick`, `pad`: see `redistribute.table.BY_INDEX`).
+
+    By the table, for a cut or a joined dim, `size` is the dim as it is *without* these axes (cut by the outer axes
+    only), `blocks` the number of equal blocks that this local dim holds, each cut by chunk_bounds over the joined axes
+    in multiples of `unit`.
     An all-to-all has them twice: for the dim that is joined (`before.dim`) and the one that is cut (`after.dim`).
     """
 
-    axis: str
-    before: Placement
-    after: Placement
+    axes: tuple[str, ...]  # in mesh order
+    before: tuple[Placement, ...]
+    after: tuple[Placement, ...]
+    forward: str
+    backward: str
     operand: str
     result: str
     module: str
     reason: str
-    joined: DimCut | None = None  # the dim of `before`, where `before` is a Shard
-    cut: DimCut | None = None  # the dim of `after`, where `after` is a Shard
+    joined: DimCut | None = None  # by the table: the dim of `before`, where that is a Shard
+    cut: DimCut | None = None  # by the table: the dim of `after`, where that is a Shard
 
 
 @dataclass(frozen=True)
 class DimCut:
-    """How one axis cuts dim `dim` of a local tensor: length `size` in `blocks` equal blocks, in multiples of `unit`."""
+    """How one axis, or several joined, cut dim `dim` of a local tensor: length `size` in `blocks` equal blocks, each in
+    multiples of `unit`."""
 
     dim: int
     size: LocalSize

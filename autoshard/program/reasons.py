@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoshard.layout import Partial, Placement, Replicate, Shard
 
 _WHY = {
@@ -31,8 +33,20 @@ def kind(placement: Placement) -> str:
     return "P"
 
 
-def reason(before: Placement, after: Placement, axis: str, tensor: str, consumer: str) -> str:
-    """One line for the step `before` -> `after` of `tensor` over `axis`, done for `consumer`."""
-    dim = before.dim if isinstance(before, Shard) else ""
-    to = after.dim if isinstance(after, Shard) else ""
-    return _WHY[kind(before), kind(after)].format(axis=axis, tensor=tensor, consumer=consumer, dim=dim, to=to)
+def reason(
+    axes: Sequence[str],
+    before: Sequence[Placement],
+    after: Sequence[Placement],
+    by_index: bool,
+    tensor: str,
+    consumer: str,
+) -> str:
+    """One line for the step `before` -> `after` of `tensor` over `axes`, done for `consumer`."""
+    over = " and ".join(axes)
+    if by_index:
+        there, here = (" ".join(map(str, placements)) for placements in (after, before))
+        return f"{consumer} needs {there} over {over}, not {here}"
+    first, second = before[0], after[0]
+    dim = first.dim if isinstance(first, Shard) else ""
+    to = second.dim if isinstance(second, Shard) else ""
+    return _WHY[kind(first), kind(second)].format(axis=over, tensor=tensor, consumer=consumer, dim=dim, to=to)

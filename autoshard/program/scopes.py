@@ -209,7 +209,8 @@ class Scopes:
         """All of an instruction except its names, its place, and the number of a random operator."""
         types = tuple(self._type(v) for v in results_of(ins))
         if isinstance(ins, Collective):
-            return (ins.axis, str(ins.before), str(ins.after), ins.joined, ins.cut, types)
+            placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
+            return (ins.axes, *placements, ins.forward, ins.backward, ins.joined, ins.cut, types)
         attributes = [(k, v) for k, v in ins.attributes if not (k == "index" and ins.variant in RANDOM)]
         return (ins.target, repr(attributes), ins.variant, ins.axes, types)
 

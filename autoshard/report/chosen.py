@@ -12,6 +12,7 @@ from autoshard.plan import Parts, Plan, RedistributionPlan, TensorPlan
 from autoshard.plan_text import move_lines
 from autoshard.program.model import Program
 from autoshard.program.reasons import reason
+from autoshard.redistribute import BY_INDEX
 from autoshard.units import format_bytes, format_seconds
 
 OPEN_BLOCKS = 3
@@ -64,14 +65,21 @@ def _move(move: RedistributionPlan, graph: Graph, consumer: str, times: int) -> 
     paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
     name = paths.get(move.tensor, move.tensor)
     why = [
-        reason(parse_placement(before), parse_placement(after), axis, name.rpartition(".")[2], consumer)
-        for axis, before, after in move.steps
+        reason(
+            step.axes,
+            [parse_placement(text) for text in step.before],
+            [parse_placement(text) for text in step.after],
+            step.forward in BY_INDEX,
+            name.rpartition(".")[2],
+            consumer,
+        )
+        for step in move.steps
     ]
     return (
         _NUMBER.sub("#", name) if times > 1 else name,
         str(move.source),
         str(move.target),
-        "\n".join(f"{before} → {after} over {axis}" for axis, before, after in move.steps),
+        "\n".join(map(str, move.steps)),
         "\n".join(why),
         f"{times}x",
         format_bytes(graph.tensor(move.tensor).bytes),

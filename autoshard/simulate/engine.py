@@ -22,10 +22,10 @@ from autoshard.costs.variants import Call, variant_collectives
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
+from autoshard.redistribute import LOCAL, messages, step_of
 from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, bucket_bytes, local_tensor, plan_memory
 from autoshard.simulate.storage import storage
 from autoshard.simulate.timeline import COMPUTE, Event, Phase, Timeline, axis_stream
-from autoshard.simulate.transfers import LOCAL, actions
 
 
 @dataclass(frozen=True)
@@ -173,21 +173,25 @@ class _Pricer:
 
     def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[Task]:
         operand, result = self._local(instruction.operand), self._local(instruction.result)
-        forward, backward = actions(instruction.before, instruction.after)
-        action = forward if phase == "forward" else backward
+        action = instruction.forward if phase == "forward" else instruction.backward
         if not action or (phase == "backward" and not operand.requires_grad):
             return
-        whole = float(max(operand.bytes, result.bytes))
-        if action == "all_to_all":
-            whole = float(operand.bytes if phase == "forward" else result.bytes)
         name = f"{action} {instruction.result}"
+        about = (instruction.module, instruction.reason, index)
         if action in LOCAL:
-            moved = 2 * min(operand.bytes, result.bytes) if action == "slice" else operand.bytes + result.bytes
-            seconds = self._pass_seconds(moved)
-            yield Task(name, (COMPUTE,), seconds, phase, whole, instruction.module, instruction.reason, index)
+            cuts = action in ("slice", "pick")
+            moved = 2 * min(operand.bytes, result.bytes) if cuts else operand.bytes + result.bytes
+            size = float(max(operand.bytes, result.bytes))
+            yield Task(name, (COMPUTE,), self._pass_seconds(moved), phase, size, *about)
         else:
-            call = (self.mesh.index(instruction.axis), action, whole)
-            yield self._call(call, name, phase, instruction.module, instruction.reason, index)
+            message = messages(step_of(instruction, self.mesh), self.mesh)[phase == "backward"]
+            if message.packed:
+                both = float(operand.bytes + result.bytes)
+                yield Task(f"pack {instruction.result}", (COMPUTE,), self._pass_seconds(both), phase, both, *about)
+            axes = tuple(self.mesh.index(axis) for axis in instruction.axes)
+            full_bytes = message.full_bytes(float(operand.bytes), float(result.bytes))
+            seconds = joint_seconds(self.hardware, self.mesh, axes, message.primitive, full_bytes)
+            yield Task(name, tuple(map(axis_stream, instruction.axes)), seconds, phase, full_bytes, *about)
 
     def _pass_seconds(self, size_bytes: float) -> float:
         """A local pass over memory."""

@@ -28,7 +28,7 @@ class Facts:
 
 def facts(instruction: Instruction, graph: Graph) -> Facts:
     if isinstance(instruction, Collective):
-        aliases = {0: 0} if shares_storage(instruction.before, instruction.after) else {}
+        aliases = {0: 0} if shares_storage(instruction) else {}
         return Facts((instruction.operand,), (instruction.result,), aliases, Saved())
     op = graph.by_op[instruction.op]
     aliases = dict(op.saved.aliases)
@@ -65,7 +65,7 @@ def storage(program: Program, graph: Graph) -> Storage:
             root[name] = root[source] if source is not None else name
         if isinstance(instruction, Collective) and instruction.operand in stored:
             stored.add(instruction.result)
-            if is_weight_gather(instruction.before, instruction.after):
+            if is_weight_gather(instruction):
                 gathers[instruction.result] = (*gathers.get(root[instruction.operand], ()), index)
         weights = dict.fromkeys(root[name] for name in known.kept if root[name] in gathers)
         if weights:

@@ -1,24 +1,19 @@
-"""What one step of a redistribution does, forward and backward: a collective, or a local pass over memory."""
+"""What one step of a redistribution leaves in memory."""
 
 from __future__ import annotations
 
-from autoshard.layout import Placement
-from autoshard.redistribute import BACKWARD, FORWARD, kind
-
-LOCAL = frozenset({"slice", "zero_pad", "mask"})
+from autoshard.program.model import Collective
+from autoshard.redistribute import kind
 
 
-def actions(before: Placement, after: Placement) -> tuple[str, str]:
-    """(forward, backward) of one step over one axis; "" is nothing."""
-    pair = kind(before), kind(after)
-    return FORWARD[pair], BACKWARD[pair]
-
-
-def shares_storage(before: Placement, after: Placement) -> bool:
+def shares_storage(step: Collective) -> bool:
     """True where the step leaves the value as it is."""
-    return actions(before, after)[0] == ""
+    return step.forward == ""
 
 
-def is_weight_gather(before: Placement, after: Placement) -> bool:
-    """A gather whose gradient is scattered: of a parameter, the shard is kept, and gathered again in backward."""
-    return actions(before, after) == ("all_gather", "reduce_scatter")
+def is_weight_gather(step: Collective) -> bool:
+    """A gather whose gradient is summed: of a parameter, the shard is kept, and gathered again in backward."""
+    if step.forward == "exchange":
+        pairs = zip(step.before, step.after, strict=True)
+        return any((kind(before), kind(after)) == ("S", "R+") for before, after in pairs)
+    return (step.forward, step.backward) == ("all_gather", "reduce_scatter")

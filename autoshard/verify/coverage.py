@@ -1,7 +1,7 @@
 """Which kinds of strategy and of redistribution were executed, of those that a model offers on a mesh.
 
 A kind is written `aten.linear: n/` (the factor n in blocks; `*` where cut in units), with the variant and `uneven`
-where they apply; a redistribution `S -> R+`, with `blocked` and `uneven`.
+where they apply; a redistribution `S -> R+`, with `joined`, `blocked` and `uneven`, or `exchange`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from autoshard import costs, plan_of, redistribute, solvers
 from autoshard.formulate import Formulation
 from autoshard.graph.model import Graph, Op, Tensor
-from autoshard.layout import Layout, Placement, Shard, local_sizes
+from autoshard.layout import Layout, Shard, local_sizes
 from autoshard.mesh import Mesh
 from autoshard.plan import Plan
 from autoshard.problem import Integers
@@ -109,18 +109,21 @@ def program_kinds(program: Program) -> set[str]:
     for instruction in program.instructions:
         if isinstance(instruction, Collective):
             value = program.value(instruction.operand)
-            axis = program.mesh.index(instruction.axis)
-            kinds.add(step_kind(value.shape, value.layout, axis, instruction.after, program.mesh))
+            step = redistribute.step_of(instruction, program.mesh)
+            kinds.add(step_kind(value.shape, value.layout, step, program.mesh))
     return kinds
 
 
-def step_kind(shape: tuple[int, ...], layout: Layout, axis: int, after: Placement, mesh: Mesh) -> str:
-    before = layout.placements[axis]
-    shards = [p for p in (before, after) if isinstance(p, Shard)]
+def step_kind(shape: tuple[int, ...], layout: Layout, step: redistribute.Step, mesh: Mesh) -> str:
+    """`S -> R+ joined`, with the kinds of one axis, or `exchange`."""
+    shards = [p for p in (*step.before, *step.after) if isinstance(p, Shard)]
     blocked = " blocked" if any((shard.blocks, shard.unit) != (1, 1) for shard in shards) else ""
-    layouts = (layout, layout.replace(axis, after))
-    uneven = " uneven" if any(_cut_unevenly(shape, x, axis, mesh) for x in layouts) else ""
-    return f"{redistribute.kind(before)} -> {redistribute.kind(after)}{blocked}{uneven}"
+    layouts = (layout, step.applied(layout))
+    uneven = " uneven" if any(_cut_unevenly(shape, x, axis, mesh) for x in layouts for axis in step.axes) else ""
+    if step.by_index:
+        return f"{step.forward}{blocked}{uneven}"
+    joined = " joined" if len(step.axes) > 1 else ""
+    return f"{redistribute.kind(step.before[0])} -> {redistribute.kind(step.after[0])}{joined}{blocked}{uneven}"
 
 
 def _offered_steps(formulation: Formulation) -> set[str]:
@@ -140,17 +143,11 @@ def _step_kinds(
     formulation: Formulation, tensor: Tensor, sources: Sequence[Layout], targets: Sequence[Layout]
 ) -> set[str]:
     """The kinds of steps on the cheapest ways from these sources to these targets."""
-    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
-    steps = redistribute.steps_between(
-        sources,
-        targets,
-        tensor.shape,
-        tensor.dtype,
-        mesh,
-        tensor.requires_grad and graph.loss is not None,
-        lambda axis, kind, size: costs.collective_seconds(hardware, mesh, axis, kind, size),
+    terms = costs.moving_terms(
+        formulation.hardware, formulation.mesh, formulation.graph, tensor, formulation.all_to_all
     )
-    return {step_kind(tensor.shape, layout, step.axis, step.after, mesh) for layout, step in steps}
+    steps = redistribute.steps_between(sources, targets, terms)
+    return {step_kind(tensor.shape, layout, step, formulation.mesh) for layout, step in steps}
 
 
 # --- plans made to execute a kind -----------------------------------------------------------------------------------
@@ -202,6 +199,8 @@ def _forcing_pair(formulation: Formulation, kind: str) -> Pins | None:
 
 def _may_step(source: Layout, target: Layout, kind: str) -> bool:
     """Does an axis go from one to the other as `kind` says? A quick test before the way is worked out."""
+    if kind.startswith(redistribute.BY_INDEX):
+        return source != target
     pairs = zip(source.placements, target.placements, strict=True)
     return any(x != y and kind.startswith(f"{redistribute.kind(x)} -> {redistribute.kind(y)}") for x, y in pairs)
 

@@ -14,7 +14,9 @@ from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.layout import Layout, Shard, normalise, parse_placement
 from autoshard.mesh import Mesh
-from autoshard.redistribute import FORWARD, Step, dim_cuts, kind, path, runtime_call
+from autoshard.redistribute import FORWARD, Step, Terms, dim_cuts, kind, path, runtime_call
+from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.steps import table_step
 from autoshard.verify.lockstep import run_lockstep
 from tests.shards import assert_means, place
 
@@ -22,9 +24,13 @@ from tests.shards import assert_means, place
 def apply(step: Step, x: Tensor, before: Layout, shape: tuple[int, ...], mesh: Mesh, local: ParallelMesh) -> Tensor:
     """One step by the runtime, called as emitted code calls it."""
     coordinates = mesh.coordinates(local.rank)
-    name, grad = runtime_call(step.before, step.after)
+    axis = local.joint([mesh.names[a] for a in step.axes])
+    if step.by_index:
+        by = "all_gather" if "gather" in (step.forward, step.backward) else "all_to_all"
+        return runtime.exchange(x, axis, shape, str(before), str(step.applied(before)), by=by)
+    name, grad = runtime_call(step.before[0], step.after[0])
     joined, cut = dim_cuts(step, before, shape, mesh)
-    function, axis = getattr(runtime, name), local[mesh.names[step.axis]]
+    function = getattr(runtime, name)
     if joined and cut:
         return function(
             x, axis, joined.dim, cut.dim, joined_size=joined.size.evaluate(mesh, coordinates),
@@ -44,7 +50,7 @@ def check(steps: tuple[Step, ...], source: Layout, shape: tuple[int, ...], mesh:
     value, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     target = source
     for step in steps:
-        target = target.replace(step.axis, step.after)
+        target = step.applied(target)
     values = place(value, source, mesh, seed=1)
     gradients = place(gradient, target, mesh, gradient=True, seed=2)
 
@@ -53,7 +59,7 @@ def check(steps: tuple[Step, ...], source: Layout, shape: tuple[int, ...], mesh:
         y, layout = x, source
         for step in steps:
             y = apply(step, y, layout, shape, mesh, local)
-            layout = layout.replace(step.axis, step.after)
+            layout = step.applied(layout)
         assert y.is_contiguous()
         y.backward(gradients[local.rank])
         assert x.grad is not None
@@ -79,7 +85,7 @@ def test_every_cell_of_the_pair_table(size: int, shape: tuple[int, ...]) -> None
     mesh = Mesh((("a", size),))
     for before, after in CELLS:
         source, target = Layout.parse(before), Layout.parse(after)
-        check((Step(0, source.placements[0], target.placements[0]),), source, shape, mesh)
+        check((table_step((0,), source, target),), source, shape, mesh)
 
 
 NESTED = [(x, y) for x in ("S1", "S1/3", "S1*2") for y in ("S1", "S1/3", "S1/6", "S1*2") if y != "S1/3" or x == y]
@@ -91,7 +97,7 @@ def test_inner_axis_of_a_dim_that_two_axes_cut(outer: str, inner: str) -> None:
     for other in ("R", "R+", "P", "S0"):
         here, there = Layout.parse(f"{outer} {inner}"), Layout.parse(f"{outer} {other}")
         for source, target in ((here, there), (there, here)):
-            check((Step(1, source.placements[1], target.placements[1]),), source, shape, mesh)
+            check((table_step((1,), source, target),), source, shape, mesh)
 
 
 PLACEMENTS = ("R", "R+", "P", "S0", "S1", "S2", "S1/3", "S1/2", "S2/2", "S0*2", "S1*2", "S1/2*3")
@@ -113,13 +119,27 @@ def pairs(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...], Mesh]:
 FACTORS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 0.3}
 
 
+def price(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
+    return FACTORS[primitive] * (1e-5 + full_bytes * 1e-8 / (axes[0] + 1))
+
+
 @settings(max_examples=150)
-@given(pairs())
-def test_random_paths(case: tuple[Layout, Layout, tuple[int, ...], Mesh]) -> None:
+@given(pairs(), st.booleans())
+def test_random_paths(case: tuple[Layout, Layout, tuple[int, ...], Mesh], all_to_all: bool) -> None:
+    """There is a way between any two layouts, and it does what it says."""
     source, target, shape, mesh = case
-    found = path(source, target, shape, "float64", mesh, True, lambda a, k, n: FACTORS[k] * (1e-5 + n * 1e-8 / (a + 1)))
-    if found is not None:
-        check(found.steps, source, shape, mesh)
+    found = path(source, target, Terms(shape, "float64", mesh, True, price, all_to_all=all_to_all))
+    assert all_to_all or not {"all_to_all", "exchange"} & {x for s in found.steps for x in (s.forward, s.backward)}
+    check(found.steps, source, shape, mesh)
+
+
+@settings(max_examples=100)
+@given(pairs())
+def test_the_direct_way(case: tuple[Layout, Layout, tuple[int, ...], Mesh]) -> None:
+    """What the search falls back on, also where it knows a cheaper way."""
+    source, target, shape, mesh = case
+    for shrinks, all_to_all in itertools.product((False, True), repeat=2):
+        check(direct_steps(source, target, shrinks, all_to_all), source, shape, mesh)
 
 
 def test_random_paths_reach_every_cell() -> None:
@@ -130,8 +150,8 @@ def test_random_paths_reach_every_cell() -> None:
         ("S0 R", "S1/3 P", "R R+", "P P", "R S1"), ("R R", "S1 R+", "P P", "S0 S0")
     ):
         x, y = Layout.parse(source), Layout.parse(target)
-        found = path(x, y, shape, "float64", mesh, True, lambda a, k, n: FACTORS[k] * (1e-5 + n * 1e-8))
-        seen |= {(kind(s.before), kind(s.after)) for s in (found.steps if found else ())}
+        found = path(x, y, Terms(shape, "float64", mesh, True, price))
+        seen |= {(kind(s.before[0]), kind(s.after[0])) for s in found.steps}
     assert seen >= {("S", "S"), ("S", "R"), ("P", "S"), ("R", "S"), ("R", "P"), ("R", "R+"), ("R+", "R")}
 
 

@@ -21,6 +21,7 @@ from autoshard.plan import (
     OpPlan,
     Parts,
     Plan,
+    PlanStep,
     RedistributionPlan,
     Search,
     TensorPlan,
@@ -33,13 +34,14 @@ SECONDS = st.floats(min_value=0, allow_infinity=False, allow_nan=False)
 PARTS = st.builds(Parts, SECONDS, SECONDS, SECONDS, SECONDS, NAMES, SECONDS)
 OPS = st.builds(OpPlan, NAMES, NAMES, NAMES, SECONDS, SECONDS, NAMES, PARTS)
 TENSORS = st.builds(TensorPlan, NAMES, NAMES, LAYOUTS, NAMES, PARTS)
+STEPS = st.builds(PlanStep, st.tuples(NAMES), st.tuples(NAMES), st.tuples(NAMES), NAMES, NAMES)
 MOVES = st.builds(
     RedistributionPlan,
     NAMES,
     LAYOUTS,
     LAYOUTS,
     st.tuples(NAMES),
-    st.tuples(st.tuples(NAMES, NAMES, NAMES)),
+    st.tuples(STEPS),
     SECONDS,
     SECONDS,
 )
@@ -95,7 +97,8 @@ def test_hash_tells_plans_apart(one: Plan, other: Plan) -> None:
 def a_plan() -> Plan:
     layout = Layout((Shard(0), REPLICATE))
     op = OpPlan("linear", "b n", "", 1e-3, 2e-3)
-    move = RedistributionPlan("x", layout, layout, ("linear",), (("tp", "S0", "R"),), 1e-4, 1e-4)
+    step = PlanStep(("tp",), ("S0",), ("R",), "all_gather", "slice")
+    move = RedistributionPlan("x", layout, layout, ("linear",), (step,), 1e-4, 1e-4)
     tensor = TensorPlan("x", "x", layout)
     mesh = Mesh((("dp", 2), ("tp", 2)))
     return Plan(

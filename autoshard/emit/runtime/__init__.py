@@ -18,6 +18,7 @@ from .convolution import (
     halo_transposed_convolution,
     parallel_global_pool,
 )
+from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .gradients import clip_gradients, reduce_gradients
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
@@ -76,6 +77,7 @@ __all__ = [
     "copy",
     "dispatched_experts",
     "dropout_mask",
+    "exchange",
     "full_state_dict",
     "full_tensor",
     "halo_avg_pool",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -71,7 +71,7 @@ def _pad_to(x: Tensor, length: int) -> Tensor:
     return x if len(x) == length else torch.cat([x, x.new_zeros((length - len(x), *x.shape[1:]))])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
     """One mesh axis (or several joined) as this device sees it."""
 
@@ -79,6 +79,8 @@ class Axis:
     size: int
     index: int  # the coordinate of this device
     transport: Transport
+    mesh: ParallelMesh
+    names: tuple[str, ...]  # of the axes that are joined
 
 
 def shard_bounds(size: int, axis: Axis, unit: int = 1, index: int | None = None) -> tuple[int, int]:
@@ -104,10 +106,12 @@ def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, in
     return [(mesh[name], int(m[1]), int(m[2] or 1), int(m[3] or 1)) for name, m in matches if m]
 
 
-def held_indices(size: int, dim: int, layout: str, mesh: ParallelMesh) -> Tensor:
-    """The global positions along `dim` that this device holds, in local order."""
-    held = torch.arange(size)
+def held_indices(
+    size: int, dim: int, layout: str, mesh: ParallelMesh, coordinates: Mapping[str, int] | None = None
+) -> Tensor:
+    """The global positions along `dim` that this device (or the one at `coordinates`) holds, in local order."""
+    held, at = torch.arange(size), mesh.coordinates if coordinates is None else coordinates
     for axis, _, blocks, unit in (cut for cut in shard_cuts(layout, mesh) if cut[1] == dim):
         runs = held.split(torch.unique_consecutive(held // (size // blocks), return_counts=True)[1].tolist())
-        held = torch.cat([run[slice(*shard_bounds(len(run), axis, unit))] for run in runs] or [held])
+        held = torch.cat([run[slice(*shard_bounds(len(run), axis, unit, at[axis.name]))] for run in runs] or [held])
     return held

@@ -61,7 +61,7 @@ class ParallelMesh:
             for name in key:
                 index = index * self.axes[name] + self.coordinates[name]
             size = math.prod(self.axes[name] for name in key)
-            self._joined[key] = Axis("+".join(key), size, index, self._connect(self, key))
+            self._joined[key] = Axis("+".join(key), size, index, self._connect(self, key), self, key)
         return self._joined[key]
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:

@@ -115,7 +115,7 @@ class _Redistribution(torch.autograd.Function):
         return ctx.gradient(grads[0]), None, None
 
 
-def _redistribute(x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Tensor:
+def redistributed(x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Tensor:
     return cast(Tensor, _Redistribution.apply(x, partial(forward, **options), partial(backward, **options)))
 
 
@@ -124,13 +124,13 @@ def all_gather(
 ) -> Tensor:
     """S -> R (`grad="slice"`) or S -> R+ (`grad="reduce_scatter"`)."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
-    return _redistribute(x, _gather, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
+    return redistributed(x, _gather, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
 
 
 def slice_shard(x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: int = 1, grad: str = "all_gather") -> Tensor:
     """R -> S (`grad="all_gather"`) or R+ -> S (`grad="zero_pad"`)."""
     cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
-    return _redistribute(x, _slice, {"all_gather": _gather, "zero_pad": _pad}[grad], axis=axis, cut=cut)
+    return redistributed(x, _slice, {"all_gather": _gather, "zero_pad": _pad}[grad], axis=axis, cut=cut)
 
 
 def reduce_scatter(
@@ -138,7 +138,7 @@ def reduce_scatter(
 ) -> Tensor:
     """P -> S."""
     cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
-    return _redistribute(x, _scatter, {"all_gather": _gather}[grad], axis=axis, cut=cut)
+    return redistributed(x, _scatter, {"all_gather": _gather}[grad], axis=axis, cut=cut)
 
 
 def zero_pad(
@@ -146,7 +146,7 @@ def zero_pad(
 ) -> Tensor:
     """S -> P."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
-    return _redistribute(x, _pad, {"slice": _slice}[grad], axis=axis, cut=cut)
+    return redistributed(x, _pad, {"slice": _slice}[grad], axis=axis, cut=cut)
 
 
 def all_to_all(
@@ -158,22 +158,22 @@ def all_to_all(
     joined = _cut(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
     cut = _cut(x, axis, cut_dim, None, cut_blocks, cut_unit, whole=True)
     forward, backward = partial(_exchange, joined=joined, cut=cut), partial(_exchange, joined=cut, cut=joined)
-    return _redistribute(x, forward, backward, axis=axis)
+    return redistributed(x, forward, backward, axis=axis)
 
 
 def all_reduce(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
     """P -> R (`grad="identity"`) or P -> R+ (`grad="all_reduce"`)."""
-    return _redistribute(x, reduced, {"identity": _identity, "all_reduce": reduced}[grad], axis=axis)
+    return redistributed(x, reduced, {"identity": _identity, "all_reduce": reduced}[grad], axis=axis)
 
 
 def copy(x: Tensor, axis: Axis, *, grad: str = "all_reduce") -> Tensor:
     """R -> R+ (`grad="all_reduce"`) or R+ -> R (`grad="mask"`: the gradient counts once)."""
-    return _redistribute(x, _identity, {"all_reduce": reduced, "mask": _masked}[grad], axis=axis)
+    return redistributed(x, _identity, {"all_reduce": reduced, "mask": _masked}[grad], axis=axis)
 
 
 def mask(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
     """R -> P (`grad="identity"`) or R+ -> P (`grad="mask"`): the value on coordinate 0, zero elsewhere."""
-    return _redistribute(x, _masked, {"identity": _identity, "mask": _masked}[grad], axis=axis)
+    return redistributed(x, _masked, {"identity": _identity, "mask": _masked}[grad], axis=axis)
 
 
 # Weights stored sharded and gathered for one use: autograd keeps the shard, and gathers again in backward.
@@ -185,17 +185,21 @@ _GATHERED: dict[int, tuple[weakref.ref[Tensor], Callable[[], Tensor]]] = {}
 def regather(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1) -> Tensor:
     """`all_gather(..., grad="reduce_scatter")` whose result is not kept for backward inside `regathering()`."""
     result = all_gather(x, axis, dim, size=size, blocks=blocks, unit=unit, grad="reduce_scatter")
-    remake_x = _remake(x) or partial(torch.Tensor.detach, x)
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    return gathered_again(result, x, partial(_gather, axis=axis, cut=cut))
+
+
+def gathered_again(result: Tensor, x: Tensor, gather: _Map) -> Tensor:
+    """`result`, which `gather` makes from the weight `x`: inside `regathering()` it is not kept for backward."""
     address = result.untyped_storage().data_ptr()
     if address:
-        remake = partial(_regathered, remake_x, axis, cut)
+        remake = partial(_gathered, _remake(x) or partial(torch.Tensor.detach, x), gather)
         _GATHERED[address] = weakref.ref(result, lambda _: _GATHERED.pop(address, None)), remake
     return result
 
 
-def _regathered(remake_x: Callable[[], Tensor], axis: Axis, cut: _Cut) -> Tensor:
-    return _gather(remake_x(), axis, cut)
+def _gathered(remake_x: Callable[[], Tensor], gather: _Map) -> Tensor:
+    return gather(remake_x())
 
 
 def _remake(x: Tensor) -> Callable[[], Tensor] | None:

@@ -1,0 +1,21 @@
+"""What it costs to move a tensor of a graph: the terms on which its redistributions are searched."""
+
+from __future__ import annotations
+
+from autoshard.costs.collective import joint_seconds
+from autoshard.graph.model import Graph, Tensor
+from autoshard.hardware import Hardware
+from autoshard.mesh import Mesh
+from autoshard.redistribute import Terms
+
+
+def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, all_to_all: bool = True) -> Terms:
+    """A parameter that is gathered for use is gathered again in backward: autograd keeps its shard."""
+    differentiable = tensor.requires_grad and graph.loss is not None
+    stored = any(parameter.tensor == tensor.name for parameter in graph.parameters)
+
+    def seconds(axes: tuple[int, ...], kind: str, full_bytes: float) -> float:
+        return joint_seconds(hardware, mesh, axes, kind, full_bytes)
+
+    times = 2.0 if stored and differentiable else 1.0
+    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, times, all_to_all)

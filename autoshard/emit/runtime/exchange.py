@@ -1,0 +1,200 @@
+"""Any layout to any other in one collective: every device receives only what it needs and lacks.
+
+What one device has for another is a product of index sets, one a dim, whatever the cuts are (uneven, in blocks, through
+blocks, nested). A device that holds something already takes its own; where several hold the same, each receives from
+the one with its own coordinate on the axes that replicate it; of a sum it receives every summand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from .axis import Axis, held_indices
+from .redistribution import gathered_again, redistributed
+
+Where = tuple[Tensor, ...] | tuple[slice, ...]  # an index into a tensor: a product of index sets
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """`get` in the tensor of the device that has it, `put` in the result of the one that needs it."""
+
+    get: Where
+    put: Where
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What this device, number `axis.index` of a group, sends to and receives from each member, itself included."""
+
+    sends: tuple[_Piece | None, ...]
+    receives: tuple[_Piece | None, ...]
+    before: tuple[tuple[int, ...], ...]  # the local shape of every member
+    after: tuple[int, ...]  # the local shape of the result here
+    is_local: bool  # nobody in the group needs anything of another
+
+
+def exchange(
+    x: Tensor, axis: Axis, shape: Sequence[int], before: str, after: str, *,
+    by: str = "all_to_all", again: bool = False,
+) -> Tensor:  # fmt: skip
+    """From layout `before` to `after` of a tensor of global `shape`, over all axes that `axis` joins.
+
+    The layouts are text, a placement for each axis of the mesh. `by="all_gather"`: everybody receives what everybody
+    has, and picks. `again`: a weight; inside `regathering()` its shard is kept, and exchanged again in backward.
+    """
+    route = _route(axis, tuple(shape), before, after, x.device)
+    if x.shape != route.before[axis.index]:
+        raise ValueError(f"{tuple(x.shape)} is not the local shape {route.before[axis.index]} of {before} {shape}")
+    forward = partial(_forward, route=route, by=by)
+    if "R+" in _changed(axis, before, after):
+        backward = partial(_transposed, route=route)  # the gradient goes back the way the value came
+    else:
+        back = _route(axis, tuple(shape), _of_gradient(after), _of_gradient(before), x.device)
+        backward = partial(_forward, route=back, by=by)
+    result = redistributed(x, forward, backward, axis=axis)
+    return gathered_again(result, x, partial(forward, axis=axis)) if again else result
+
+
+def _changed(axis: Axis, before: str, after: str) -> list[str]:
+    """The placements before of the axes that change."""
+    names, texts = list(axis.mesh.axes), zip(before.split(), after.split(), strict=True)
+    return [x for name, (x, y) in zip(names, texts, strict=True) if x != y and name in axis.names]
+
+
+def _of_gradient(layout: str) -> str:
+    """How the gradient of a tensor lies, as a layout of values."""
+    return " ".join({"R+": "P", "P": "R"}.get(placement, placement) for placement in layout.split())
+
+
+@lru_cache(maxsize=1024)
+def _route(axis: Axis, shape: tuple[int, ...], before: str, after: str, device: torch.device) -> _Route:
+    members = [_coordinates(axis, index) for index in range(axis.size)]
+    have = [_held(shape, before, axis, coordinates) for coordinates in members]
+    need = [_held(shape, after, axis, coordinates) for coordinates in members]
+
+    def piece(giver: int, taker: int) -> _Piece | None:
+        if not _gives(axis, before, after, members[giver], members[taker]):
+            return None
+        common = [_common(a, b, size) for a, b, size in zip(have[giver], need[taker], shape, strict=True)]
+        lengths = tuple(len(get) for get, _ in common)
+        if 0 in lengths:
+            return None
+        get, put = (_where([pair[side] for pair in common], device) for side in (0, 1))
+        return _Piece(get, put, lengths)
+
+    here = axis.index
+    return _Route(
+        tuple(piece(here, other) for other in range(axis.size)),
+        tuple(piece(other, here) for other in range(axis.size)),
+        tuple(tuple(map(len, own)) for own in have),
+        tuple(map(len, need[here])),
+        not any(_lacks(axis, before, after, have[i], need[i]) for i in range(axis.size)),
+    )
+
+
+def _coordinates(axis: Axis, index: int) -> dict[str, int]:
+    """The mesh coordinates of a member of the group."""
+    found = dict(axis.mesh.coordinates)
+    for name in reversed(axis.names):
+        index, found[name] = divmod(index, axis.mesh.axes[name])
+    return found
+
+
+def _held(shape: tuple[int, ...], layout: str, axis: Axis, coordinates: dict[str, int]) -> list[Tensor]:
+    return [held_indices(size, dim, layout, axis.mesh, coordinates) for dim, size in enumerate(shape)]
+
+
+def _summed(axis: Axis, before: str, after: str) -> list[str]:
+    """The axes over which every member has a summand that all who need the element receive."""
+    texts = zip(axis.mesh.axes, before.split(), after.split(), strict=True)
+    return [name for name, x, y in texts if name in axis.names and x == "P" != y]
+
+
+def _gives(axis: Axis, before: str, after: str, giver: dict[str, int], taker: dict[str, int]) -> bool:
+    """Equal coordinates on every axis that neither shards nor is summed over."""
+    summed = _summed(axis, before, after)
+    texts = zip(axis.mesh.axes, before.split(), strict=True)
+    return all(giver[name] == taker[name] or x.startswith("S") or name in summed for name, x in texts)
+
+
+def _lacks(axis: Axis, before: str, after: str, have: list[Tensor], need: list[Tensor]) -> bool:
+    if _summed(axis, before, after):
+        return True
+    if any(len(own) == 0 for own in need):
+        return False
+    return not all(bool(torch.isin(needed, held).all()) for held, needed in zip(have, need, strict=True))
+
+
+def _common(have: Tensor, need: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Where in `have`, and where in `need`, stands what both hold, in the order of `need`."""
+    place = torch.full((size,), -1)
+    place[have] = torch.arange(len(have))
+    put = (place[need] >= 0).nonzero().squeeze(1)
+    return place[need][put], put
+
+
+def _where(indices: list[Tensor], device: torch.device) -> Where:
+    """Slices where all index sets are runs, else index tensors that broadcast to their product."""
+    if all(bool((own[1:] - own[:-1] == 1).all()) for own in indices):
+        return tuple(slice(int(own[0]), int(own[-1]) + 1) for own in indices)
+    last = len(indices) - 1
+    return tuple(own.view(-1, *[1] * (last - dim)).to(device) for dim, own in enumerate(indices))
+
+
+# --- moving ---
+
+
+def _forward(x: Tensor, axis: Axis, route: _Route, by: str) -> Tensor:
+    result = x.new_zeros(route.after)
+    if by == "all_gather" and not route.is_local:
+        counts = [math.prod(shape) for shape in route.before]
+        gathered = axis.transport.all_gather(x.reshape(-1).contiguous(), counts).split(counts)
+        for piece, flat, shape in zip(route.receives, gathered, route.before, strict=True):
+            if piece is not None:
+                result[piece.put] += flat.view(shape)[piece.get]
+        return result
+    own = route.receives[axis.index]
+    if own is not None:
+        result[own.put] = x[own.get]
+    if not route.is_local:
+        _send(x, result, axis, route.sends, route.receives)
+    return result
+
+
+def _transposed(x: Tensor, axis: Axis, route: _Route) -> Tensor:
+    """What came is sent back, and added up where it came from."""
+    sends, receives = (tuple(map(_turned, pieces)) for pieces in (route.receives, route.sends))
+    result = x.new_zeros(route.before[axis.index])
+    own = receives[axis.index]
+    if own is not None:
+        result[own.put] = x[own.get]
+    if not route.is_local:
+        _send(x, result, axis, sends, receives)
+    return result
+
+
+def _turned(piece: _Piece | None) -> _Piece | None:
+    return None if piece is None else _Piece(piece.put, piece.get, piece.lengths)
+
+
+def _send(
+    x: Tensor, result: Tensor, axis: Axis, sends: Sequence[_Piece | None], receives: Sequence[_Piece | None]
+) -> None:
+    """Adds to the result what the others have for this device."""
+    sent = [None if index == axis.index else piece for index, piece in enumerate(sends)]
+    received = [None if index == axis.index else piece for index, piece in enumerate(receives)]
+    pieces = [x[piece.get].reshape(-1) for piece in sent if piece is not None]
+    flat = torch.cat(pieces) if pieces else x.new_zeros(0)
+    counts = [math.prod(piece.lengths) if piece else 0 for piece in received]
+    given = axis.transport.all_to_all(flat, [math.prod(piece.lengths) if piece else 0 for piece in sent], counts)
+    for piece, part in zip(received, given.split(counts), strict=True):
+        if piece is not None:
+            result[piece.put] += part.view(piece.lengths)

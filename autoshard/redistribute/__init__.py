@@ -1,0 +1,69 @@
+"""From one layout to another by the cheapest sequence of collectives, its price, and what the runtime is called with.
+
+A step changes the placement of one or several mesh axes; its forward acts on the value, its backward on the gradient.
+The cheapest way is a shortest path over layouts by the steps of the pair table, or the direct one by an exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.layout import Layout
+from autoshard.redistribute.prices import COPY_SECONDS, Floats, Prices, Terms
+from autoshard.redistribute.space import space
+from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
+from autoshard.redistribute.table import (
+    BACKWARD,
+    BY_INDEX,
+    COLLECTIVES,
+    FORWARD,
+    LOCAL,
+    CollectiveSeconds,
+    kind,
+    runtime_call,
+)
+
+__all__ = [
+    "BACKWARD",
+    "BY_INDEX",
+    "COLLECTIVES",
+    "COPY_SECONDS",
+    "FORWARD",
+    "LOCAL",
+    "CollectiveSeconds",
+    "Message",
+    "Path",
+    "Step",
+    "Terms",
+    "all_pairs",
+    "dim_cuts",
+    "kind",
+    "local_blocks",
+    "messages",
+    "path",
+    "runtime_call",
+    "step_of",
+    "steps_between",
+]
+
+
+def path(source: Layout, target: Layout, terms: Terms) -> Path:
+    """The cheapest way from `source` to `target`; there always is one."""
+    return _prices((source,), (target,), terms).path(source, target)
+
+
+def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
+    """Seconds of `path` for all pairs, as [source, target]: `forward_times` the forward, and the backward."""
+    return _prices(sources, targets, terms).all_pairs(sources, targets)
+
+
+def steps_between(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> list[tuple[Layout, Step]]:
+    """Steps, each with the layout it starts from, on the ways that `path` gives for all pairs.
+
+    All distinct ones by the table; of the direct ways those between layouts of different kinds.
+    """
+    return _prices(sources, targets, terms).steps_between(sources, targets)
+
+
+def _prices(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Prices:
+    return Prices(space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms)

@@ -1,0 +1,103 @@
+"""The direct way from one layout to another: one exchange over all axes whose shards change, and what goes beside it.
+
+An exchange brings every device what it needs and lacks, by index sets, whatever the cuts are (uneven, in blocks,
+through blocks, nested, swapped). Beside it stand steps of the pair table over the axes that hold the same of the value
+before and after (P to R, R to R+ and so on). So there is a way between any two layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.layout import REPLICATE, Layout, Shard
+from autoshard.redistribute.steps import Step, table_step
+from autoshard.redistribute.table import kind
+
+EXCHANGED = frozenset({("S", "S"), ("S", "R"), ("S", "R+"), ("S", "P"), ("R", "S"), ("R+", "S"), ("P", "S")})
+# In one exchange the gradient goes back the way the value came (from R+), or by its own way: these need the latter.
+OWN_WAY_BACK = frozenset({("R", "S"), ("S", "R"), ("S", "P")})
+
+
+def direct_steps(source: Layout, target: Layout, shrinks: bool, all_to_all: bool = True) -> tuple[Step, ...]:
+    """`shrinks`: the local tensor of `target` is no larger than that of `source`, so that other steps come after."""
+    pairs = [(kind(x), kind(y)) for x, y in zip(source.placements, target.placements, strict=True)]
+    changed = [a for a, (x, y) in enumerate(zip(source.placements, target.placements, strict=True)) if x != y]
+    exchanged = [a for a in changed if pairs[a] in EXCHANGED]
+    start, stop = source, target
+    apart = not all_to_all or any(pairs[a] in OWN_WAY_BACK for a in exchanged)
+    for axis in exchanged:
+        if (pairs[axis] == ("R+", "S") and apart) or (pairs[axis] == ("P", "S") and not all_to_all):
+            start = start.replace(axis, REPLICATE)  # as a step of its own, before
+        if pairs[axis] == ("S", "P") or (pairs[axis] == ("S", "R+") and not all_to_all):
+            stop = stop.replace(axis, REPLICATE)  # as a step of its own, after
+    for axis in set(changed) - set(exchanged):
+        if shrinks:
+            stop = stop.replace(axis, start.placements[axis])
+        else:
+            start = start.replace(axis, stop.placements[axis])
+    middle = (_by_index(start, stop, all_to_all),) if start != stop else ()
+    return (*_by_table(source, start), *middle, *_by_table(stop, target))
+
+
+# What one collective of its own does (gather, sum and scatter, slice) is no exchange, where the cuts are clean.
+_OWN_COLLECTIVE = (
+    frozenset({("S", "R"), ("S", "R+")}),
+    frozenset({("P", "S")}),
+    frozenset({("R", "S"), ("R+", "S")}),
+)
+
+
+def really_exchanges(steps: Sequence[Step]) -> bool:
+    """True where a direct way does what no single collective of the pair table does."""
+    for step in steps:
+        if step.by_index:
+            pairs = zip(step.before, step.after, strict=True)
+            kinds = {(kind(x), kind(y)) for x, y in pairs if x != y}
+            return not any(kinds <= own for own in _OWN_COLLECTIVE)
+    return False
+
+
+def _by_table(source: Layout, target: Layout) -> list[Step]:
+    """One step for each pair of kinds, over all axes that have it; they commute."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for axis, (x, y) in enumerate(zip(source.placements, target.placements, strict=True)):
+        if x != y:
+            groups.setdefault((kind(x), kind(y)), []).append(axis)
+    return [table_step(axes, source, target) for axes in groups.values()]
+
+
+def _by_index(source: Layout, target: Layout, all_to_all: bool) -> Step:
+    axes = exchange_axes(source, target)
+    before, after = (tuple(layout.placements[a] for a in axes) for layout in (source, target))
+    pairs = [(kind(x), kind(y)) for x, y in zip(before, after, strict=True)]
+    moves = "exchange" if all_to_all else "gather"
+    forward = "pick" if all(y == "S" != x and x != "P" for x, y in pairs) else moves
+    if any(x == "R+" for x, _ in pairs):
+        return Step(axes, before, after, forward, "pad" if forward == "pick" else moves)
+    return Step(axes, before, after, forward, "pick" if all(pair == ("S", "R") for pair in pairs) else moves)
+
+
+def exchange_axes(source: Layout, target: Layout) -> tuple[int, ...]:
+    """The axes over which data move: those that change, and shards inside one that changes on the same dim."""
+    axes: list[int] = []
+    touched: set[int] = set()  # dims that an outer axis cuts otherwise
+    for axis, (x, y) in enumerate(zip(source.placements, target.placements, strict=True)):
+        if x != y or (isinstance(x, Shard) and x.dim in touched):
+            axes.append(axis)
+        if x != y:
+            touched |= {p.dim for p in (x, y) if isinstance(p, Shard)}
+    return tuple(axes)
+
+
+def representative_pairs(
+    sources: Sequence[Layout], targets: Sequence[Layout], chosen: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """One of the chosen pairs for each combination of kinds, with and without blocks."""
+    seen: dict[tuple[object, ...], tuple[int, int]] = {}
+    for i, j in chosen:
+        key = tuple(
+            (kind(p), isinstance(p, Shard) and (p.blocks, p.unit) != (1, 1))
+            for p in (*sources[i].placements, *targets[j].placements)
+        )
+        seen.setdefault(key, (i, j))
+    return list(seen.values())

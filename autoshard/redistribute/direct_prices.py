@@ -1,0 +1,171 @@
+"""Seconds of the direct way for all pairs of sources and targets at once: the steps of `direct_steps`, as arrays.
+
+What they are depends on the pair of kinds of each axis, and on whether an axis is exchanged only because one outside it
+is: a code per pair of layouts. What they cost depends on the code and on the bytes before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.mesh import Mesh
+from autoshard.redistribute.direct import direct_steps, really_exchanges
+from autoshard.redistribute.steps import Step, messages
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_KINDS: dict[Placement, int] = {REPLICATE: 1, REPLICATE_PARTIAL: 2, PARTIAL: 3}  # a shard is 0
+_SAME, _INSIDE = 16, 17  # instead of a pair of kinds: unchanged, and unchanged inside an axis that changes
+_PAIRS = 18
+_TABLE_LIMIT = 200_000
+
+
+def pair_codes(sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
+    """[source, target] -> code: per axis the pair of kinds, in digits of base _PAIRS."""
+    columns = zip(_columns(sources), _columns(targets), strict=True)
+    code = np.zeros((len(sources), len(targets)), dtype=np.int64)
+    outer: list[tuple[NDArray[np.bool_], Integers, Integers]] = []  # changed, dims before, dims after
+    for (kinds, dims, own), (other_kinds, other_dims, other) in columns:
+        ids: dict[Placement, int] = {}
+        first, second = (np.array([ids.setdefault(p, len(ids)) for p in part]) for part in (own, other))
+        changed = first[:, None] != second
+        digit = np.where(changed, kinds[:, None] * 4 + other_kinds, _SAME)
+        for moved, before, after in outer:
+            inside = moved & ((before == dims)[:, None] | (after == other_dims)) & (dims >= 0)[:, None] & ~changed
+            digit[inside] = _INSIDE
+        code = code * _PAIRS + digit
+        outer.append((changed, dims, other_dims))
+    return code
+
+
+def _columns(layouts: Sequence[Layout]) -> list[tuple[Integers, Integers, list[Placement]]]:
+    """Of each axis, per layout: kind, dim that is cut or -1, placement."""
+    columns = [list(column) for column in zip(*(layout.placements for layout in layouts), strict=True)]
+    return [
+        (
+            np.array([_KINDS.get(p, 0) for p in column]),
+            np.array([p.dim if isinstance(p, Shard) else -1 for p in column]),
+            column,
+        )
+        for column in columns
+    ]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A message of a direct way, priced by `factor` times the bytes "before" the way, "after" it, or the "smaller"."""
+
+    backward: bool
+    axes: tuple[int, ...]
+    primitive: str
+    factor: int
+    of: str
+
+    def full_bytes(self, before: Floats, after: Floats) -> Floats:
+        """For all pairs of the sizes before and after."""
+        if self.of == "smaller":
+            return self.factor * np.minimum(before[:, None], after)
+        return self.factor * (before[:, None] if self.of == "before" else after[None, :])
+
+
+class Signatures:
+    """Which messages a code means on one mesh; many codes mean the same. Filled as codes occur."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.terms: dict[Term, int] = {}
+        self.sums: dict[tuple[int, ...], int] = {}  # positions of terms -> number of their sum
+        self._known: dict[int, tuple[int, bool]] = {}
+
+    def of(self, code: int) -> tuple[int, bool]:
+        """The number of the sum of terms that a code means, and whether it really exchanges."""
+        if code not in self._known:
+            steps = _example_steps(code, len(self.mesh.axes))
+            positions = sorted(self.terms.setdefault(term, len(self.terms)) for term in _terms(steps, self.mesh))
+            number = self.sums.setdefault(tuple(positions), len(self.sums))
+            self._known[code] = number, really_exchanges(steps)
+        return self._known[code]
+
+
+signatures = lru_cache(maxsize=64)(Signatures)
+
+
+def _terms(steps: Sequence[Step], mesh: Mesh) -> list[Term]:
+    """The messages of a direct way.
+
+    A step of the table moves the same before and after the exchange; it stands where the tensor is smaller.
+    """
+    terms = []
+    for step in steps:
+        for backward, message in enumerate(messages(step, mesh)):
+            if message.primitive:
+                of = message.of if step.by_index else "smaller"
+                terms.append(Term(bool(backward), step.axes, message.primitive, message.factor, of))
+            if message.packed:
+                terms.append(Term(bool(backward), (), "copy", 0, "smaller"))
+    return terms
+
+
+def _example_steps(code: int, axes: int) -> tuple[Step, ...]:
+    before: list[Placement] = []
+    after: list[Placement] = []
+    for axis in range(axes):
+        digit = code // _PAIRS ** (axes - 1 - axis) % _PAIRS
+        if digit == _SAME:
+            pair: tuple[Placement, Placement] = REPLICATE, REPLICATE
+        elif digit == _INSIDE:
+            dim = next(p.dim for x, y in zip(before, after, strict=True) for p in (x, y) if isinstance(p, Shard))
+            pair = Shard(dim), Shard(dim)
+        else:
+            pair = _example(digit // 4, 2 * axis), _example(digit % 4, 2 * axis + 1)
+        before.append(pair[0])
+        after.append(pair[1])
+    return direct_steps(Layout(tuple(before)), Layout(tuple(after)), shrinks=True)
+
+
+def _example(kind: int, dim: int) -> Placement:
+    return (Shard(dim), REPLICATE, REPLICATE_PARTIAL, PARTIAL)[kind]
+
+
+def direct_seconds(
+    codes: Integers,
+    before_bytes: Floats,
+    after_bytes: Floats,
+    mesh: Mesh,
+    term_seconds: Callable[[Term, Floats, Floats], Floats | float],
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """[source, target] -> seconds, and where they really exchange.
+
+    `term_seconds` prices a term for all pairs of the sizes before and after.
+    """
+    before, row = np.unique(before_bytes, return_inverse=True)
+    after, column = np.unique(after_bytes, return_inverse=True)
+    known = signatures(mesh)
+    distinct, position = _distinct(codes, _PAIRS ** len(mesh.axes))
+    found = np.array([known.of(code) for code in distinct.tolist()], dtype=np.int64).reshape(-1, 2)
+    prices = np.zeros((len(known.sums), len(before), len(after)))
+    sums, terms = list(known.sums), list(known.terms)
+    seconds: dict[int, Floats | float] = {}
+    for number in set(found[:, 0].tolist()):
+        for term in sums[number]:
+            if term not in seconds:
+                seconds[term] = term_seconds(terms[term], before, after)
+            prices[number] += seconds[term]
+    return prices[found[:, 0][position], row[:, None], column], found[:, 1].astype(bool)[position]
+
+
+def _distinct(codes: Integers, count: int) -> tuple[Integers, Integers]:
+    """The codes that occur, and the position of each of `codes` among them."""
+    if count > _TABLE_LIMIT:
+        distinct, position = np.unique(codes, return_inverse=True)
+        return distinct, position.reshape(codes.shape)
+    present = np.zeros(count, dtype=bool)
+    present[codes] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]

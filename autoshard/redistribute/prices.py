@@ -1,0 +1,221 @@
+"""The price of every step, and the cheapest way: a shortest path by the pair table, or the direct way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+
+from autoshard.graph.model import DTYPE_BYTES
+from autoshard.layout import Layout, largest_shape
+from autoshard.mesh import Mesh
+from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
+from autoshard.redistribute.direct_prices import Term, direct_seconds, pair_codes
+from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space
+from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
+from autoshard.redistribute.table import COLLECTIVES, CollectiveSeconds
+
+Floats = NDArray[np.float64]
+
+_HOP_SECONDS = 1e-12  # prefers fewer steps where the price is the same
+COPY_SECONDS = 5e-6  # launch of a local slice, mask or padding
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A tensor of global `shape` on a mesh, and what moving it costs.
+
+    `seconds(axes, kind, full_bytes)`: axes joined, kind of COLLECTIVES, full_bytes the whole message of a group (output
+    of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all).
+    `forward_times`: how often a forward is paid. Without `all_to_all` nothing is exchanged.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    mesh: Mesh
+    differentiable: bool
+    seconds: CollectiveSeconds
+    forward_times: float = 1.0
+    all_to_all: bool = True
+
+
+class Prices:
+    """A space with the seconds of each step.
+
+    Without all-to-all the direct way gathers; it is then taken only where there is no other.
+    """
+
+    def __init__(self, space: Space, terms: Terms) -> None:
+        self.space, self.differentiable, self.seconds = space, terms.differentiable, terms.seconds
+        self.forward_times, self.all_to_all = terms.forward_times, terms.all_to_all
+        self.item_bytes = DTYPE_BYTES[terms.dtype]
+        self.sizes, self.size_of = np.unique(space.elements, return_inverse=True)
+        self._tables: dict[tuple[tuple[int, ...], str], Floats] = {}
+
+    # --- one step ---
+
+    def way_seconds(self, start: Layout, steps: Sequence[Step]) -> tuple[float, float]:
+        """(forward, backward) seconds of steps taken one after the other from `start`."""
+        forward = backward = 0.0
+        for step in steps:
+            stop = step.applied(start)
+            own = self._bytes(start), self._bytes(stop)
+            there, back = messages(step, self.space.mesh)
+            forward += self._message_seconds(there, step.axes, own)
+            backward += self._message_seconds(back, step.axes, own) if self.differentiable else 0.0
+            start = stop
+        return forward, backward
+
+    def _bytes(self, layout: Layout) -> float:
+        return float(self.item_bytes * math.prod(largest_shape(self.space.shape, layout, self.space.mesh)))
+
+    def _message_seconds(self, message: Message, axes: tuple[int, ...], own: tuple[float, float]) -> float:
+        if message.primitive in COLLECTIVES:
+            packing = COPY_SECONDS if message.packed else 0.0
+            return packing + self.seconds(axes, message.primitive, float(message.full_bytes(*own)))
+        return COPY_SECONDS if message.primitive else 0.0
+
+    def direct(self, source: Layout, target: Layout) -> tuple[Step, ...]:
+        return direct_steps(source, target, self._bytes(target) <= self._bytes(source), self.all_to_all)
+
+    # --- the graph of the pair table ---
+
+    @cached_property
+    def weights(self) -> csr_matrix:
+        """Seconds of every step of the table, as [start, stop], with a little more for each step."""
+        parts = [self._weighted(m.axes, m.start, m.stop, m.pair) for m in self.space.moves()]
+        start, stop, weight = (np.concatenate([part[i] for part in parts] or [np.zeros(0)]) for i in range(3))
+        order = np.argsort(start, kind="stable")
+        bounds = np.searchsorted(start[order], np.arange(self.space.states + 1))
+        states = self.space.states
+        return csr_matrix((weight[order], stop[order].astype(np.int32), bounds.astype(np.int32)), (states, states))
+
+    def _weighted(
+        self, axes: tuple[int, ...], start: Integers, stop: Integers, pair: Integers
+    ) -> tuple[Integers, Integers, Floats]:
+        seconds = np.full(len(start), _HOP_SECONDS)
+        elements = self.space.elements
+        larger = np.where(elements[start] > elements[stop], start, stop)
+        order = np.argsort(pair, kind="stable")
+        bounds = np.searchsorted(pair[order], np.arange(len(PAIRS) + 1))
+        for index in np.flatnonzero(np.diff(bounds)):
+            own = order[bounds[index] : bounds[index + 1]]
+            forward, backward = ACTIONS[index]
+            seconds[own] += self.forward_times * self._action_seconds(axes, forward, start[own], larger[own])
+            if self.differentiable:
+                seconds[own] += self._action_seconds(axes, backward, stop[own], larger[own])
+        possible = np.isfinite(seconds)
+        return start[possible], stop[possible], seconds[possible]
+
+    def _action_seconds(self, axes: tuple[int, ...], action: str, given: Integers, larger: Integers) -> Floats | float:
+        if action == "all_to_all" and not self.all_to_all:
+            return math.inf
+        if action not in COLLECTIVES:
+            return COPY_SECONDS if action else 0.0
+        return self._looked_up(axes, action, self.size_of[given if action == "all_to_all" else larger])
+
+    def _looked_up(self, axes: tuple[int, ...], action: str, size: Integers) -> Floats:
+        """Seconds of a collective for message sizes that occur, each asked for once."""
+        table = self._tables.setdefault((axes, action), np.full(len(self.sizes), np.nan))
+        found = table[size]
+        if np.isnan(found).any():
+            for missing in np.unique(size[np.isnan(found)]):
+                table[missing] = self.seconds(axes, action, float(self.sizes[missing] * self.item_bytes))
+            found = table[size]
+        return found
+
+    # --- the cheapest ways ---
+
+    def all_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> Floats:
+        starts, stops = self._states(sources, "source"), self._states(targets, "target")
+        seconds: Floats = dijkstra(self.weights, indices=starts)[:, stops]
+        if self.all_to_all:
+            direct, exchanges = self._all_direct(sources, targets, starts, stops)
+            return np.where(np.isinf(seconds) | exchanges & (direct < seconds), direct, seconds)
+        for i, j in zip(*np.nonzero(np.isinf(seconds)), strict=True):
+            seconds[i, j] = self._direct_seconds(sources[i], targets[j])
+        return seconds
+
+    def _states(self, layouts: Sequence[Layout], role: str) -> Integers:
+        return np.array([self.space.state(layout, role) for layout in layouts], dtype=np.int64)
+
+    def _all_direct(
+        self, sources: Sequence[Layout], targets: Sequence[Layout], starts: Integers, stops: Integers
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Seconds of the direct way between all pairs, and where it really exchanges."""
+        before, after = (self.space.elements[s].astype(np.float64) * self.item_bytes for s in (starts, stops))
+        codes = pair_codes(sources, targets)
+        return direct_seconds(codes, before, after, self.space.mesh, self._term_seconds)
+
+    def _term_seconds(self, term: Term, before: Floats, after: Floats) -> Floats | float:
+        """Seconds of a message of the direct way for all pairs of the sizes before and after."""
+        times = (1.0 if self.differentiable else 0.0) if term.backward else self.forward_times
+        if term.primitive not in COLLECTIVES or not times:
+            return times * COPY_SECONDS
+        sizes = term.full_bytes(before, after)
+        known = {size: self.seconds(term.axes, term.primitive, size) for size in set(sizes.flat)}
+        return times * np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)
+
+    def _direct_seconds(self, source: Layout, target: Layout) -> float:
+        steps = self.direct(source, target)
+        forward, backward = self.way_seconds(source, steps)
+        return self.forward_times * forward + backward + _HOP_SECONDS * len(steps)
+
+    def path(self, source: Layout, target: Layout) -> Path:
+        start, stop = self.space.state(source, "source"), self.space.state(target, "target")
+        seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
+        steps = tuple(self._walked(start, stop, previous)) if np.isfinite(seconds[stop]) else ()
+        if source != target and (not steps or self._is_better(source, target, seconds[stop])):
+            steps = self.direct(source, target)
+        return Path(steps, *self.way_seconds(source, steps))
+
+    def _is_better(self, source: Layout, target: Layout, seconds: float) -> bool:
+        """Is the direct way the better one?"""
+        if not (self.all_to_all and really_exchanges(self.direct(source, target))):
+            return False
+        return self._direct_seconds(source, target) < seconds * (1 - 1e-12)
+
+    def _walked(self, start: int, stop: int, previous: Integers) -> list[Step]:
+        steps: list[Step] = []
+        while stop != start:
+            before = int(previous[stop])
+            steps += self._step(before, stop)
+            stop = before
+        return steps[::-1]
+
+    def _step(self, start: int, stop: int) -> list[Step]:
+        """The step between two neighbouring states; none where a letter turns from source to target."""
+        source, target = self.space.layout(start), self.space.layout(stop)
+        pairs = zip(source.placements, target.placements, strict=True)
+        axes = [axis for axis, (x, y) in enumerate(pairs) if x != y]
+        return [table_step(axes, source, target)] if axes else []
+
+    def steps_between(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> list[tuple[Layout, Step]]:
+        edges: set[tuple[int, int]] = set()
+        direct: list[tuple[int, int]] = []
+        prices = self.all_pairs(sources, targets)
+        stops = self._states(targets, "target")
+        for i, start in enumerate(self._states(sources, "source").tolist()):
+            seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
+            done = {start}
+            for j, state in enumerate(stops.tolist()):
+                if not seconds[state] <= prices[i, j] * (1 + 1e-12):
+                    direct.append((i, j))
+                    continue
+                while state not in done:
+                    done.add(state)
+                    edges.add((int(previous[state]), state))
+                    state = int(previous[state])
+        found = [(self.space.layout(start), step) for start, stop in sorted(edges) for step in self._step(start, stop)]
+        for i, j in representative_pairs(sources, targets, direct):
+            layout = sources[i]
+            for step in self.direct(layout, targets[j]):
+                found.append((layout, step))
+                layout = step.applied(layout)
+        return list(dict.fromkeys(found))

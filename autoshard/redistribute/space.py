@@ -1,0 +1,233 @@
+"""All layouts that a redistribution may pass through, as one index, and the steps of the pair table between them.
+
+Per axis a way may pass through `R`, `R+` and a plain shard of any dim that the axis divides; other placements (blocked
+or uneven shards, `P`) only leave the source and only enter the target, so that the price of a pair does not depend on
+what else is priced with it. Axes can be cut or joined on a dim only while no axis further inside shards it, and
+only in blocks that every device holds whole and in equal number. Several axes take one step where all take the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, LocalSize, Placement, Shard
+from autoshard.mesh import Mesh
+from autoshard.redistribute.steps import axis_shards, clean_cut
+from autoshard.redistribute.table import BACKWARD, COLLECTIVES, FORWARD
+
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+Way = tuple[tuple[int, Shard], ...]  # how a dim is cut: (axis, shard) in mesh order
+
+# Codes of placements by what a step does to them: R, R+, P, then shards of dim 0, 1, ...
+_CODES: dict[Placement, int] = {REPLICATE: 0, REPLICATE_PARTIAL: 1, PARTIAL: 2}
+_KINDS = ("R", "R+", "P")
+_FIRST_DIM = len(_KINDS)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A placement that an axis may take: in any layout, only in a source (never entered) or a target (never left)."""
+
+    placement: Placement
+    role: str  # any, source, target
+
+    @property
+    def code(self) -> int:
+        p = self.placement
+        return _FIRST_DIM + p.dim if isinstance(p, Shard) else _CODES[p]
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Steps of the same axes: from states `start` to `stop`; `pair` is what they do, an index into `PAIRS`."""
+
+    axes: tuple[int, ...]
+    start: Integers
+    stop: Integers
+    pair: Integers
+
+
+PAIRS = [("", ""), *FORWARD]  # ("", "") is a letter that turns from source to target
+ACTIONS = [("", ""), *((FORWARD[pair], BACKWARD[pair]) for pair in FORWARD)]
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """All layouts as one index (mixed radix of letters, first axis slowest), without prices."""
+
+    letters: tuple[tuple[Letter, ...], ...]
+    shape: tuple[int, ...]
+    mesh: Mesh
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(letters) for letters in self.letters]
+
+    @cached_property
+    def states(self) -> int:
+        return int(np.prod(self.sizes, dtype=np.int64))
+
+    @cached_property
+    def digits(self) -> list[Integers]:
+        """The letter of each axis, per state."""
+        return [grid.reshape(-1) for grid in np.indices(self.sizes)]
+
+    @cached_property
+    def strides(self) -> list[int]:
+        return [int(np.prod(self.sizes[axis + 1 :], dtype=np.int64)) for axis in range(len(self.sizes))]
+
+    @cached_property
+    def _positions(self) -> dict[str, list[dict[Placement, int]]]:
+        roles = ("source", "target")
+        return {
+            role: [{x.placement: i for i, x in enumerate(own) if x.role in ("any", role)} for own in self.letters]
+            for role in roles
+        }
+
+    def state(self, layout: Layout, role: str) -> int:
+        positions = self._positions[role]
+        return sum(positions[a][p] * self.strides[a] for a, p in enumerate(layout.placements))
+
+    def layout(self, state: int) -> Layout:
+        return Layout(tuple(letters[self.digits[a][state]].placement for a, letters in enumerate(self.letters)))
+
+    @cached_property
+    def shardings(self) -> list[tuple[Integers, list[Way]]]:
+        """Of each dim, per state, an index into the distinct ways that it is cut, and those ways."""
+        return [self._shardings(dim) for dim in range(len(self.shape))]
+
+    def _shardings(self, dim: int) -> tuple[Integers, list[Way]]:
+        ways: list[Way] = [()]
+        index = np.zeros(self.states, dtype=np.int64)
+        for axis, letters in enumerate(self.letters):
+            options = [
+                x.placement if isinstance(x.placement, Shard) and x.placement.dim == dim else None for x in letters
+            ]
+            distinct = list(dict.fromkeys(options))
+            if distinct != [None]:
+                place = np.array([distinct.index(option) for option in options], dtype=np.int64)
+                index = index * len(distinct) + place[self.digits[axis]]
+                ways = [(*way, (axis, option)) if option else way for way in ways for option in distinct]
+        return index, ways
+
+    @cached_property
+    def elements(self) -> Integers:
+        """Per state, the elements of the largest local tensor."""
+        result = np.ones(self.states, dtype=np.int64)
+        for size, (index, ways) in zip(self.shape, self.shardings, strict=True):
+            result *= np.array([_largest(size, way, self.mesh) for way in ways])[index]
+        return result
+
+    # --- steps ---
+
+    def moves(self) -> Iterator[Moves]:
+        axes = [a for a, size in enumerate(self.mesh.sizes) if size > 1 or len(self.letters[a]) > 1]
+        for count in range(1, len(axes) + 1):
+            for group in itertools.combinations(axes, count):
+                moves = self._moves(group)
+                if len(moves.start):
+                    yield moves
+
+    def _moves(self, axes: tuple[int, ...]) -> Moves:
+        """The steps of all of these axes at once: every pair of combinations of letters in which all axes agree."""
+        codes, offsets, leaves, enters = self._combinations(axes)
+        pairs = _pair_table(len(self.shape), len(axes) > 1)[codes[:, None], codes]
+        pairs = np.where(leaves[:, None] & enters, pairs, -1)
+        if len(axes) == 1:
+            pairs[self._turns(axes[0])] = 0
+        first, second = np.nonzero(pairs >= 0)
+        rest = self._rest(axes)
+        start = (rest[:, None] + offsets[first]).reshape(-1)
+        stop = (rest[:, None] + offsets[second]).reshape(-1)
+        pair = np.broadcast_to(pairs[first, second], (len(rest), len(first))).reshape(-1)
+        clean = self._clean(axes)
+        keep = (pair == 0) | (clean[start] & clean[stop])
+        return Moves(axes, start[keep], stop[keep], pair[keep])
+
+    def _combinations(self, axes: tuple[int, ...]) -> tuple[Integers, Integers, Booleans, Booleans]:
+        """Of each combination of letters with one code: code, offset of the state, may be left, may be entered."""
+        own = [self.letters[a] for a in axes]
+        by_code: list[list[tuple[int, Letter]]] = [
+            [(i * self.strides[a], x) for i, x in enumerate(letters)] for a, letters in zip(axes, own, strict=True)
+        ]
+        found = [
+            (code, sum(offset for offset, _ in combination), combination)
+            for code in dict.fromkeys(x.code for x in own[0])
+            for combination in itertools.product(*([(o, x) for o, x in row if x.code == code] for row in by_code))
+        ]
+        roles = [{x.role for _, x in combination} for _, _, combination in found]
+        return (
+            np.array([code for code, _, _ in found], dtype=np.int64),
+            np.array([offset for _, offset, _ in found], dtype=np.int64),
+            np.array(["target" not in own for own in roles], dtype=bool),
+            np.array(["source" not in own for own in roles], dtype=bool),
+        )
+
+    def _turns(self, axis: int) -> Booleans:
+        """The pairs of letters (in order of code, as in `_combinations`) that are one placement, source then target."""
+        own = self.letters[axis]
+        return np.array([[x.placement == y.placement and x.role == "source" != y.role for y in own] for x in own])
+
+    def _rest(self, axes: tuple[int, ...]) -> Integers:
+        """The states in which these axes have their first letter."""
+        rest = np.zeros(1, dtype=np.int64)
+        for axis, size in enumerate(self.sizes):
+            if axis not in axes:
+                rest = (rest[:, None] + np.arange(size) * self.strides[axis]).reshape(-1)
+        return rest
+
+    def _clean(self, axes: tuple[int, ...]) -> Booleans:
+        """Per state, whether the dim that all these axes cut, if they do, can be joined over them."""
+        clean = np.ones(self.states, dtype=bool)
+        for dim, (index, ways) in enumerate(self.shardings):
+            clean &= np.array([self._is_clean(way, axes, dim) for way in ways], dtype=bool)[index]
+        return clean
+
+    def _is_clean(self, way: Way, axes: tuple[int, ...], dim: int) -> bool:
+        """True where not all of the axes cut the dim, or where they are the innermost to do so, in clean blocks."""
+        if len({a for a, _ in way} & set(axes)) < len(axes):
+            return True
+        outer, inner = way[: -len(axes)], way[-len(axes) :]
+        if tuple(a for a, _ in inner) != axes:
+            return False
+        return clean_cut(self.shape[dim], outer, inner, self.mesh) is not None
+
+
+@lru_cache(maxsize=64)
+def _pair_table(dims: int, joined: bool) -> Integers:
+    """[code before, code after] -> index into PAIRS, -1 where there is no step. Joined steps must communicate."""
+    codes = _FIRST_DIM + dims
+    table = np.full((codes, codes), -1, dtype=np.int64)
+    for x, y in itertools.product(range(codes), repeat=2):
+        pair = (_KINDS[x] if x < _FIRST_DIM else "S", _KINDS[y] if y < _FIRST_DIM else "S")
+        if x != y and pair in FORWARD and (not joined or {FORWARD[pair], BACKWARD[pair]} & set(COLLECTIVES)):
+            table[x, y] = PAIRS.index(pair)
+    return table
+
+
+@lru_cache(maxsize=65536)
+def _largest(size: int, way: Way, mesh: Mesh) -> int:
+    return LocalSize(size, axis_shards(way, mesh)).largest(mesh)
+
+
+@lru_cache(maxsize=256)
+def space(
+    sources: tuple[Layout, ...], targets: tuple[Layout, ...], shape: tuple[int, ...], mesh: Mesh, differentiable: bool
+) -> Space:
+    letters = []
+    for axis, size in enumerate(mesh.sizes):
+        free: list[Placement] = [REPLICATE, *([REPLICATE_PARTIAL] if differentiable else [])]
+        free += [Shard(dim) for dim, length in enumerate(shape) if size > 1 and length and length % size == 0]
+        own = [Letter(placement, "any") for placement in free]
+        for role, layouts in (("source", sources), ("target", targets)):
+            placements = {layout.placements[axis] for layout in layouts} - set(free)
+            own += [Letter(placement, role) for placement in sorted(placements, key=str)]
+        letters.append(tuple(sorted(own, key=lambda letter: letter.code)))
+    return Space(tuple(letters), shape, mesh)

@@ -1,0 +1,202 @@
+"""One step of a redistribution: what it changes, how the dims are cut that it joins or cuts, and what it sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.layout import AxisShard, Layout, LocalSize, Placement, Shard
+from autoshard.mesh import Mesh
+from autoshard.partition import Cut, runs
+from autoshard.program.model import Collective, DimCut
+from autoshard.redistribute.table import BACKWARD, BY_INDEX, COLLECTIVES, FORWARD, kind
+
+
+@dataclass(frozen=True)
+class Step:
+    """The mesh axes `axes` (indices, ascending) go from the placements `before` to `after`, all at once.
+
+    `forward` and `backward` are what it does to the value and to the gradient: entries of the pair table, where all
+    axes have the same pair, or of BY_INDEX.
+    """
+
+    axes: tuple[int, ...]
+    before: tuple[Placement, ...]
+    after: tuple[Placement, ...]
+    forward: str
+    backward: str
+
+    def applied(self, layout: Layout) -> Layout:
+        """The layout after the step. AssertionError where `layout` is not one that it starts from."""
+        for axis, before, after in zip(self.axes, self.before, self.after, strict=True):
+            assert layout.placements[axis] == before, f"{self} from {layout}"
+            layout = layout.replace(axis, after)
+        return layout
+
+    @property
+    def by_index(self) -> bool:
+        return self.forward in BY_INDEX
+
+
+def step_of(collective: Collective, mesh: Mesh) -> Step:
+    """The step that an instruction makes."""
+    axes = tuple(mesh.index(axis) for axis in collective.axes)
+    return Step(axes, collective.before, collective.after, collective.forward, collective.backward)
+
+
+def table_step(axes: Sequence[int], source: Layout, target: Layout) -> Step:
+    """The step of the pair table that takes `axes` from where they are in `source` to where they are in `target`."""
+    before, after = (tuple(layout.placements[a] for a in axes) for layout in (source, target))
+    pair = kind(before[0]), kind(after[0])
+    return Step(tuple(axes), before, after, FORWARD[pair], BACKWARD[pair])
+
+
+@dataclass(frozen=True)
+class Path:
+    """Steps in order of the forward, with their seconds in the forward and in the backward."""
+
+    steps: tuple[Step, ...]
+    forward_seconds: float
+    backward_seconds: float
+
+
+# --- how dims are cut ---
+
+
+def dim_cuts(
+    step: Step, layout_before: Layout, shape: Sequence[int], mesh: Mesh
+) -> tuple[DimCut | None, DimCut | None]:
+    """(the dim that a step of the table joins, the dim that it cuts), as the runtime needs them."""
+    if step.by_index:
+        return None, None
+    cuts = []
+    for placements in (step.before, step.after):
+        shards = [p for p in placements if isinstance(p, Shard)]
+        cuts.append(_dim_cut(step.axes, shards, layout_before, shape, mesh) if shards else None)
+    return cuts[0], cuts[1]
+
+
+def _dim_cut(
+    axes: tuple[int, ...], shards: Sequence[Shard], layout: Layout, shape: Sequence[int], mesh: Mesh
+) -> DimCut:
+    dim = shards[0].dim
+    outer = tuple((a, s) for a, s in layout.shards(dim) if a not in axes)
+    assert all(a < axes[0] for a, _ in outer), f"axes inside {axes} cut dim {dim} of {layout.on(mesh)}"
+    cut = clean_cut(shape[dim], outer, tuple(zip(axes, shards, strict=True)), mesh)
+    assert cut is not None, f"{shards} over {axes} in {layout.on(mesh)} of {tuple(shape)} is not clean"
+    return cut
+
+
+def axis_shards(shards: Sequence[tuple[int, Shard]], mesh: Mesh) -> tuple[AxisShard, ...]:
+    return tuple(AxisShard(mesh.names[a], s.blocks, s.unit) for a, s in shards)
+
+
+@lru_cache(maxsize=65536)
+def clean_cut(
+    size: int, outer: tuple[tuple[int, Shard], ...], inner: tuple[tuple[int, Shard], ...], mesh: Mesh
+) -> DimCut | None:
+    """The one cut that the `inner` axes, joined, make in what the `outer` ones leave of a dim.
+
+    None unless every device holds equally many whole equal blocks of it, each cut as by one axis.
+    """
+    local = LocalSize(size, axis_shards(outer, mesh))
+    for shard in dict.fromkeys((inner[0][1], inner[-1][1])):
+        if len(inner) > 1 and not _is_one_cut(size, outer, inner, shard, mesh):
+            continue
+        blocks = local_blocks(local, shard, mesh)
+        return DimCut(shard.dim, local, blocks, shard.unit) if blocks is not None else None
+    return None
+
+
+def _is_one_cut(
+    size: int, outer: Sequence[tuple[int, Shard]], inner: Sequence[tuple[int, Shard]], shard: Shard, mesh: Mesh
+) -> bool:
+    """Do the nested cuts of the inner axes put everything where one cut like `shard` over all of them does?"""
+    if any(size % s.blocks for _, s in (*outer, *inner)):
+        return False
+    parts = math.prod(mesh.sizes[a] for a, _ in inner)
+    nested = tuple((mesh.sizes[a], s.blocks, s.unit) for a, s in (*outer, *inner))
+    joined: tuple[Cut, ...] = (*nested[: len(outer)], (parts, shard.blocks, shard.unit))
+    return runs(size, nested).key == runs(size, joined).key
+
+
+@lru_cache(maxsize=65536)
+def local_blocks(outer: LocalSize, shard: Shard, mesh: Mesh) -> int | None:
+    """How many of the shard's blocks each device holds before the cut; None unless equal and as many on all."""
+    if outer.size % shard.blocks:
+        return None
+    if shard.blocks == 1 or not outer.shards:
+        return shard.blocks
+    held = runs(outer.size, tuple((mesh.axis_size(s.axis), s.blocks, s.unit) for s in outer.shards))
+    start = np.arange(shard.blocks) * (outer.size // shard.blocks)
+    stop = start + outer.size // shard.blocks
+    overlap = np.clip(np.minimum(held.stop[:, None], stop) - np.maximum(held.start[:, None], start), 0, None)
+    lengths = np.zeros((held.ranks, shard.blocks), dtype=np.int64)
+    np.add.at(lengths, held.rank, overlap)
+    longest = lengths.max(1, keepdims=True)
+    if not ((lengths == 0) | (lengths == longest)).all():
+        return None
+    counts = set((lengths > 0).sum(1)[lengths.any(1)].tolist())
+    return counts.pop() if len(counts) == 1 else None
+
+
+# --- what is sent ---
+
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])
+
+
+@dataclass(frozen=True)
+class Message:
+    """`primitive`: one of COLLECTIVES, "copy" (local work) or "" (nothing).
+
+    Its full bytes, which price a collective, are `factor` times those of the largest local tensor: of the one "before"
+    the step, "after" it, or the "larger" of them.
+    """
+
+    primitive: str
+    factor: int = 0
+    of: str = "larger"
+    packed: bool = False  # by index sets: local work, too
+
+    def full_bytes(self, before: Bytes, after: Bytes) -> Bytes:
+        """Of bytes, or of arrays of them."""
+        if self.of == "larger":
+            return self.factor * cast(Bytes, np.maximum(before, after))
+        return self.factor * (before if self.of == "before" else after)
+
+
+def messages(step: Step, mesh: Mesh) -> tuple[Message, Message]:
+    """(forward, backward) of a step.
+
+    In an exchange a device receives what it needs and lacks. The price takes it to hold the share of one device of
+    the group already, as in an all-to-all; of a sum it receives every summand.
+    """
+    forward = _message(step, step.forward, "before", "after", mesh)
+    if step.forward == "exchange" and any(kind(before) == "R+" for before in step.before):
+        return forward, forward  # the gradient goes back the way the value came
+    return forward, _message(step, step.backward, "after", "before", mesh)
+
+
+def _message(step: Step, name: str, given: str, made: str, mesh: Mesh) -> Message:
+    if name == "all_to_all":
+        return Message(name, 1, given)
+    if name in COLLECTIVES:
+        return Message(name, 1, "larger")
+    if name == "exchange":
+        return Message("all_to_all", _summands(step, given == "before", mesh), made, True)
+    if name == "gather":
+        return Message("all_gather", math.prod(mesh.sizes[a] for a in step.axes), given, True)
+    return Message("copy" if name else "")
+
+
+def _summands(step: Step, forward: bool, mesh: Mesh) -> int:
+    """How many devices hold a summand of each element that an exchange moves: of the value (P) or the gradient (R+)."""
+    side, other, partial = (step.before, step.after, "P") if forward else (step.after, step.before, "R+")
+    pairs = zip(step.axes, side, other, strict=True)
+    return math.prod(mesh.sizes[a] for a, x, y in pairs if kind(x) == partial != kind(y))
