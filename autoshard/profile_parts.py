@@ -81,7 +81,7 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("memory.elementwise", None, None, 1e-6),
     Constant("memory.activation", None, None, 1e-6),
     Constant("memory.normalisation", None, None, 1e-6),
-    Constant("memory.softmax", None, 0.8, 1e-6),
+    Constant("memory.softmax", None, 0.62, 1e-6),
     Constant("memory.gather", None, 0.5, 1e-6),
     Constant("host.dispatch", units.parse_seconds, 0.0),
     Constant("host.exponent", None, 3.0, 1.0),

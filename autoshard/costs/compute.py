@@ -127,6 +127,7 @@ _EFFICIENCY = {
     "aten.batch_norm": "memory.normalisation",
     "aten.softmax": "memory.softmax",
     "aten.log_softmax": "memory.softmax",
+    "aten.dropout": "memory.softmax",  # its source measured both together
     "aten.cross_entropy_loss": "memory.normalisation",
     "aten.gelu": "memory.activation",
     "aten.silu": "memory.activation",

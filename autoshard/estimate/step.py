@@ -12,7 +12,7 @@ from autoshard.estimate.stages import Host, Part, Stages
 from autoshard.estimate.tail import send_seconds, stage_parameters, tail
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.mesh import Mesh
-from autoshard.simulate.pipeline import SCHEDULES, Placed, ends, most_in_flight, run_pipeline
+from autoshard.simulate.pipeline import SCHEDULES, Placed, Slot, ends, most_in_flight, run_pipeline
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     stages = Stages(model, run, pieces(built, hardware), host or host_of(hardware))
     orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
     send = send_seconds(model, run, hardware)
-    placed = run_pipeline(orders, stages.seconds, lambda giver, taker: send)
+    placed = run_pipeline(orders, lambda s, slot: stages.seconds(s, slot) + send * hands_on(s, slot, run), _at_once)
     tails = [tail(built, model, run, hardware, stage) for stage in range(run.pp)]
     finished = [end + sum(s for _, s in after) for end, after in zip(ends(placed, run.pp), tails, strict=True)]
     last = max(range(run.pp), key=finished.__getitem__)
     busy = sum(p.duration_seconds for p in placed if p.stage == last)
-    bubble = ends(placed, run.pp)[last] - busy
-    parts = (*stages.parts(last, orders[last]), ("pipeline bubble", bubble), *tails[last])
+    handed = ("sends to other stages", send * sum(hands_on(last, slot, run) for slot in orders[last]))
+    bubble = ("pipeline bubble", ends(placed, run.pp)[last] - busy)
+    parts = (*stages.parts(last, orders[last]), handed, bubble, *tails[last])
     counts = [stage_parameters(built, model, run, stage) for stage in range(run.pp)]
     memory = max(
         (stage_memory(built, model, run, counts[s], most_in_flight(orders[s]), s) for s in range(run.pp)),
@@ -68,6 +69,17 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     return Estimate(
         model, run, finished[last], parts, tuple(placed), memory, parameter_count(model), model_flops(model, run)
     )
+
+
+def hands_on(stage: int, slot: Slot, run: Run) -> bool:
+    """Whether another stage waits for what the slot makes: its own is busy until that is sent, as in Megatron-LM."""
+    part = slot.chunk * run.pp + stage
+    return run.pp > 1 and part != (run.pp * run.interleave - 1 if slot.kind == "F" else 0)
+
+
+def _at_once(giver: int, taker: int) -> float:
+    """A send is part of the slot that makes it."""
+    return 0.0
 
 
 def host_of(hardware: Hardware) -> Host:

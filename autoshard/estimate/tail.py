@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from autoshard.costs.collective import joint_seconds
-from autoshard.costs.links import axis_link
 from autoshard.estimate.graph import EMBEDDING, layer
 from autoshard.estimate.program import DATA, LAYERS, Built
 from autoshard.estimate.shape import Run, Transformer
@@ -44,8 +43,8 @@ def _tied_seconds(model: Transformer, run: Run, hardware: Hardware, stage: int) 
     """The gradients of a tied embedding are summed between the first stage and the last."""
     if not model.tied or run.pp == 1 or stage not in (0, run.pp - 1):
         return 0.0
-    link = axis_link(hardware, whole_mesh(run), 0)
-    return table_size(model, run) * run.gradient_bytes / link.ring_bandwidth
+    size = float(table_size(model, run) * run.gradient_bytes)
+    return joint_seconds(hardware, whole_mesh(run), (0,), "send_receive", size)  # both ways at once
 
 
 def whole_mesh(run: Run) -> Mesh:
@@ -58,10 +57,9 @@ def send_seconds(model: Transformer, run: Run, hardware: Hardware) -> float:
     if run.pp == 1:
         return 0.0
     mesh = whole_mesh(run)
-    link = axis_link(hardware, mesh, 0)
     size = float(run.micro_batch * model.sequence * model.hidden * run.activation_bytes)
     gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (2,), "all_gather", size)
-    return link.latency_seconds + size / run.tp / link.ring_bandwidth + gathered
+    return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
 
 
 def stage_parameters(built: Built, model: Transformer, run: Run, stage: int) -> int:
