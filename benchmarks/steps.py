@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from autoshard.estimate.memory import STATE_BYTES
 from autoshard.estimate.shape import Run, Transformer
 from autoshard.estimate.stages import Host
-from autoshard.estimate.step import Estimate, estimate
+from autoshard.estimate.step import Estimate, estimate, parameter_count
 from autoshard.hardware import Hardware, load_hardware
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -164,7 +165,15 @@ def multi_node(data: Path) -> list[str]:
     """The A100 constants, the cluster's profile, and the host of the single-node runs' first calibration."""
     hardware, rows = load_hardware("a100-80g-sxm-4hdr"), vtrain(data / "vtrain_a100_multi_node.csv")
     host = single_node_host(data)
-    lines = [HEADER.format("vTrain, 64 to 512 A100, nothing fitted on them"), RULE]
+    lines = [
+        "## Training steps on 64 to 512 A100",
+        "",
+        "vTrain's measured Megatron steps (3.6 and 39.1 billion parameters, full recomputation, 1F1B). Nothing is",
+        "fitted on them: the device's constants are those of the tables above, the host's of 20 single-node runs.",
+        "",
+        HEADER.format("64 to 512 A100"),
+        RULE,
+    ]
     known = {
         "autoshard": predict(rows, hardware, host),
         "autoshard, host of the profile": predict(rows, hardware, host_of(hardware)),
@@ -192,7 +201,12 @@ def single_node(data: Path) -> list[str]:
     )
     seconds = baseline(rows, hardware)
     return [
-        HEADER.format(f"vTrain, 2 to 8 A100, host fitted to {CALIBRATION_RUNS} runs, {DRAWS} draws"),
+        "## Training steps on 2 to 8 A100",
+        "",
+        f"vTrain's measured Megatron steps on one node. Two numbers of the host are fitted to {CALIBRATION_RUNS} runs",
+        f"drawn by seed, {DRAWS} times; the errors are means over the runs that a draw has not seen.",
+        "",
+        HEADER.format("2 to 8 A100"),
         RULE,
         _line("autoshard", held[0], np.concatenate(each), mean),
         _line("half of peak and bubble", rows, errors(rows, seconds), ranking(rows, seconds)),
@@ -230,7 +244,14 @@ SELECTIVE = {
 def megatron(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     hardware = load_hardware("a100-80g-sxm")
-    lines = ["| Megatron-LM, A100-80GB, TP 8 | measured s | predicted s | error |", "|---|--:|--:|--:|"]
+    lines = [
+        "## Training steps of Megatron-LM's models",
+        "",
+        "Korthikanti et al. 2022, table 5 (A100-80GB, TP 8), nothing fitted on them.",
+        "",
+        "| run | measured s | predicted s | error |",
+        "|---|--:|--:|--:|",
+    ]
     for name, (layers, hidden, heads, pp, chunks, micro, batch, full, lean) in SELECTIVE.items():
         model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
         run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
@@ -244,7 +265,42 @@ def megatron(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (multi_node, single_node, megatron)
+# The same, figure 1: GiB of weights, gradients and optimizer; of activations, nothing computed again; of activations
+# with sequence parallelism and selective recomputation.
+FIGURE_1 = {"22B": (45.5625, 59.25, 9.5625), "530B": (31.64, 114.02, 23.08)}
+GIB = 2**30
+
+
+def memory(data: Path) -> list[str]:
+    """Published bytes of a device (the paper's arithmetic, not measured); states are a mean over stages."""
+    hardware = load_hardware("a100-80g-sxm")
+    lines = [
+        "## Memory of Megatron-LM's models",
+        "",
+        "Korthikanti et al. 2022, figure 1, GiB on a device (A100, TP 8).",
+        "",
+        "| model | what | published | predicted | error |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for name, published in FIGURE_1.items():
+        layers, hidden, heads, pp, chunks, micro, batch, *_ = SELECTIVE[name]
+        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks)
+        plain = predicted(model, run, hardware, Host()).memory
+        lean = replace(run, recompute="selective", sequence_parallel=True)
+        made = (
+            parameter_count(model) / 8 / pp * sum(STATE_BYTES[run.precision]),
+            plain.activations,
+            predicted(model, lean, hardware, Host()).memory.activations,
+        )
+        kinds = ("weights, gradients, optimizer", "activations", "activations, selective and sequence parallel")
+        for kind, own, other in zip(kinds, made, published, strict=True):
+            gib = own / GIB
+            lines.append(f"| {name} | {kind} | {other:.2f} | {gib:.2f} | {gib / other - 1:+.1%} |")
+    return lines
+
+
+TABLES = (multi_node, single_node, megatron, memory)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from autoshard.costs import collective_seconds
 from autoshard.hardware import Hardware, load_hardware
 from autoshard.mesh import Mesh
 from benchmarks import measurements as m
+from benchmarks import steps
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
 BEGIN, END = "<!-- validate: written by the command above -->", "<!-- validate end -->"
@@ -206,7 +207,9 @@ def link_graph(data: Path) -> list[str]:
     return ["## Bandwidth from the graph of the links", "", text, "", *table(header, found)]
 
 
-TABLES: tuple[Callable[[Path], list[str]], ...] = (products, attention, collectives, other_host, link_graph)
+TABLES: tuple[Callable[[Path], list[str]], ...] = (
+    products, attention, collectives, other_host, link_graph, *steps.TABLES,
+)  # fmt: skip
 
 
 def page(text: str, data: Path) -> str:

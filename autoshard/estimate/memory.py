@@ -13,6 +13,7 @@ from autoshard.estimate.shape import Run, Transformer
 from autoshard.layout import Shard
 from autoshard.program.model import Collective
 from autoshard.simulate.memory import Span, plan_memory
+from autoshard.simulate.pipeline import Slot, most_in_flight
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
 STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12)}
@@ -89,8 +90,10 @@ def _feeds(span: Span, first: int, module: Sequence[str]) -> bool:
     return bool(before) and span.start == before[-1]
 
 
-def stage_memory(built: Built, model: Transformer, run: Run, parameters: int, in_flight: int, stage: int) -> Memory:
-    """`in_flight` counts (micro-batch, chunk) pairs; the first stage keeps its embedding, the last its head."""
+def stage_memory(
+    built: Built, model: Transformer, run: Run, parameters: int, order: Sequence[Slot], stage: int
+) -> Memory:
+    """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
     sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     shares = [run.dp if run.zero >= least else 1 for least in (3, 2, 1)]
     weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
@@ -102,5 +105,7 @@ def stage_memory(built: Built, model: Transformer, run: Run, parameters: int, in
     }[run.recompute]
     layers = model.layers // (run.pp * run.interleave)
     first, last = stage == 0, stage == run.pp - 1
-    ends = own.embedding * in_flight * first + own.head * last
+    # What the embedding gives its layer is that layer's input, which is counted there.
+    ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
+    in_flight = most_in_flight(order)
     return Memory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)

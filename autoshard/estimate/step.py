@@ -12,7 +12,7 @@ from autoshard.estimate.stages import Host, Part, Stages
 from autoshard.estimate.tail import send_seconds, stage_parameters, tail
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.mesh import Mesh
-from autoshard.simulate.pipeline import SCHEDULES, Placed, Slot, ends, most_in_flight, run_pipeline
+from autoshard.simulate.pipeline import SCHEDULES, Placed, Slot, ends, run_pipeline
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     parts = (*stages.parts(last, orders[last]), handed, bubble, *tails[last])
     counts = [stage_parameters(built, model, run, stage) for stage in range(run.pp)]
     memory = max(
-        (stage_memory(built, model, run, counts[s], most_in_flight(orders[s]), s) for s in range(run.pp)),
+        (stage_memory(built, model, run, counts[s], orders[s], s) for s in range(run.pp)),
         key=lambda m: m.peak,
     )
     return Estimate(
