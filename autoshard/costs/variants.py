@@ -169,7 +169,7 @@ def _norm(gathered: int, reduced: tuple[int, ...], backward: int) -> Callable[[M
     return inside
 
 
-SEQUENCE = ("parallel_attention", "ring_attention")
+SEQUENCE = ("parallel_attention", "random_attention", "ring_attention")
 
 
 def _experts(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
@@ -193,6 +193,7 @@ COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
     **dict.fromkeys(("parallel_group_norm", "parallel_layer_norm", "synchronised_batch_norm"), _norm(2, (), 2)),
     "parallel_rms_norm": _norm(0, (1,), 1),
     **dict.fromkeys(("parallel_softmax", "parallel_log_softmax"), _norm(0, (1, 1), 1)),
+    "random_attention": _gathered_attention,
     "ring_attention": _ring_attention,
     "dispatched_experts": _experts,
     **dict.fromkeys(HALOS, _halo),

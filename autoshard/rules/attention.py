@@ -18,12 +18,12 @@ def attention(call: Call) -> str:
     lead, own = f"{batch} {heads}".strip(), f"{batch} {groups}".strip()
     mask = _mask(call, [*batch.split(), *([heads] if heads else [])], query, key)
     loops = f"{lead} s d, {own} t d, {own} t e, {mask} -> {lead} s e"
-    if call.get("dropout_p"):
-        return f"{loops} | whole: {'s t d' if call.get('is_causal') else 't d'} | variant: random_attention"
+    name = "random_attention" if call.get("dropout_p") else "parallel_attention"
+    always = " | variant: random_attention" if call.get("dropout_p") else ""
     causal = " | variant: parallel_attention s" if call.get("is_causal") else ""
-    together = "ring s+t ring_attention, gather s+t parallel_attention"
-    together += ", heads g*r parallel_attention" if heads == "(g r)" else ""
-    return f"{loops} | whole: t d | plain: s{causal} | together: {together}"
+    ring = "" if always else "ring s+t ring_attention, "
+    shared = f", heads g*r {name}" if heads == "(g r)" else ""
+    return f"{loops} | whole: t d | plain: s{always or causal} | together: {ring}gather s+t {name}{shared}"
 
 
 def _leading(call: Call, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[str, str, str]:
@@ -60,20 +60,11 @@ def scores(local: Local) -> tuple[tuple[int, ...], Layout]:
     return shape, term_layout(dims, local.instance, shape, local.strategy.choices, local.mesh)
 
 
-def localise_attention(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    shape, layout = scores(local)
-    given = dict(local.op.attributes)
-    kept = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
-    index = random_index(local.graph, local.op)
-    return {**kept, "index": index, "shape": shape, "layout": str(layout)}, ()
-
-
 def localise_parallel(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     query, key = local.instance.operands[:2]
     assert query is not None and key is not None
     given = dict(local.op.attributes)
     values: dict[str, LocalAttribute] = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
-    del values["dropout_p"]
     queries, keys, heads = local.axes("s", "ring", "gather"), local.axes("ring", "gather"), local.axes("heads")
     if queries:
         values |= {"rows": query.shape[-2], "columns": key.shape[-2]}
@@ -83,11 +74,19 @@ def localise_parallel(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return values, tuple((role, names) for role, names in axes if names)
 
 
-_DEFAULTS: dict[str, float | bool | None] = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+def localise_random(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    values, axes = localise_parallel(local)
+    shape, layout = scores(local)
+    own: dict[str, LocalAttribute] = {"dropout_p": local.op.attribute("dropout_p")}
+    own |= {"index": random_index(local.graph, local.op), "shape": shape, "layout": str(layout)}
+    return {**own, **values}, axes
+
+
+_DEFAULTS: dict[str, float | bool | None] = {"is_causal": False, "scale": None, "enable_gqa": False}
 RULES: dict[str, str | RuleFor] = {"aten.scaled_dot_product_attention": attention}
 LOCALISE: dict[str, Localise] = {}
 VARIANTS: dict[str, LocaliseVariant] = {
     "parallel_attention": localise_parallel,
-    "random_attention": localise_attention,
+    "random_attention": localise_random,
     "ring_attention": localise_parallel,
 }

@@ -230,7 +230,7 @@ def test_exact_attention(causal: bool, masked: str, groups: int, layout: str) ->
     if masked == "bool":
         assert mask is not None
         mask[1] = False
-    options = {"is_causal": causal, "enable_gqa": groups > 1, "index": 4, "shape": tuple(q.shape)}
+    options = {"is_causal": causal, "enable_gqa": groups > 1, "index": 4, "shape": (2, 8, 5, 6)}
     mesh = Mesh.parse("a=2,b=2")
 
     def attend(local: ParallelMesh, p: float, where: str) -> tuple[Tensor, ...]:

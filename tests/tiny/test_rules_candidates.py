@@ -135,7 +135,7 @@ def test_what_has_no_rule_is_repeated_and_explained() -> None:
 def test_what_is_left_out_has_a_reason() -> None:
     graph, mesh = gpt(), Mesh.parse("tp=8")
     reasons = dict(explain(graph, op_named(graph, "0.attention"), mesh, candidates(graph, mesh)))
-    assert reasons["s"] == "the operator needs all of it"
+    assert reasons["t"] == "the operator needs all of it"
     assert "some device would hold nothing: 12 units over 8 devices" in reasons["h@tp"]
     assert "nothing: 4 units over 8" in reasons["b@tp"]
 

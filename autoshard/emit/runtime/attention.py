@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from .axis import Axis, GroupTransport, shard_bounds
 from .redistribution import all_gather
+
+if TYPE_CHECKING:
+    from .randomness import Random
 
 
 def held_range(size: int, axes: Sequence[Axis], at: Sequence[int] | None = None) -> tuple[int, int]:
@@ -40,18 +43,61 @@ def parallel_attention(
 
     Only the shards of k and v are kept for backward, which gathers them again and scatters their gradients.
     """
+    k, v, mask, is_causal, enable_gqa, hooks = _prepared(
+        k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
+    )
+    with hooks:
+        return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def random_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Random, *, queries: Sequence[Axis] = (),
+    keys: Sequence[Axis] = (), heads: Sequence[Axis] = (), rows: int = 0, columns: int = 0, query_heads: int = 0,
+    dropout_p: float, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, index: int,
+    shape: Sequence[int], layout: str,
+) -> Tensor:  # fmt: skip
+    """`parallel_attention` with dropout on the probabilities. `shape` and `layout` are those of the scores."""
+    k, v, mask, is_causal, enable_gqa, hooks = _prepared(
+        k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
+    )
+    if not random.exact:
+        with random.fork(index, layout), hooks:
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    scores = q @ k.transpose(-2, -1) * (scale if scale is not None else q.shape[-1] ** -0.5)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    hidden = (scores == -torch.inf).all(-1, keepdim=True)  # rows that see nothing give zeros
+    weights = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
+    keep = random.keep(index, shape, layout, dropout_p)[..., : k.shape[-2]]
+    return weights * keep / max(1 - dropout_p, 1e-30) @ v
+
+
+_Hooks = AbstractContextManager[object]
+
+
+def _prepared(
+    k: Tensor, v: Tensor, mask: Tensor | None, queries: Sequence[Axis], keys: Sequence[Axis], heads: Sequence[Axis],
+    rows: int, columns: int, query_heads: int, is_causal: bool, enable_gqa: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, bool, bool, _Hooks]:  # fmt: skip
+    """All keys and values that this device's queries see, with the causal mask in global positions, and what keeps
+    autograd from saving them whole."""
     if heads:
         k, v, enable_gqa = _own_heads(k, v, heads, query_heads, enable_gqa)
-    hooks: AbstractContextManager[object] = nullcontext()
+    hooks: _Hooks = nullcontext()
     if keys:
         gathered = _Gathered(k, v, keys, columns)
-        k, v, hooks = *gathered.whole(), gathered.hooks()
+        (k, v), hooks = gathered.whole(), gathered.hooks()
     if is_causal and queries:
         start, stop = held_range(rows, queries)
         seen = min(stop, k.shape[-2])  # nobody here looks further
-        k, v, mask, is_causal = k[..., :seen, :], v[..., :seen, :], _causal(start, stop, 0, seen, q.device), False
-    with hooks:
-        return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        k, v, mask, is_causal = k[..., :seen, :], v[..., :seen, :], _causal(start, stop, 0, seen, k.device), False
+    return k, v, mask, is_causal, enable_gqa, hooks
 
 
 def _own_heads(
@@ -92,7 +138,7 @@ class _Gathered:
         self.shard = self.shard.detach()
         return kv[..., : self.width], kv[..., self.width :]
 
-    def hooks(self) -> AbstractContextManager[object]:
+    def hooks(self) -> _Hooks:
         return cast(Any, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
 
     def _pack(self, x: Tensor) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -65,27 +64,3 @@ def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Se
         return x * random.keep(index, shape, layout, p) / max(1 - p, 1e-30)
     with random.fork(index, layout):
         return F.dropout(x, p)
-
-
-def random_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Random, *, dropout_p: float, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False, index: int, shape: Sequence[int], layout: str,
-) -> Tensor:  # fmt: skip
-    """Attention with dropout on the probabilities. `shape` and `layout` are those of the scores; k and v hold all
-    positions."""
-    if not random.exact:
-        with random.fork(index, layout):
-            return F.scaled_dot_product_attention(
-                q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-    if enable_gqa:
-        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    scores = q @ k.transpose(-2, -1) * (scale if scale is not None else q.shape[-1] ** -0.5)
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    hidden = (scores == -math.inf).all(-1, keepdim=True)  # rows that see nothing give zeros
-    weights = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
-    keep = random.keep(index, (*shape[:-1], k.shape[-2]), layout, dropout_p)
-    return weights * keep / max(1 - dropout_p, 1e-30) @ v

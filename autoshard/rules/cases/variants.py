@@ -15,6 +15,16 @@ ATTENTION_VARIANTS = [
     case(_ATTENTION, floats((4, 7, 3), (4, 5, 3), (4, 5, 2), None), is_causal=True, scale=0.7),
     case(_ATTENTION, floats((5, 3), (8, 3), (8, 4), None), is_causal=True),
 ]
+DROPOUT_VARIANTS = [
+    case(_ATTENTION, (*floats(*[(2, 3, 5, 3)] * 3), booleans((2, 1, 1, 5))), dropout_p=0.2),
+    case(
+        _ATTENTION,
+        floats((2, 8, 5, 3), (2, 2, 7, 3), (2, 2, 7, 4), None),
+        dropout_p=0.3,
+        is_causal=True,
+        enable_gqa=True,
+    ),
+]
 
 NORMALISATION_VARIANTS = [
     case("aten.softmax", floats((5, 7)), dim=0, dtype="float64"),
