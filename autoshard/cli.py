@@ -134,6 +134,7 @@ def _wanted(options: argparse.Namespace) -> Any:
         parse_bytes(options.memory_limit) if options.memory_limit else None,
         parse_seconds(options.time_limit) if options.time_limit else None,
         options.pareto,
+        not options.no_all_to_all,
     )
 
 

@@ -154,7 +154,7 @@ def _total(plan: Plan) -> Parts:
 def _formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Formulation:
     """The problem that the plan solves, its style and pins applied."""
     style = megatron if any(op.decided_by == "megatron" for op in plan.ops) else None
-    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, style)
+    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, style, plan.search.all_to_all)
     return pinned(formulation, [parse_pin(pin, plan.mesh) for pin in plan.search.pins]).formulation
 
 

@@ -41,6 +41,7 @@ class Wishes:
     origin: Origin = field(default_factory=Origin)
     allowed: Allowed | None = None
     decided_by: str = "search"
+    all_to_all: bool = True
     options: Options = field(default_factory=Options)
     log: Log = field(default_factory=list)
 
@@ -91,7 +92,7 @@ def prepare(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes) -> Tas
     check_precision(hardware, graph.precision)
     limit = wishes.memory_limit_bytes or hardware.usable_memory_bytes
     with timed(wishes.log, f"formulating {mesh}"):
-        fixed = pinned(formulate(graph, mesh, hardware, limit, wishes.allowed), wishes.pins)
+        fixed = pinned(formulate(graph, mesh, hardware, limit, wishes.allowed, wishes.all_to_all), wishes.pins)
     return Task(fixed.formulation, wishes, limit, fixed.nodes)
 
 

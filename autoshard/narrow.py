@@ -2,59 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from autoshard.formulate import Formulation, Site
-from autoshard.problem import Floats, Integers, Node, Value
+from autoshard.problem import Floats, Integers, Value
 
+T = TypeVar("T")
+Array = TypeVar("Array", Floats, Integers)
 Keep = Mapping[int, Sequence[int]]  # node -> the choices that stay, in order
 
 
 def narrowed(formulation: Formulation, keep: Keep, taken: Keep | None = None) -> Formulation:
     """Only the choices `keep[node]` of the nodes it names; of value v, only the target layouts `taken[v]`.
 
-    Equal nodes that lose the same choices go on sharing their arrays, so that repeated layers stay repeated.
+    What is equal and loses the same choices goes on sharing arrays, so that repeated layers stay repeated.
     """
-    sliced: dict[tuple[int, tuple[int, ...]], Floats] = {}
-
-    def part(array: Floats, choices: Sequence[int]) -> Floats:
-        key = (id(array), tuple(choices))
-        if key not in sliced:
-            sliced[key] = array[list(choices)]
-        return sliced[key]
-
-    def node(n: int, old: Node) -> Node:
-        return replace(old, seconds=part(old.seconds, keep[n]), bytes=part(old.bytes, keep[n])) if n in keep else old
-
-    values = tuple(_value(v, value, keep, taken or {}) for v, value in enumerate(formulation.problem.values))
+    shared = _Shared()
     problem = replace(
         formulation.problem,
-        nodes=tuple(node(n, old) for n, old in enumerate(formulation.problem.nodes)),
-        values=values,
+        nodes=tuple(
+            replace(node, seconds=shared.part(node.seconds, keep[n]), bytes=shared.part(node.bytes, keep[n]))
+            if n in keep
+            else node
+            for n, node in enumerate(formulation.problem.nodes)
+        ),
+        values=tuple(shared.value(v, value, keep, taken or {}) for v, value in enumerate(formulation.problem.values)),
     )
-    sites = tuple(_site(site, keep[n]) if n in keep else site for n, site in enumerate(formulation.sites))
+    sites = tuple(shared.site(site, keep[n]) if n in keep else site for n, site in enumerate(formulation.sites))
     return replace(formulation, problem=problem, sites=sites)
 
 
-def _site(site: Site, choices: Sequence[int]) -> Site:
-    if site.kind == "op":
-        return replace(site, strategies=tuple(site.strategies[s] for s in choices))
-    return replace(site, layouts=tuple(site.layouts[s] for s in choices))
+class _Shared:
+    """Arrays and tuples cut down, each once."""
 
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, tuple[int, ...]], Any] = {}
 
-def _value(v: int, value: Value, keep: Keep, taken: Keep) -> Value:
-    if v in taken:
-        closed = np.ones(value.seconds.shape[1], dtype=bool)
-        closed[list(taken[v])] = False
-        value = replace(value, seconds=np.where(closed, np.inf, value.seconds))
-    if not any(n in keep for n in (value.producer, *value.consumers)):
-        return value
+    def part(self, array: Array, choices: Sequence[int]) -> Array:
+        return self._once(array, choices, lambda: array[list(choices)])
 
-    def cut(n: int, layouts: Integers) -> Integers:
-        return layouts[list(keep[n])] if n in keep else layouts
+    def site(self, site: Site, choices: Sequence[int]) -> Site:
+        if site.kind == "op":
+            return replace(site, strategies=self._some(site.strategies, choices))
+        return replace(site, layouts=self._some(site.layouts, choices))
 
-    targets = tuple(cut(c, t) for c, t in zip(value.consumers, value.targets, strict=True))
-    return replace(value, source=cut(value.producer, value.source), targets=targets)
+    def _some(self, whole: tuple[T, ...], choices: Sequence[int]) -> tuple[T, ...]:
+        return self._once(whole, choices, lambda: tuple(whole[s] for s in choices))
+
+    def value(self, v: int, value: Value, keep: Keep, taken: Keep) -> Value:
+        if v in taken:
+            value = replace(value, seconds=self._closed(value.seconds, taken[v]))
+        if not any(n in keep for n in (value.producer, *value.consumers)):
+            return value
+
+        def cut(n: int, layouts: Integers) -> Integers:
+            return self.part(layouts, keep[n]) if n in keep else layouts
+
+        targets = tuple(cut(c, t) for c, t in zip(value.consumers, value.targets, strict=True))
+        return replace(value, source=cut(value.producer, value.source), targets=targets)
+
+    def _closed(self, seconds: Floats, taken: Sequence[int]) -> Floats:
+        """Every target but `taken` forbidden."""
+        open_ = np.isin(np.arange(seconds.shape[1]), taken)
+        return self._once(seconds, (-1, *taken), lambda: np.where(open_, seconds, np.inf))
+
+    def _once(self, whole: object, choices: Sequence[int], make: Callable[[], T]) -> T:
+        key = (id(whole), tuple(choices))  # what it names outlives this object: it is part of the formulation
+        if key not in self._parts:
+            self._parts[key] = make()
+        found: T = self._parts[key]
+        return found

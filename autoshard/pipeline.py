@@ -89,6 +89,7 @@ class PlanRequest:
     limit_bytes: float | None = None
     time_limit_seconds: float | None = None
     pareto: bool = False
+    all_to_all: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def ignored(wanted: PlanRequest) -> tuple[str, ...]:
             "--memory-limit": wanted.limit_bytes is not None,
             "--time-limit": wanted.time_limit_seconds is not None,
             "--pareto": wanted.pareto,
+            "--no-all-to-all": not wanted.all_to_all,
         }
         found += [f"{option} is ignored: a random plan is not searched for" for option, given in said.items() if given]
     if wanted.engine is not None and wanted.solver != "ilp":
@@ -158,6 +160,7 @@ def _wishes(request: ModelRequest, wanted: PlanRequest) -> Wishes:
         origin=Origin(request.spec, tuple(sorted(request.arguments.items()))),
         allowed=megatron if style else None,
         decided_by="megatron" if style else "search",
+        all_to_all=wanted.all_to_all,
         options=Options(Clock(limit), wanted.engine or "highs"),
     )
 

@@ -210,6 +210,8 @@ def command(plan: Plan) -> str:
         parts.append(f"--level {plan.search.level}")
     if plan.certificate.solver not in ("dp", *deciders):
         parts.append(f"--solver {plan.certificate.solver}")
+    if not plan.search.all_to_all:
+        parts.append("--no-all-to-all")
     return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
 
 

@@ -38,6 +38,7 @@ def search(
     origin: Origin | None = None,
     allowed: Allowed | None = None,
     decided_by: str = "search",
+    all_to_all: bool = True,
     options: Options | None = None,
     log: Log | None = None,
 ) -> Plan:
@@ -46,7 +47,7 @@ def search(
     Raises InfeasibleError where no plan fits, UsageError where a pin is not offered.
     """
     own, options, log = origin or Origin(graph.source), options or Options(), [] if log is None else log
-    wishes = Wishes(solver, level, memory_limit_bytes, tuple(pins), own, allowed, decided_by, options, log)
+    wishes = Wishes(solver, level, memory_limit_bytes, tuple(pins), own, allowed, decided_by, all_to_all, options, log)
     task = prepare(graph, mesh, hardware, wishes)
     return best(task, fitted(task))
 
@@ -70,6 +71,7 @@ def best(task: Task, found: Found) -> Plan:
         tuple(map(str, wishes.pins)),
         found.candidates,
         notes=found.notes,
+        all_to_all=wishes.all_to_all,
         cut_short=wishes.options.clock.over,
     )
     certificate = replace(plan.certificate, level_objective=found.levelled.objective, level_bound=found.levelled.bound)
