@@ -241,6 +241,36 @@ SELECTIVE = {
 }
 
 
+# Narayanan et al. 2021 (arXiv:2104.04473), table 1, full recomputation: layers, hidden, heads, TP, PP, interleave, DP,
+# micro-batch, batch, seconds (derived there from TFLOP/s).
+SCALING = {
+    "1.7B": (24, 2304, 24, 1, 1, 1, 32, 16, 512, 3.53),
+    "7.5B": (36, 4096, 32, 4, 1, 1, 32, 16, 512, 3.70),
+    "39.1B": (48, 8192, 64, 8, 2, 1, 32, 4, 1536, 14.45),
+    "145.6B": (80, 12288, 96, 8, 8, 2, 24, 2, 2304, 24.82),
+    "529.6B": (105, 20480, 128, 8, 35, 3, 9, 1, 2520, 54.08),
+}
+
+
+def scaling(data: Path) -> list[str]:
+    """Single rows, nothing fitted."""
+    hardware = load_hardware("a100-80g-sxm")
+    lines = [
+        "## Weak scaling of Megatron-LM",
+        "",
+        "Narayanan et al. 2021, table 1 (A100-80GB, full recomputation), nothing fitted on them.",
+        "",
+        "| model | devices | measured s | predicted s | error |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for name, (layers, hidden, heads, tp, pp, chunks, dp, micro, batch, seconds) in SCALING.items():
+        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        run = Run(batch, micro, dp, tp, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
+        made = predicted(model, run, hardware, host_of(hardware)).step_seconds
+        lines.append(f"| {name} | {run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
+    return lines
+
+
 def megatron(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     hardware = load_hardware("a100-80g-sxm")
@@ -300,7 +330,7 @@ def memory(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (multi_node, single_node, megatron, memory)
+TABLES = (multi_node, single_node, scaling, megatron, memory)
 
 
 def main(arguments: Sequence[str]) -> None:
