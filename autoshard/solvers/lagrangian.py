@@ -20,6 +20,7 @@ from autoshard.solvers.local import Aim, Choice, descend, links, mixtures
 from autoshard.solvers.master import mixture
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise
 from autoshard.solvers.result import TOLERANCE, finish, peak
+from autoshard.solvers.shortfall import short
 from autoshard.solvers.tables import Contents
 from autoshard.units import format_bytes
 
@@ -218,12 +219,7 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     lightest = min(columns, key=lambda column: column.peak)
     dual = _memory_dual(problem, lightest, budget)
     if dual.bound > capacity * (1 + TOLERANCE):
-        over = dual.bound - capacity
-        raise InfeasibleError(
-            f"no plan fits: every plan needs at least {format_bytes(over)} more than the capacity of "
-            f"{format_bytes(capacity)}",
-            "more devices, a smaller batch, or a leaner optimizer",
-        )
+        raise short(problem, dual.bound - capacity)
     linked = links(problem)
     squeeze = Aim(0.0, 1.0, 0.0)
     every = sorted({c.choice: c for c in (*dual.columns, *columns)}.values(), key=lambda c: c.peak)

@@ -1,0 +1,73 @@
+"""From any plan of a core to a good one that fits: forests under prices on memory, then forests under the limit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoshard.problem import Floats, Integers
+from autoshard.solvers.core import Core
+from autoshard.solvers.forest import Change, Forests
+from autoshard.solvers.options import Clock
+
+_STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
+_PUSH = 0.01  # of the typical cost: how much dearer overflowing times get with each round
+_KEPT = 0.7  # of those pushes, for each round in which the plan fits
+_MOST_CHANGES = 64
+
+
+def polished(
+    core: Core,
+    forests: Forests,
+    choice: Integers,
+    multipliers: Floats,
+    rounds: int,
+    rng: np.random.Generator,
+    clock: Clock,
+) -> Integers | None:
+    """The best plan met that fits the capacity; None where there is none."""
+    capacity = max(core.items.capacity, 1e-300)
+    typical = abs(core.cost(choice)) or 1.0
+    alive = core.items.alive(choice)
+    push, pushes = np.zeros(len(alive)), 0
+    best, value = None, np.inf
+    count = len(choice)
+    for _ in range(rounds):
+        if clock.over:
+            break
+        most = int(rng.choice([count, count, count // 4 + 1, 50]))
+        over = np.maximum(alive - core.items.capacity, 0.0)
+        if over.any():
+            pushes += 1
+            push += _PUSH * pushes * typical / capacity * over / over.sum()
+            for change in forests.changes(core.items.priced(core.graph.unary, multipliers + push), choice, rng, most):
+                choice = _after(choice, [change])
+            alive = core.items.alive(choice)
+        else:
+            push *= _KEPT
+            unary = core.items.priced(core.graph.unary, float(rng.choice(_STRENGTHS)) * multipliers)
+            choice, alive = within(core, choice, alive, forests.changes(unary, choice, rng, most)[:_MOST_CHANGES])
+        if alive.max(initial=0.0) <= core.items.capacity and (reached := core.cost(choice)) < value:
+            best, value = choice, reached
+    return best
+
+
+def within(core: Core, choice: Integers, alive: Floats, changes: list[Change]) -> tuple[Integers, Floats]:
+    """Makes as many of the changes, best first, as the capacity allows; `choice` fits."""
+    if not changes:
+        return choice, alive
+    new = _after(choice, changes)
+    needed = core.items.alive(new)
+    if needed.max(initial=0.0) <= core.items.capacity:
+        return new, needed
+    if len(changes) == 1:
+        return choice, alive
+    half = len(changes) // 2
+    choice, alive = within(core, choice, alive, changes[:half])
+    return within(core, choice, alive, changes[half:])
+
+
+def _after(choice: Integers, changes: list[Change]) -> Integers:
+    new = choice.copy()
+    for change in changes:
+        new[change.nodes] = change.choices
+    return new

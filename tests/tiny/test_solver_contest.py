@@ -1,0 +1,258 @@
+"""The contest's format, contraction and the search for large problems, against brute force on small ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import InfeasibleError, InvalidFileError
+from autoshard.problem import Problem, Solution, memory, objective
+from autoshard.solvers import anytime, ascent, contest, exhaustive
+from autoshard.solvers.core import core
+from autoshard.solvers.forest import Forests
+from autoshard.solvers.options import Clock
+from autoshard.solvers.pairwise import extended, pairwise
+from tests.random_problems import limited, random_problem
+
+SEEDS = st.integers(0, 10**9)
+EXAMPLE: dict[str, Any] = {
+    "nodes": {
+        "intervals": [[3, 7], [4, 7], [5, 12], [11, 14], [11, 15]],
+        "costs": [[15], [55, 65], [25, 45, 35], [85, 75], [95]],
+        "usages": [[10], [25, 25], [15, 20, 15], [10, 10], [15]],
+    },
+    "edges": {
+        "nodes": [[0, 1], [0, 2], [1, 3], [2, 4], [3, 4]],
+        "costs": [[30, 40], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60]],
+    },
+    "usage_limit": 50,
+}
+
+
+def saved(folder: Path, content: Any, name: str = "p.json") -> Path:
+    path = folder / name
+    text = json.dumps({"problem": content}).encode()
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return path
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    """The example with other entries, named as nodes_costs and the like."""
+    copy = json.loads(json.dumps(EXAMPLE))
+    for key, content in parts.items():
+        group, _, part = key.partition("_")
+        if group in ("nodes", "edges"):
+            copy[group][part] = content
+        else:
+            copy[key] = content
+    return dict(copy)
+
+
+def brute(problem: Problem) -> Solution | None:
+    try:
+        return exhaustive.solve(problem)
+    except InfeasibleError:
+        return None
+
+
+def fenced(seed: int) -> Problem:
+    """Values with one consumer and many forbidden pairs, as contraction likes them; mostly feasible."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed, most_nodes=7, forbid=float(rng.choice([0.0, 0.3, 0.6])))
+    keep = [
+        replace(v, consumers=v.consumers[:1], targets=v.targets[:1], intervals=v.intervals[:1]) for v in problem.values
+    ]
+    return replace(problem, values=tuple(keep))
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
+def test_the_example(tmp_path: Path, name: str) -> None:
+    problem = contest.read(saved(tmp_path, EXAMPLE, name))
+    choice = (0, 0, 1, 1, 0)  # worked out by hand: 15 + 55 + 45 + 75 + 95 and the edges 30, 10, 10, 20, 60
+    assert objective(problem, choice) == 285 + 130
+    assert memory(problem, choice).tolist() == [0] * 3 + [10] + [35] + [55, 55] + [20] * 4 + [45] + [25] * 2 + [15]
+    assert anytime.solve(problem, Clock()).objective == brute(problem).objective  # type: ignore[union-attr]
+
+
+@given(SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_written_and_read_again(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Every plan costs the same, uses the same memory, and the optimum is the same."""
+    problem = limited(random_problem(seed), seed)
+    path = tmp_path_factory.getbasetemp() / "round.json.gz"
+    contest.write(problem, path)
+    try:
+        again = contest.read(path)
+    except InfeasibleError:
+        assert brute(problem) is None
+        return
+    rng = np.random.default_rng(seed)
+    pairs = pairwise(problem)
+    for _ in range(5):
+        choice = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
+        full = extended(pairs, choice)
+        expected = objective(problem, choice)
+        assert math.isclose(objective(again, full), expected, rel_tol=1e-12) or math.isinf(expected)
+        if math.isfinite(expected):
+            wide = np.zeros(max(again.horizon, problem.horizon))
+            wide[: again.horizon] = memory(again, full)
+            assert np.allclose(wide[: problem.horizon], memory(problem, choice))
+    contest.write(again, path)
+    twice = contest.read(path)
+    assert [n.seconds.tolist() for n in twice.nodes] == [n.seconds.tolist() for n in again.nodes]
+    assert [v.seconds.tolist() for v in twice.values] == [v.seconds.tolist() for v in again.values]
+    assert (twice.capacity_bytes, twice.horizon) == (again.capacity_bytes, again.horizon)
+
+
+@given(SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_edges_over_any_number_of_nodes(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 4, 4).tolist()
+    members = [rng.integers(0, 4, int(rng.integers(1, 5))).tolist() for _ in range(4)]
+    tables = [rng.integers(0, 9, [sizes[n] for n in some]).astype(float) for some in members]
+    for table in tables:
+        table[rng.random(table.shape) < 0.2] = 1e18
+    nodes = {
+        "intervals": [[0, 1]] * 4,
+        "costs": [rng.integers(0, 5, size).tolist() for size in sizes],
+        "usages": [[0] * size for size in sizes],
+    }
+    edges = {"nodes": members, "costs": [table.reshape(-1).tolist() for table in tables]}
+    path = saved(tmp_path_factory.getbasetemp(), {"nodes": nodes, "edges": edges, "usage_limit": 1})
+    best = math.inf
+    for choice in np.ndindex(*sizes):
+        total = sum(nodes["costs"][n][s] for n, s in enumerate(choice))
+        total += sum(table[tuple(choice[n] for n in some)] for some, table in zip(members, tables, strict=True))
+        best = min(best, total)
+    try:
+        found = anytime.solve(contest.read(path), Clock()).objective
+    except InfeasibleError:
+        found = math.inf
+    assert found == best if best < 1e18 else math.isinf(found)
+
+
+BAD = [
+    (changed(nodes_costs=[[15], [55, -65], [25, 45, 35], [85, 75], [95]]), "node 1 has a cost of -65"),
+    (changed(nodes_costs=[[15], [55, float("nan")], [25, 45, 35], [85, 75], [95]]), "node 1 has a cost of nan"),
+    (changed(nodes_costs=[[15], [], [25, 45, 35], [85, 75], [95]]), "node 1 has an empty choice set"),
+    (changed(nodes_costs=[[15], [55], [25, 45, 35], [85, 75], [95]]), "node 1 has 1 costs"),
+    (
+        changed(edges_costs=[[30], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60]]),
+        "edge 0 has 1 costs, expected 2",
+    ),
+    (changed(edges_nodes=[[0, 9], [0, 2], [1, 3], [2, 4], [3, 4]]), "index out of range"),
+    (changed(edges_nodes=[[0, -1], [0, 2], [1, 3], [2, 4], [3, 4]]), "edge 0 is over node -1"),
+    (changed(usage_limit="much"), "usage_limit is 'much'"),
+    (changed(nodes_intervals=[[-3, 7], [4, 7], [5, 12], [11, 14], [11, 15]]), "before time 0"),
+    ({"nodes": {}}, "no entry 'intervals'"),
+    ([], "list indices"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD)
+def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(InvalidFileError, match=message) as caught:
+        contest.read(saved(tmp_path, content))
+    assert caught.value.exit_code == 5
+    assert "\n" not in caught.value.message
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    for name, data in (("cut.json.gz", gzip.compress(b"{}")[:-4]), ("text.json", b"hello"), ("none.json", None)):
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+        with pytest.raises(InvalidFileError, match=name):
+            contest.read(tmp_path / name)
+
+
+def test_a_limit_below_any_use_names_what_is_alive(tmp_path: Path) -> None:
+    with pytest.raises(
+        InfeasibleError, match=r"10 B more than the capacity of 40 B \(at time 5.*node 1 25 B"
+    ) as caught:
+        contest.read(saved(tmp_path, changed(usage_limit=40)))
+    assert caught.value.exit_code == 3
+
+
+@given(SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_contraction_keeps_the_plans_their_costs_and_their_memory(seed: int) -> None:
+    problem = fenced(seed)
+    pairs = pairwise(problem)
+    try:
+        found = core(pairs, len(problem.nodes))
+    except InfeasibleError:
+        assert brute(problem) is None
+        return
+    sizes = [len(own) for own in found.graph.unary]
+    best = math.inf
+    for choice in np.ndindex(*sizes) if math.prod(sizes) <= 5000 else []:
+        picked = np.array(choice, np.int64)
+        plan = found.lifted(picked)
+        assert math.isclose(found.cost(picked), objective(problem, plan), rel_tol=1e-12, abs_tol=1e-12)
+        assert math.isinf(found.cost(picked)) or math.isclose(
+            found.items.alive(picked).max(initial=0.0), memory(problem, plan).max(), rel_tol=1e-12, abs_tol=1e-9
+        )
+        best = min(best, found.cost(picked))
+    exact = brute(problem)
+    assert math.prod(sizes) > 5000 or math.isclose(best, exact.objective if exact else math.inf, rel_tol=1e-12)
+
+
+@given(SEEDS, st.booleans())
+@settings(max_examples=250, deadline=None)
+def test_the_search_is_exact_on_small_problems(seed: int, shared: bool) -> None:
+    problem = limited(random_problem(seed) if shared else fenced(seed), seed)
+    expected = brute(problem)
+    try:
+        found = anytime.solve(problem, Clock(), seed=seed)
+    except InfeasibleError as error:
+        assert expected is None and "not proven" not in error.message
+        return
+    assert expected is not None and found.status == "optimal"
+    assert math.isclose(found.objective, expected.objective, rel_tol=1e-9)
+    assert found.objective == objective(problem, found.choice) and found.peak_bytes <= problem.capacity_bytes
+    assert found.choice == anytime.solve(problem, Clock(), seed=seed).choice
+
+
+@given(SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
+    problem = limited(random_problem(seed), seed)
+    expected = brute(problem)
+    if expected is None:
+        return
+    for number, found in enumerate(ascent.rounds(core(pairwise(problem), len(problem.nodes)))):
+        assert found.bound <= expected.objective * (1 + 1e-9) + 1e-9
+        if number > 15:
+            break
+
+
+@given(SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_a_forest_is_solved_exactly(seed: int) -> None:
+    problem = fenced(seed)
+    try:
+        small = core(pairwise(problem), len(problem.nodes))
+    except InfeasibleError:
+        return
+    rng = np.random.default_rng(seed)
+    choice = np.array([int(rng.integers(len(own))) for own in small.graph.unary], np.int64)
+    before = small.cost(choice)
+    for change in Forests(small.graph).changes(small.graph.unary, choice, rng):
+        choice[change.nodes] = change.choices
+        after = small.cost(choice)
+        assert math.isclose(after - before, change.gain, rel_tol=1e-9, abs_tol=1e-9)
+        before = after
+    edges = len(small.graph.edges)
+    exact = brute(problem)
+    if exact is not None and edges == 0:
+        assert math.isclose(before, exact.objective, rel_tol=1e-9)
