@@ -81,14 +81,9 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
     why = None
     if how is not None and formulation is not None and what is not None:
         why = _why_not(plan, formulation, nodes, what, how)
-    return Explained(plan, tuple(_folded(rows) if what is None else rows), _total(plan), outputs_seconds(plan), why)
-
-
-def outputs_seconds(plan: Plan) -> float:
-    """Redistributions that no operator but the end of the step needs."""
-    ops = {op.op for op in plan.ops}
-    outside = [move for move in plan.redistributions if move.consumers[0] not in ops]
-    return sum(move.forward_seconds + move.backward_seconds for move in outside)
+    return Explained(
+        plan, tuple(_folded(rows) if what is None else rows), _total(plan), plan.search.outputs_seconds, why
+    )
 
 
 def decisions(plan: Plan) -> list[tuple[str, Decided]]:

@@ -55,9 +55,19 @@ class Task:
     limit_bytes: float
     fixed: frozenset[int]  # nodes that a pin decided about
 
+    def quickly(self, problem: Problem) -> Solution:
+        """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
+        if self.wishes.solver == "recursive":
+            return self.solve(problem)
+        with timed(self.wishes.log, "solving (dp) for more plans to simulate"):
+            return solvers.solve(problem, "dp", self.wishes.options)
+
     def solve(self, problem: Problem) -> Solution:
         with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
             return solvers.solve(problem, self.wishes.solver, replace(self.wishes.options, pinned=self.starts(problem)))
+
+    def stopped(self) -> bool:
+        return self.wishes.options.clock.over
 
     def starts(self, problem: Problem) -> dict[int, int]:
         """Where propagation starts: the pinned nodes, each at the cheapest choice that its pin leaves."""
@@ -115,7 +125,7 @@ def _fitted(task: Task) -> Found:
     """Without the limit first, then with it, tightened where the program needs more than the solver said."""
     if task.wishes.level == MEMORY:
         return _smallest(task, ())
-    free = solve_level(task.formulation, task.wishes.level, float("inf"), task.solve)
+    free = solve_level(task.formulation, task.wishes.level, float("inf"), task.solve, task.stopped)
     plan = task.plan(free.solution)
     if plan.predicted_peak_bytes <= task.limit_bytes:
         return Found(free, plan, task.limit_bytes, (candidate("optimum", plan, ""),))
@@ -123,7 +133,7 @@ def _fitted(task: Task) -> Found:
     target = task.limit_bytes
     for attempt in range(MEMORY_ROUNDS):
         try:
-            levelled = solve_level(task.formulation, task.wishes.level, target, task.solve)
+            levelled = solve_level(task.formulation, task.wishes.level, target, task.solve, task.stopped)
         except InfeasibleError:
             if not attempt:
                 raise
@@ -149,7 +159,7 @@ def _bounded(levelled: Levelled, free: Levelled) -> Levelled:
 
 def _smallest(task: Task, before: tuple[Candidate, ...]) -> Found:
     """The plan of least memory; InfeasibleError where its program does not fit either."""
-    levelled = solve_level(task.formulation, MEMORY, task.limit_bytes, task.solve)
+    levelled = solve_level(task.formulation, MEMORY, task.limit_bytes, task.solve, task.stopped)
     plan = task.plan(levelled.solution)
     if plan.predicted_peak_bytes > task.limit_bytes:
         raise InfeasibleError(

@@ -48,13 +48,22 @@ def parse_level(text: str) -> int:
     raise UsageError(f"unknown level {text!r}: expected 0 (ratio), 1 (memory) or 2 (speed)", "--level speed")
 
 
-def solve_level(formulation: Formulation, level: int, capacity_bytes: float, solver: Solver) -> Levelled:
-    """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity."""
+def solve_level(
+    formulation: Formulation,
+    level: int,
+    capacity_bytes: float,
+    solver: Solver,
+    stop: Callable[[], bool] = lambda: False,
+) -> Levelled:
+    """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity.
+
+    Once `stop()` is true nothing better than the first plan found is looked for.
+    """
     problem = replace(formulation.problem, capacity_bytes=capacity_bytes)
     if level == RATIO:
         return _least_ratio(formulation, problem, solver)
     if level == MEMORY:
-        return smallest_memory(problem, solver)
+        return smallest_memory(problem, solver, stop)
     found = solver(problem)
     return Levelled(found, found.objective, found.lower_bound)
 
@@ -99,14 +108,14 @@ def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> 
     return Levelled(replace(found, objective=seconds, lower_bound=0.0), found.objective, found.lower_bound)
 
 
-def smallest_memory(problem: Problem, solver: Solver) -> Levelled:
+def smallest_memory(problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False) -> Levelled:
     """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak."""
     low = bound = minimum_memory_bound(problem)
     best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None
     if best is None:
         best = solver(problem)
         for _ in range(_HALVINGS):
-            if best.peak_bytes <= low * (1 + _CLOSE):
+            if best.peak_bytes <= low * (1 + _CLOSE) or stop():
                 break
             middle = (low + best.peak_bytes) / 2
             found = _within(problem, middle, solver)

@@ -138,6 +138,7 @@ class Search:
     candidates: tuple[Candidate, ...] = ()
     meshes: tuple[MeshTried, ...] = ()
     notes: tuple[str, ...] = ()
+    outputs_seconds: float = 0.0  # redistributions that only the end of the step needs: no choice's part
     all_to_all: bool = True  # may redistributions exchange
     cut_short: bool = False  # by the clock, or Ctrl-C
 

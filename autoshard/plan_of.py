@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard import redistribute
@@ -82,6 +82,17 @@ def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> 
         for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
     )
     ops = tuple(replace(op, parts=own["op", op.op]) for op in plan.ops)
+    return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
+
+
+def labelled(plan: Plan, formulation: Formulation, by: Mapping[int, str]) -> Plan:
+    """The plan with another word on who decided the nodes `by` names."""
+    own = {(formulation.sites[n].kind, formulation.sites[n].name): word for n, word in by.items()}
+    inputs, parameters, buffers = (
+        tuple(replace(tensor, decided_by=own.get((kind, tensor.name), tensor.decided_by)) for tensor in tensors)
+        for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
+    )
+    ops = tuple(replace(op, decided_by=own.get(("op", op.op), op.decided_by)) for op in plan.ops)
     return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
 
 

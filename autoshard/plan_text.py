@@ -12,7 +12,7 @@ from autoshard import plan_io, words
 from autoshard.costs.bands import Band, family, step_band
 from autoshard.graph.model import Graph
 from autoshard.hardware import parse_hardware
-from autoshard.plan import Candidate, Plan, RedistributionPlan
+from autoshard.plan import Candidate, OpPlan, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
 
@@ -204,7 +204,7 @@ def command(plan: Plan) -> str:
     parts += [f"--mesh {plan.mesh}", f"--hardware {plan.hardware}"]
     if not plan.model.endswith(".json"):
         parts += [f"--precision {plan.precision}", f"--optimizer {plan.optimizer}"]
-    deciders = {op.decided_by for op in plan.ops} - {"search", "pin", "propagated"}
+    deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {name}" for name in sorted(deciders)]
     if plan.search.level != 2:
         parts.append(f"--level {plan.search.level}")
@@ -213,6 +213,11 @@ def command(plan: Plan) -> str:
     if not plan.search.all_to_all:
         parts.append("--no-all-to-all")
     return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
+
+
+def style_of(op: OpPlan) -> str:
+    """The strategy option behind a choice: megatron, random:1; "" where it was searched for, pinned or propagated."""
+    return "" if op.decided_by.startswith(("search", "pin", "propagated")) else op.decided_by
 
 
 def timeline_summary(timeline: Timeline, plan: Plan) -> str:

@@ -20,6 +20,7 @@ from autoshard.pins import Pin
 from autoshard.plan import Candidate, Plan, Search
 from autoshard.plan_of import Origin, with_parts
 from autoshard.problem import Solution, objective
+from autoshard.propagated import propagated
 from autoshard.solvers.options import Options
 from autoshard.solvers.result import peak
 from autoshard.styles import megatron
@@ -62,15 +63,18 @@ def megatron_plan(graph: Graph, mesh: Mesh, hardware: Hardware, *, origin: Origi
 
 def best(task: Task, found: Found) -> Plan:
     """The plan that is best after simulating a few, with its certificate and what was tried."""
-    found = _simulated(task, found)
+    found = propagated(task, found) if task.wishes.solver == "propagation" else _simulated(task, found)
     choice = found.levelled.solution.choice
-    plan = with_parts(found.plan, task.formulation, parts(task.formulation, choice))
+    own = parts(task.formulation, choice)
+    plan = with_parts(found.plan, task.formulation, own)
+    sinks = [part for part, site in zip(own, task.formulation.sites, strict=True) if site.kind == "sink"]
     wishes = task.wishes
     record = Search(
         wishes.level,
         tuple(map(str, wishes.pins)),
         found.candidates,
         notes=found.notes,
+        outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
         all_to_all=wishes.all_to_all,
         cut_short=wishes.options.clock.over,
     )
@@ -103,13 +107,13 @@ def _simulated(task: Task, found: Found) -> Found:
 
 def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
     """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
-    if task.wishes.level == RATIO or task.wishes.solver == "propagation":
+    if task.wishes.level == RATIO:
         return
     best = found.levelled.solution.choice
     if task.wishes.level == MEMORY:
-        yield "optimum", task.solve(replace(task.formulation.problem, capacity_bytes=float("inf"))).choice
+        yield "optimum", task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf"))).choice
     capacity = found.target_bytes if task.wishes.level == SPEED else float("inf")
-    yield from contenders(task.formulation, best, parts(task.formulation, best), capacity, task.solve)
+    yield from contenders(task.formulation, best, parts(task.formulation, best), capacity, task.quickly)
 
 
 def _rank(task: Task, plan: Plan) -> tuple[float, float]:

@@ -206,7 +206,7 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     if plan.predicted_peak_bytes > plan.capacity_bytes:
         excess = format_bytes(plan.predicted_peak_bytes - plan.capacity_bytes)
         found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
-    deciders = sorted({op.decided_by for op in plan.ops} - {"search", "pin"})
+    deciders = sorted({op.decided_by for op in plan.ops if not op.decided_by.startswith(("search", "pin"))})
     if deciders:
         found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
     if plan.search.cut_short:

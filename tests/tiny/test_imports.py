@@ -37,6 +37,7 @@ RANKS = [
     ["plan_of"],
     ["styles"],
     ["contenders", "fit"],
+    ["propagated"],
     ["estimate", "search", "pareto"],
     ["meshes"],
     ["reapply"],

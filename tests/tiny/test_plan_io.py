@@ -54,9 +54,10 @@ def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, 
 
 CANDIDATES = st.builds(Candidate, NAMES, NAMES, SECONDS, SECONDS, SECONDS)
 MESHES = st.builds(MeshTried, st.just(Mesh((("dp", 4),))), NAMES, SECONDS, SECONDS, SECONDS)
+BOOLEANS = st.booleans()
 SEARCHES = st.builds(
-    Search, st.integers(0, 2), few(NAMES), few(CANDIDATES), few(MESHES), few(NAMES), st.booleans(), st.booleans()
-)  # fmt: skip
+    Search, st.integers(0, 2), few(NAMES), few(CANDIDATES), few(MESHES), few(NAMES), SECONDS, BOOLEANS, BOOLEANS
+)
 PLANS = st.builds(
     Plan,
     graph_hash=NAMES,

@@ -217,7 +217,7 @@ def test_what_explain_prints_adds_up(package: Path, capsys: pytest.CaptureFixtur
 def test_level_0_adds_up_too(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, _ = planned(words(graph_file, tmp_path / "out", "--level", "ratio"), capsys)
     parts = [decided.parts for _, decided in explain.decisions(plan)]
-    total = sum(part.repeated_seconds + part.communication_seconds for part in parts) + explain.outputs_seconds(plan)
+    total = sum(part.repeated_seconds + part.communication_seconds for part in parts) + plan.search.outputs_seconds
     assert total == pytest.approx(plan.certificate.level_objective, rel=1e-6)
 
 
@@ -305,3 +305,25 @@ def test_diff_of_other_models(package: Path, tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert "the models differ: 4 decisions are in one plan only" in out
     assert "tp=4" in out
+
+
+def test_propagation_starts_at_the_pins(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--solver", "propagation", "--pin", "h.1.fc=Shard(1)@tp,Replicate@dp"]
+    plan, _ = planned(words(graph_file, tmp_path / "out", *more), capsys)
+    by = {op.op: op.decided_by for op in plan.ops}
+    assert by["linear_1"] == "pin"
+    assert {word.partition(" ")[0] for name, word in by.items() if name != "linear_1"} == {"propagated"}
+    assert plan.certificate.solver == "propagation"
+    assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
+    out = run(["explain", str(tmp_path / "out")], capsys)[1]
+    assert "propagated" in out and "pin" in out
+    assert "--solver propagation" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_neighbours_that_disagree_are_told(
+    graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--solver", "propagation", "--pin", "linear_0=Shard(0)@tp,Shard(0)@dp", "--pin", "linear_1=m@tp,m@dp"]
+    plan, _ = planned(words(graph_file, tmp_path / "out", *more), capsys)
+    assert any("relu_0" in note and "wants" in note and "it took" in note for note in plan.search.notes)
+    assert "propagated (neighbours disagree)" in {op.decided_by for op in plan.ops}
