@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from autoshard.problem import Integers
 from autoshard.solvers import order
@@ -10,73 +10,56 @@ from autoshard.solvers.additive import Additive
 from autoshard.solvers.encode import Encoded, Style, encode
 from autoshard.solvers.tables import Contents, Store, Term
 
-_WORK_PER_ENTRY = 8  # joint entries minimised per entry of the budget: the limit on time
+WORK_PER_ENTRY = 8  # joint entries minimised per entry of the budget: the limit on time
 _TERM_SHARE = 16  # the largest term that is written down is this part of the budget
-_EASY = 20_000_000  # joint entries: not worth looking for a better order
+EASY = 20_000_000  # joint entries: not worth looking for a better order
 
 Candidate = tuple[Store, Encoded, order.Elimination]
-More = Callable[[Store], list[Term]]
+KEYS: tuple[order.Key, ...] = ("size", "fill")
 
 
 def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
     """The least work of those that fit the budget exactly; else a bound that fits."""
-    return fitting(sum_, kept, contents, budget) or _bounding(sum_, kept, contents, budget)
-
-
-def fitting(
-    sum_: Additive,
-    kept: Sequence[Integers],
-    contents: Contents,
-    budget: int,
-    *,
-    stay: Collection[int] = (),
-    more: More | None = None,
-) -> Candidate | None:
-    """The least work of those that fit the budget, None where none does. The variables of `stay` are not eliminated.
-
-    `more` makes further terms in a store, over the variables of the problem's nodes.
-    """
     found: list[Candidate] = []
-    for candidate in _candidates(sum_, kept, contents, budget, stay, more):
-        found.append(candidate)
-        if candidate[2].work <= _EASY and not candidate[1].relaxed:
-            break
-    return min(found, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work)) if found else None
+    for store, encoded in encodings(sum_, kept, contents, budget):
+        for key in KEYS:
+            fork = store.fork()
+            plan = fitting(fork, encoded, encoded.terms, key, budget)
+            if plan is not None:
+                found.append((fork, encoded, plan))
+                if plan.work <= EASY and not encoded.relaxed:
+                    return found[-1]
+    least = min(found, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work), default=None)
+    return least or _bounding(sum_, kept, contents, budget)
 
 
-def _candidates(
-    sum_: Additive,
-    kept: Sequence[Integers],
-    contents: Contents,
-    budget: int,
-    stay: Collection[int],
-    more: More | None,
-) -> Iterator[Candidate]:
-    """Those that fit, in the order in which they are worth trying."""
+def encodings(
+    sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int
+) -> Iterator[tuple[Store, Encoded]]:
+    """In the order in which they are worth trying."""
     most = max((len(value.consumers) for value in sum_.problem.values), default=1)
     styles: list[Style] = ["product"]
     styles += ["gates"] if most > 1 else []
     styles += ["sets"] if most > 2 else []
-    keys: tuple[order.Key, ...] = ("size", "fill")
     for style in styles:
         store = Store()
         encoded = encode(store, sum_, kept, contents, budget // _TERM_SHARE, style)
-        if encoded.relaxed and style == "product" and len(styles) > 1:
-            continue
-        terms = [*encoded.terms, *(more(store) if more else ())]
-        for key in keys:
-            fork = store.fork()
-            plan = order.plan(
-                fork,
-                terms,
-                encoded.domains,
-                key,
-                gates=encoded.gates,
-                most_work=_WORK_PER_ENTRY * budget,
-                stay=stay,
-            )
-            if plan is not None and plan.entries <= budget:
-                yield fork, encoded, plan
+        if not encoded.relaxed or style != "product" or len(styles) == 1:
+            yield store, encoded
+
+
+def fitting(
+    store: Store,
+    encoded: Encoded,
+    terms: Sequence[Term],
+    key: order.Key,
+    budget: int,
+    variables: Collection[int] | None = None,
+) -> order.Elimination | None:
+    """An elimination of some terms of an encoding within the budget; None where this order has none."""
+    most = WORK_PER_ENTRY * budget
+    plan = order.plan(store, terms, encoded.domains, key, gates=encoded.gates, most_work=most, variables=variables)
+    return plan if plan is not None and plan.entries <= budget else None
 
 
 def _bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
@@ -87,6 +70,6 @@ def _bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budg
         encoded = encode(store, sum_, kept, contents, limit, "sets")
         plan = order.plan(store, encoded.terms, encoded.domains, "size", limit=limit)
         assert plan is not None
-        if limit <= 1 or (plan.entries <= budget and plan.work <= _WORK_PER_ENTRY * budget):
+        if limit <= 1 or (plan.entries <= budget and plan.work <= WORK_PER_ENTRY * budget):
             return store, encoded, plan
         limit //= 8

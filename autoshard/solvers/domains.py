@@ -126,6 +126,11 @@ class _Comparisons:
 def _least(pay: Floats) -> Floats:
     """least[a, b] = min over columns of pay[a] - pay[b]; a forbidden entry of a counts as infinitely dearer."""
     result = np.empty((len(pay), len(pay)))
+    if pay.size and np.isfinite(pay).all():
+        piece = np.empty_like(pay)
+        for a, row in enumerate(pay):
+            np.subtract(row, pay, out=piece).min(axis=1, out=result[a])
+        return result
     for a, row in enumerate(pay):
         with np.errstate(invalid="ignore"):
             result[a] = np.where(np.isinf(row), np.inf, row - pay).min(axis=1, initial=np.inf)

@@ -34,10 +34,12 @@ _MOST_GATED = 4  # consumers
 class Encoded:
     """Variables 0..nodes-1 are the nodes (domain: the kept strategies), the rest are sets of layouts or `gates`.
 
+    `origins`: of each term the value that it is of, or -1 for the cost of a node.
     `relaxed`: indices of the values of which only a lower bound is in the terms.
     """
 
     terms: tuple[Term, ...]
+    origins: tuple[int, ...]
     domains: tuple[int, ...]
     gates: frozenset[int]
     relaxed: tuple[int, ...]
@@ -91,9 +93,13 @@ class _Encoder:
         for n, some in enumerate(self.kept):
             table = self.store.base(unary(self.sum, n)[some])
             self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
+        origins = [-1] * len(self.terms)
         for v, value in enumerate(self.sum.problem.values):
             self.add_value(v, value)
-        return Encoded(tuple(self.terms), tuple(self.domains), frozenset(self.gates), tuple(self.relaxed))
+            origins += [v] * (len(self.terms) - len(origins))
+        return Encoded(
+            tuple(self.terms), tuple(origins), tuple(self.domains), frozenset(self.gates), tuple(self.relaxed)
+        )
 
     def add_value(self, v: int, value: Value) -> None:
         ends = self.ends(value)

@@ -7,6 +7,7 @@ strategies from those at its ends, which blocks between equal ends share. Exact,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,13 +15,16 @@ from itertools import pairwise
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Floats, Integers, Problem
-from autoshard.solvers import eliminate
+from autoshard.problem import Floats, Integers
+from autoshard.solvers import eliminate, order
 from autoshard.solvers.additive import Additive, unary
-from autoshard.solvers.choose import Candidate, fitting
+from autoshard.solvers.choose import EASY, KEYS, encodings, fitting
 from autoshard.solvers.domains import reduce_nearby
+from autoshard.solvers.encode import Encoded
 from autoshard.solvers.shorten import ROUNDS, Fold, Short
 from autoshard.solvers.tables import Contents, Store, Term
+
+_WORTH = 500_000_000  # joint entries of a fold: less than that, and another encoding is not tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,20 @@ class Folded:
     work: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """An encoding of the short problem, and a plan for the block of each fold."""
+
+    store: Store
+    encoded: Encoded
+    key: order.Key
+    plans: tuple[order.Elimination, ...]
+
+    @property
+    def work(self) -> int:
+        return sum(plan.work for plan in self.plans)
+
+
 def solve_short(sum_: Additive, short: Short, contents: Contents, budget: int) -> Folded | None:
     """The minimum of the whole problem `sum_`; None where it is not exact within the budget of entries.
 
@@ -40,93 +58,101 @@ def solve_short(sum_: Additive, short: Short, contents: Contents, budget: int) -
     contents.also(short.problem)
     here = replace(sum_, problem=short.problem)
     kept = reduce_nearby(here, contents, ROUNDS)
-    chains = [_chain(here, kept, contents, fold, budget) for fold in short.folds]
-    rest = _rest(here, kept, contents, short, [chain for chain in chains if chain], budget)
-    if rest is None or None in chains:
+    start = _start(here, short, kept, contents, budget)
+    if start is None:
         return None
-    value, choice, work = rest
+    chains = [_Chain(here, fold, start.store, plan, kept) for fold, plan in zip(short.folds, start.plans, strict=True)]
+    rest = _rest(short, start, chains, budget)
+    if rest is None:
+        return None
+    value, picked, work = rest
     whole = np.zeros(len(short.line.nodes), np.int64)
-    for fold, chain in zip(short.folds, chains, strict=True):
-        assert chain is not None
-        rows = chain.rows([choice[n] for n in fold.left], [choice[n] for n in fold.right])
-        whole[fold.position : fold.position + fold.count * fold.period] = np.concatenate(rows)
-    for node, strategy in choice.items():
-        whole[_position(short, node)] = kept[node][strategy]
-    picked = np.empty(len(whole), np.int64)
-    picked[short.line.nodes] = whole
-    value += sum(chain.constant for chain in chains if chain)
-    return Folded(value, tuple(picked.tolist()), work + sum(chain.work for chain in chains if chain))
+    for node in _outside(short):
+        whole[_position(short, node)] = kept[node][picked[node]]
+    for chain in chains:
+        fold = chain.fold
+        rows = np.concatenate(chain.rows(picked))
+        last = [node - fold.start - fold.period for node in fold.right]  # the last block's end is chosen by the rest
+        rows[last] = whole[[_position(short, node) for node in fold.right]]
+        whole[fold.position : fold.position + len(rows)] = rows
+    choice = np.empty(len(whole), np.int64)
+    choice[short.line.nodes] = whole
+    value += sum(chain.constant for chain in chains)
+    return Folded(value, tuple(choice.tolist()), work + sum(chain.work for chain in chains))
+
+
+def _start(sum_: Additive, short: Short, kept: Sequence[Integers], contents: Contents, budget: int) -> _Start | None:
+    """The least work of the encodings and orders that fit the budget."""
+    found: list[_Start] = []
+    for store, encoded in encodings(sum_, kept, contents, budget):
+        if encoded.relaxed:
+            continue
+        for key in KEYS:
+            fork = store.fork()
+            plans = [_block_plan(fork, encoded, short, fold, key, budget) for fold in short.folds]
+            exact = tuple(plan for plan in plans if plan)
+            if len(exact) == len(plans):
+                found.append(_Start(fork, encoded, key, exact))
+                if found[-1].work <= EASY:
+                    return found[-1]
+        if found and found[-1].work <= _WORTH:
+            break
+    return min(found, key=lambda start: start.work, default=None)
+
+
+def _block_plan(
+    store: Store, encoded: Encoded, short: Short, fold: Fold, key: order.Key, budget: int
+) -> order.Elimination | None:
+    terms = [term for term, owner in zip(encoded.terms, _owners(encoded, short), strict=True) if owner is fold]
+    ends = {*fold.left, *fold.right}
+    inner = sorted({v for term in terms for v in term.variables} - ends)
+    plan = fitting(store, encoded, terms, key, budget, inner)
+    states = math.prod(encoded.domains[node] for node in fold.right)
+    return plan if states * states <= budget // len(short.folds) else None
+
+
+def _owners(encoded: Encoded, short: Short) -> list[Fold | None]:
+    """The fold that each term is in the block of: by its last node, but ends pay for themselves elsewhere."""
+    by_node: dict[int, Fold] = {node: fold for fold in short.folds for node in fold.block}
+    ends = {node for fold in short.folds for node in fold.right}
+    found = []
+    for term, v in zip(encoded.terms, encoded.origins, strict=True):
+        if v < 0:
+            (node,) = term.scope
+            found.append(None if node in ends else by_node.get(node))
+        else:
+            value = short.problem.values[v]
+            found.append(by_node.get(max(value.producer, *value.consumers)))
+    return found
+
+
+def _outside(short: Short) -> list[int]:
+    """The nodes that are not within a block: those at its right end are decided with the rest."""
+    gone = {node for fold in short.folds for node in fold.block} - {n for fold in short.folds for n in fold.right}
+    return [node for node in range(len(short.problem.nodes)) if node not in gone]
 
 
 def _position(short: Short, node: int) -> int:
-    """Where a node of the rest stands in the whole line: those at the right end of a fold are of its last block."""
+    """Where a node outside stands in the whole line: those at the right end of a fold are of its last block."""
     moved = sum((fold.count - 1) * fold.period for fold in short.folds if node in fold.right)
     return int(short.positions[node]) + moved
 
 
-def _part(problem: Problem, nodes: Sequence[int], values: Sequence[int], silent: Sequence[int]) -> Problem:
-    """Some nodes and values of a problem; the nodes of `silent` cost nothing by themselves."""
-    index = {node: place for place, node in enumerate(nodes)}
-    own = [problem.nodes[node] for node in nodes]
-    for node in silent:
-        zeros = np.zeros(len(problem.nodes[node].seconds))
-        own[index[node]] = replace(problem.nodes[node], seconds=zeros, bytes=zeros)
-    moved = [
-        replace(value, producer=index[value.producer], consumers=tuple(index[c] for c in value.consumers))
-        for value in (problem.values[v] for v in values)
-    ]
-    return replace(problem, nodes=tuple(own), values=tuple(moved))
-
-
-def _last(problem: Problem, v: int) -> int:
-    value = problem.values[v]
-    return max(value.producer, *value.consumers)
-
-
-def _rest(
-    sum_: Additive, kept: Sequence[Integers], contents: Contents, short: Short, chains: Sequence[_Chain], budget: int
-) -> tuple[float, dict[int, int], int] | None:
-    """(minimum, strategy of each node of the short problem outside the folds, work)."""
-    problem, folds = short.problem, short.folds
-    gone = {node for fold in folds for node in fold.block} - {node for fold in folds for node in fold.right}
-    nodes = [node for node in range(len(problem.nodes)) if node not in gone]
-    inside = {node for fold in folds for node in fold.block}
-    values = [v for v in range(len(problem.values)) if _last(problem, v) not in inside]
-    index = {node: place for place, node in enumerate(nodes)}
-    part = _part(problem, nodes, values, ())
-    contents.also(part)
-
-    def more(store: Store) -> list[Term]:
-        return [chain.term(store, index) for chain in chains]
-
-    found = fitting(replace(sum_, problem=part), [kept[node] for node in nodes], contents, budget, more=more)
-    if found is None or found[1].relaxed or not found[2].exact:
-        return None
-    store, _, plan = found
-    value = eliminate.run(store, plan)
-    if np.isinf(value):
-        raise InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
-    picked = eliminate.backtrack(store, plan)
-    return value, {node: picked[place] for node, place in index.items()}, plan.work
-
-
-def _chain(sum_: Additive, kept: Sequence[Integers], contents: Contents, fold: Fold, budget: int) -> _Chain | None:
-    """The blocks of a fold as a chain of equal tables."""
-    problem = sum_.problem
-    nodes = [*fold.left, *fold.block]
-    values = [v for v in range(len(problem.values)) if _last(problem, v) in fold.block]
-    part = _part(problem, nodes, values, (*fold.left, *fold.right))
-    contents.also(part)
-    index = {node: place for place, node in enumerate(nodes)}
-    left, right = [index[node] for node in fold.left], [index[node] for node in fold.right]
-    block = replace(sum_, problem=part)
-    own = [kept[node] for node in nodes]
-    assert all(np.array_equal(own[before], own[after]) for before, after in zip(left, right, strict=True))
-    found = fitting(block, own, contents, budget, stay={*left, *right})
-    if found is None or found[1].relaxed or not found[2].exact:
-        return None
-    costs = [unary(sum_, node)[kept[node]] for node in fold.right]
-    return _Chain(fold, found, own, left, right, costs, budget)
+def _rest(short: Short, start: _Start, chains: Sequence[_Chain], budget: int) -> tuple[float, list[int], int] | None:
+    """(minimum, strategies of the nodes outside the folds as kept indices, work): each fold is one more term."""
+    owners = _owners(start.encoded, short)
+    terms = [term for term, owner in zip(start.encoded.terms, owners, strict=True) if owner is None]
+    terms += [chain.term() for chain in chains]
+    variables = sorted({v for term in terms for v in term.variables})
+    for key in (start.key, *(key for key in KEYS if key != start.key)):
+        store = start.store.fork()
+        plan = fitting(store, start.encoded, terms, key, budget, variables)
+        if plan is not None:
+            value = eliminate.run(store, plan)
+            if np.isinf(value):
+                raise InfeasibleError("every combination of strategies is forbidden: none of all nodes go together")
+            return value, eliminate.backtrack(store, plan), plan.work
+    return None
 
 
 class _Chain:
@@ -136,28 +162,21 @@ class _Chain:
     """
 
     def __init__(
-        self,
-        fold: Fold,
-        found: Candidate,
-        kept: Sequence[Integers],
-        left: Sequence[int],
-        right: Sequence[int],
-        costs: Sequence[Floats],
-        budget: int,
+        self, sum_: Additive, fold: Fold, store: Store, plan: order.Elimination, kept: Sequence[Integers]
     ) -> None:
-        self.fold, self.kept, self.left, self.right = fold, kept, left, right
-        self.store, _, self.plan = found
-        self.constant = fold.count * eliminate.run(self.store, self.plan)
-        self.work = self.plan.work
-        self.terms = [term for term in self.plan.left if self.store.table(term.table).any()]
-        joined = [self._class_map(pair) for pair in zip(left, right, strict=True)]
-        self.classes = [self.store.maps[map_] for map_ in joined]
-        self.counts = [self.store.counts[map_] for map_ in joined]
-        table = eliminate.table_of(self.store, self.terms, [*left, *right], [*joined, *joined])
-        states = int(np.prod(self.counts))
-        self._choose(costs)
+        self.fold, self.store, self.plan, self.kept = fold, store, plan, kept
+        assert all(np.array_equal(kept[a], kept[b]) for a, b in zip(fold.left, fold.right, strict=True))
+        self.constant = fold.count * eliminate.run(store, plan)
+        self.work = plan.work
+        self.terms = [term for term in plan.left if store.table(term.table).any()]
+        self.maps = [self._class_map(pair) for pair in zip(fold.left, fold.right, strict=True)]
+        self.classes = [store.maps[map_] for map_ in self.maps]
+        self.counts = [store.counts[map_] for map_ in self.maps]
+        table = eliminate.table_of(store, self.terms, [*fold.left, *fold.right], [*self.maps, *self.maps])
+        states = math.prod(self.counts)
+        self._choose([unary(sum_, node)[kept[node]] for node in fold.right])
         self.powers = [table.reshape(states, states)]
-        self.plan_of: dict[tuple[int, int], Integers] = {}
+        self.blocks: dict[tuple[int, int], Integers] = {}
         self.known: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._join()
 
@@ -196,16 +215,15 @@ class _Chain:
         parts = [eliminate.Part(middle, (every, every, None)), eliminate.Part(second[:, None, :], (every, None, every))]
         return eliminate.min_plus(parts, (len(self.least), len(first), second.shape[1]))
 
-    def term(self, store: Store, index: dict[int, int]) -> Term:
+    def term(self) -> Term:
         """All blocks as one term over the nodes at the two ends, which pay for themselves elsewhere."""
-        scope = tuple(index[node] for node in (*self.fold.left, *self.fold.right))
-        maps = tuple(store.map_id(classes) for classes in (*self.classes, *self.classes))
-        return Term(scope, maps, store.base(self.partial[-1].reshape([*self.counts, *self.counts])))
+        table = self.store.base(self.partial[-1].reshape([*self.counts, *self.counts]))
+        return Term((*self.fold.left, *self.fold.right), (*self.maps, *self.maps), table)
 
-    def rows(self, left: Sequence[int], right: Sequence[int]) -> list[Integers]:
-        """The strategies of the nodes of every block, between the chosen ones (kept indices) at the two ends."""
-        states = self.path(self.state(left), self.state(right))
-        return [self.row(pair) for pair in pairwise(states)]
+    def rows(self, picked: Sequence[int]) -> list[Integers]:
+        """The strategies of the nodes of every block, those at the two ends (kept indices in `picked`) being chosen."""
+        first, last = (self.state([picked[node] for node in nodes]) for nodes in (self.fold.left, self.fold.right))
+        return [self.row(pair) for pair in pairwise(self.path(first, last))]
 
     def state(self, strategies: Sequence[int]) -> int:
         at = [int(classes[s]) for classes, s in zip(self.classes, strategies, strict=True)]
@@ -233,12 +251,11 @@ class _Chain:
 
     def row(self, pair: tuple[int, int]) -> Integers:
         """The strategies of the nodes of a block between two states."""
-        if pair not in self.plan_of:
-            ends = [np.unravel_index(state, self.counts) if self.counts else () for state in pair]
+        if pair not in self.blocks:
             given: dict[int, int] = {}
-            for nodes, at in zip((self.left, self.right), ends, strict=True):
-                given |= {n: int(self.cheapest[i][int(c)]) for i, (n, c) in enumerate(zip(nodes, at, strict=True))}
+            for nodes, state in zip((self.fold.left, self.fold.right), pair, strict=True):
+                at = np.unravel_index(state, self.counts) if self.counts else ()
+                given |= {n: int(best[int(c)]) for n, best, c in zip(nodes, self.cheapest, at, strict=True)}
             picked = eliminate.backtrack(self.store, self.plan, given)
-            block = range(len(self.left), len(self.kept))
-            self.plan_of[pair] = np.array([self.kept[n][picked[n]] for n in block], np.int64)
-        return self.plan_of[pair]
+            self.blocks[pair] = np.array([self.kept[node][picked[node]] for node in self.fold.block], np.int64)
+        return self.blocks[pair]

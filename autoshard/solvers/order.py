@@ -23,7 +23,7 @@ _Priority = tuple[int, int, int]
 class Elimination:
     """`tables`: numbers of the distinct tables to compute, in order; `constants`: the tables without axes, whose sum is
     the minimum. `entries`: their sizes; `work`: entries of all joint tables that are minimised; `largest`: of one.
-    `left`: the terms over the variables that were to stay.
+    `left`: the terms over the other variables.
     """
 
     domains: tuple[int, ...]
@@ -46,14 +46,14 @@ def plan(
     gates: Collection[int] = (),
     limit: float = float("inf"),
     most_work: float = float("inf"),
-    stay: Collection[int] = (),
+    variables: Collection[int] | None = None,
 ) -> Elimination | None:
-    """Eliminates every variable but those of `stay` in greedy order; None as soon as that takes more than `most_work`.
+    """Eliminates `variables` (all, if not given) in greedy order; None as soon as that takes more than `most_work`.
 
     With a `limit`, larger joint tables are split into mini-buckets: a lower bound, and `exact` is False.
     """
     graph = TermGraph(store, terms, domains, gates)
-    current = {v: _priority(graph, v, key) for v in range(len(domains)) if v not in stay}
+    current = {v: _priority(graph, v, key) for v in (range(len(domains)) if variables is None else variables)}
     heap = list(current.values())
     heapq.heapify(heap)
     while heap:

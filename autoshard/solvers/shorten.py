@@ -17,7 +17,7 @@ from autoshard.solvers.additive import Additive
 from autoshard.solvers.repeats import Line, Run, runs
 from autoshard.solvers.tables import Contents
 
-ROUNDS = 3  # of the reduction of domains
+ROUNDS = 2  # of the reduction of domains
 _LEAST_COUNT = 3  # blocks that are worth folding
 
 
