@@ -153,7 +153,7 @@ def run_variant(mesh: Mesh, context: Any, local: LocalOp, operands: Sequence[Ten
     if local.variant == "random_attention":
         given += [None] * (4 - len(given))  # its mask is no optional argument
     else:
-        while given[-1] is None:
+        while given and given[-1] is None:
             given.pop()
     attributes = {name: plain(value) if name == "dtype" else value for name, value in local.attributes}
     extra = [device.random] if local.variant.startswith("random_") else []

@@ -74,3 +74,65 @@ def mixtral(form: str = "batched_mm", experts: int = 4, batch: int = 4, sequence
     )  # fmt: skip
     config._experts_implementation = form
     return language(hf.MixtralForCausalLM(config), batch, sequence, True)
+
+
+class Draws(nn.Module):
+    """Every way to draw random numbers that a plan can repeat on shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        x = self.layer(x)
+        x = x + torch.rand(rows, 1) + torch.randn_like(x) + torch.rand_like(x) + torch.randn(6)
+        x = x * torch.empty_like(x).bernoulli_(0.7) + torch.bernoulli(x.sigmoid())
+        x = x + torch.randint(2, 5, (6,)) + torch.randint_like(x, 3)
+        x = F.alpha_dropout(x, 0.2, True)
+        x = x * x.new_empty(rows, 1).uniform_(0.5, 1.5) + torch.empty(rows, 6).normal_(1.0, 2.0)
+        chosen = torch.multinomial(x.softmax(-1), 2)
+        x = x + F.one_hot(chosen, 6).sum(1) + torch.multinomial(x.softmax(-1), 6, replacement=True)
+        return (F.gumbel_softmax(x) * F.dropout(x, 0.1)).square().mean() + torch.normal(0.0, 1.0, (6,)).mean()
+
+
+def draws(rows: int = 4) -> Built:
+    return Draws(), (torch.randn(rows, 6),)
+
+
+class Images(nn.Module):
+    """Resizing, shuffles of pixels, patches, and dropout of whole features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.slope = nn.Conv2d(3, 4, 3, padding=1), nn.PReLU(4)
+        self.norm = nn.InstanceNorm2d(1, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout2d(self.slope(self.first(x)), 0.3, True)
+        y = F.interpolate(y, scale_factor=2, mode="nearest")
+        y = F.interpolate(y, size=(8, 10), mode="bilinear")
+        y = self.norm(F.pixel_shuffle(y, 2))
+        y = F.feature_alpha_dropout(y, 0.1, True)
+        y = F.interpolate(y, size=(32, 20), mode="nearest")
+        return F.unfold(y, 4, stride=4).square().mean()
+
+
+def resized(batch: int = 4) -> Built:
+    return Images(), (torch.randn(batch, 3, 4, 6),)
+
+
+class Layers(nn.Module):
+    def __init__(self, kind: str, dropout: float) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(6, 6, 2, dropout=dropout) if kind == "lstm" else nn.Linear(6, 6)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "lstm":
+            return self.layer(x)[0].square().mean()
+        return F.rrelu(self.layer(x), training=self.training).square().mean()
+
+
+def layers(kind: str = "lstm", dropout: float = 0.2) -> Built:
+    return Layers(kind, dropout), (torch.randn(3, 4, 6),)

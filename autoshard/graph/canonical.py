@@ -100,6 +100,31 @@ def _repeated(value: Attribute, rank: int) -> tuple[Attribute, ...]:
     return values * rank if len(values) == 1 else values
 
 
+def _random(kind: str, first: float, second: float, names: tuple[str, str]) -> Rule:
+    """A random tensor, of whose shape nothing else depends. `names` are the arguments in place of first and second."""
+
+    def rule(op: Op, tensors: Tensors) -> Op:
+        given, result = dict(op.attributes), _result(op, tensors)
+        if any(name is not None and n for n, name in enumerate(op.operands)):
+            return op
+        values = [given.get(name, default) for name, default in zip(names, (first, second), strict=True)]
+        attributes = (
+            ("size", result.shape),
+            ("kind", kind),
+            ("first", values[0]),
+            ("second", values[1]),
+            ("dtype", result.dtype),
+        )
+        return replace(op, target="autoshard.random", operands=(), attributes=attributes)
+
+    return rule
+
+
+def _bernoulli(op: Op, tensors: Tensors) -> Op:
+    """With one probability for all it needs no operand."""
+    return _random("bernoulli", 0.5, 0.0, ("p", ""))(op, tensors) if "p" in dict(op.attributes) else op
+
+
 def _dropout(op: Op, tensors: Tensors) -> Op:
     active = op.attribute("train") and op.attribute("p") != 0
     return op if active else replace(op, target="aten.alias", attributes=())
@@ -127,6 +152,13 @@ _RULES: dict[str, Rule] = {
     **_each("split chunk split_with_sizes tensor_split", _split),
     **_each("dropout feature_dropout alpha_dropout", _dropout),
     **{f"aten.{name}{rank}d": _pairs for name in _WINDOWED for rank in (1, 2, 3)},
+    **_each("rand rand_like", _random("uniform", 0.0, 1.0, ("", ""))),
+    **_each("randn randn_like", _random("normal", 0.0, 1.0, ("", ""))),
+    **_each("randint randint_like", _random("integers", 0, 1, ("low", "high"))),
+    **_each("normal normal_functional", _random("normal", 0.0, 1.0, ("mean", "std"))),
+    "aten.exponential": _random("exponential", 1.0, 0.0, ("lambd", "")),
+    "aten.uniform": _random("uniform", 0.0, 1.0, ("from", "to")),
+    "aten.bernoulli": _bernoulli,
     "aten.view": _view,
     "aten.slice": _slice,
     "aten.arange": _arange,

@@ -26,6 +26,7 @@ from autoshard.graph.load import load_exported, load_model
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.precision import PRECISIONS, apply_precision
+from autoshard.graph.randomness import refuse_random
 from autoshard.graph.registrations import note_registrations
 from autoshard.graph.rename import rename
 from autoshard.graph.reshapes import merge_reshapes
@@ -36,7 +37,7 @@ from autoshard.graph.translate import constant_op, tensor_of, translate
 OPTIMIZERS = ("adamw", "sgd")
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, deadcode,
-    rename, mark_gradients, note_saved,
+    refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class _Functionaliser:
             made.meta = meta
             return made
         packet = getattr(aten, name.rstrip("_"), None)
-        overload = getattr(packet, node.target._overloadname, None) if packet else None
+        overload = _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
         if overload is None or not name.endswith("_"):
             raise CaptureError(f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}")
         operands = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -175,6 +175,12 @@ class _Functionaliser:
         made = self.graph.call_function(overload, args, kwargs)
         made.meta = dict(origin.meta) | {"val": val}
         return made
+
+
+_FUNCTIONAL = {  # where the name without the underscore is not the same function
+    "aten.bernoulli_.float": aten.bernoulli.p,
+    "aten.normal_.default": aten.normal_functional.default,
+}
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -155,7 +155,8 @@ class Graph:
         """Tensors that depend on no input, parameter or buffer: the same on every device whatever the plan."""
         result: set[str] = set()
         for op in self.ops:
-            if all(operand is None or operand in result for operand in op.operands):
+            drawn = op.target == "autoshard.random"
+            if not drawn and all(operand is None or operand in result for operand in op.operands):
                 result.update(op.results)
         return frozenset(result)
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoshard.program.model import Collective, Compute, Instruction, Program, ProgramParameter
+from autoshard.rules.table import VARIANTS
 
 CONTAINERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
-RANDOM = ("random_dropout", "random_attention")  # variants whose `index` counts random operators over the whole model
+# variants whose `index` counts random operators over the whole model
+RANDOM = frozenset(name for name in VARIANTS if name.startswith("random_"))
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,9 @@ def localise_classes(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     values: dict[str, LocalAttribute] = {
         "size": facts.shape[min(1, len(facts.shape) - 1)],
         "ignore_index": given.get("ignore_index", -100),
-        "reduction": REDUCTIONS[reduction],
     }
+    if reduction != MEAN:
+        values["reduction"] = REDUCTIONS[reduction]
     if local.op.target == "aten.cross_entropy_loss":
         values["label_smoothing"] = given.get("label_smoothing", 0.0)
     rows = tuple(factor for factor in local.instance.rule.factors if factor != "vocabulary")

@@ -12,7 +12,7 @@ from autoshard.mesh import Mesh
 if TYPE_CHECKING:
     from torch import Tensor
 
-LIST_LENGTHS = {("aten::lstm", "hx"): 2}  # tensors of a list that is not the last
+LIST_LENGTHS = {("aten::lstm", "hx"): 2, ("aten::index_put", "indices"): -1}  # of a list that is not the last
 
 
 def evaluate(value: Any, mesh: Mesh, coordinates: Sequence[int]) -> Any:
@@ -28,6 +28,8 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
 
     if target == "autoshard.linear_in_out":
         return _linear_in_out(*operands)
+    if target == "autoshard.random":  # what is drawn is the variant's
+        return torch.zeros(attributes["size"], dtype=getattr(torch, attributes["dtype"]))
     if target == "autoshard.experts":
         return _experts(operands, attributes)
     if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:

@@ -11,6 +11,7 @@ from autoshard.rules import (
     creation,
     elementwise,
     experts,
+    images,
     indexing,
     linear_algebra,
     losses,
@@ -19,6 +20,7 @@ from autoshard.rules import (
     recurrent,
     reductions,
     views,
+    writing,
 )
 from autoshard.rules.instance import Facts, Instance, bind, unbound
 from autoshard.rules.kinds import Call, Localise, LocaliseVariant, NoRule, RuleFor, integers
@@ -26,7 +28,7 @@ from autoshard.rules.notation import Rule, RuleError
 
 KINDS = (
     linear_algebra, attention, experts, normalisation, elementwise, reductions, views,
-    indexing, convolution, recurrent, losses, random, creation,
+    indexing, writing, convolution, images, recurrent, losses, random, creation,
 )  # fmt: skip
 RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}
 LOCALISE: dict[str, Localise] = {target: function for kind in KINDS for target, function in kind.LOCALISE.items()}

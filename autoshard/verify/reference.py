@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autoshard.emit.runtime.drawing import chosen, exact_values
 from autoshard.emit.runtime.randomness import dropout_mask
 from autoshard.errors import UsageError
 from autoshard.graph.model import Graph
@@ -21,9 +22,15 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 CLIP_FRACTION = 0.1  # of the first step's norm: clipping is active in each step
 CLIP_MOST = 0.1  # keeps rounding noise in gradients that are truly zero far below AdamW's eps
-_UNSUPPORTED = {
-    "rand", "randn", "randint", "uniform_", "normal_", "exponential_", "multinomial", "randperm", "rrelu_with_noise",
+_UNSUPPORTED = {"randperm", "rrelu_with_noise", "poisson", "geometric_", "cauchy_", "log_normal_"}
+# operator -> (kind, the arguments after the drawn tensor or its shape: their defaults), see `runtime.drawing`
+_DRAWN: dict[str, tuple[str, tuple[float, float]]] = {
+    "rand": ("uniform", (0.0, 1.0)), "rand_like": ("uniform", (0.0, 1.0)), "uniform_": ("uniform", (0.0, 1.0)),
+    "randn": ("normal", (0.0, 1.0)), "randn_like": ("normal", (0.0, 1.0)), "normal_": ("normal", (0.0, 1.0)),
+    "exponential_": ("exponential", (1.0, 0.0)),
+    "normal": ("normal", (0.0, 1.0)), "randint": ("integers", (0, 1)), "randint_like": ("integers", (0, 1)),
 }  # fmt: skip
+_IN_PLACE = ("uniform_", "normal_", "exponential_")
 
 
 class ExactDropout(TorchDispatchMode):
@@ -47,17 +54,51 @@ class ExactDropout(TorchDispatchMode):
             x, p = args[0], args[1]
             mask = self._mask(x.shape, p)
             return x * mask / (1 - p), mask
-        if func._schema.name.removeprefix("aten::") in _UNSUPPORTED:
+        name = func._schema.name.removeprefix("aten::")
+        if name in _DRAWN:
+            return self._random(func, name, args, kwargs)
+        if name == "bernoulli" and func is aten.bernoulli.default:
+            return (self._values(args[0].shape, "uniform", 0.0, 1.0) < args[0]).to(args[0].dtype)
+        if name == "multinomial":
+            return self._multinomial(*args)
+        if name in _UNSUPPORTED:
             raise UsageError(
                 f"the model draws random numbers by {func}, which verification can't repeat on the shards",
                 "pass random tensors as inputs",
             )
         return func(*args, **kwargs)
 
+    def _random(self, func: Any, name: str, args: Any, kwargs: Any) -> torch.Tensor:
+        """What the operator would draw: its own call tells shape and dtype."""
+        kind, numbers = _DRAWN[name]
+        made = args[0] if name in _IN_PLACE else func(*args, **kwargs)
+        if name in (*_IN_PLACE, "normal"):
+            given = [*args[1:3], *numbers[len(args[1:3]) :]] if name in _IN_PLACE else args[:2]
+            first, second = (kwargs.get(key, value) for key, value in zip(_names(name), given, strict=True))
+        elif kind == "integers":
+            bounds = [value for value in args[name.endswith("_like") :] if isinstance(value, int)]
+            first, second = (0, *bounds) if len(bounds) == 1 else bounds
+        else:
+            first, second = numbers
+        return made.copy_(self._values(made.shape, kind, first, second))
+
+    def _values(self, shape: Sequence[int], kind: str, first: float, second: float) -> torch.Tensor:
+        values = exact_values(self.seed, self.step, self.drawn, shape, kind, first, second)
+        self.drawn += 1
+        return values
+
+    def _multinomial(self, p: torch.Tensor, count: int, replacement: bool = False, **_: Any) -> torch.Tensor:
+        shape = (*p.shape[:-1], count) if replacement else p.shape
+        return chosen(p.double(), self._values(shape, "uniform", 0.0, 1.0), count, replacement)
+
     def _mask(self, shape: Sequence[int], p: float) -> torch.Tensor:
         mask = dropout_mask(self.seed, self.step, self.drawn, shape, p)
         self.drawn += 1
         return mask
+
+
+def _names(name: str) -> tuple[str, str]:
+    return {"uniform_": ("from", "to"), "exponential_": ("lambd", "")}.get(name, ("mean", "std"))
 
 
 @contextmanager

@@ -125,4 +125,4 @@ def test_attention_inside_a_library_module() -> None:
 
 def test_other_randomness_is_refused() -> None:
     with pytest.raises(UsageError, match="random numbers"), exact_dropout(SEED, 0):
-        torch.rand(3)
+        torch.randperm(3)

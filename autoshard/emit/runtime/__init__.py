@@ -18,6 +18,7 @@ from .convolution import (
     halo_transposed_convolution,
     parallel_global_pool,
 )
+from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .gradients import clip_gradients, reduce_gradients
@@ -105,7 +106,11 @@ __all__ = [
     "parallel_rms_norm",
     "parallel_softmax",
     "random_attention",
+    "random_bernoulli",
     "random_dropout",
+    "random_multinomial",
+    "random_noise",
+    "random_tensor",
     "reduce_gradients",
     "reduce_scatter",
     "regather",

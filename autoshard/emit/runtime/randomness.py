@@ -45,8 +45,15 @@ def hash_of(*parts: object) -> int:
 def dropout_mask(
     seed: int, step: int, index: int, shape: Sequence[int], p: float, held: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """True where an element is kept; a pure function of (seed, step, index, global position). `held[d]`: the global
-    positions along dim d that are wanted (None: all)."""
+    """True where an element is kept; a pure function of (seed, step, index, global position)."""
+    return random_bits(seed, step, index, shape, held) >= int(p * 2**53)
+
+
+def random_bits(
+    seed: int, step: int, index: object, shape: Sequence[int], held: Sequence[Tensor] | None = None
+) -> Tensor:
+    """53 random bits an element, by its global position. `held[d]`: the global positions along dim d that are wanted
+    (None: all)."""
     position = torch.zeros((), dtype=torch.int64)
     for dim, size in enumerate(shape):
         along = torch.arange(size) if held is None else held[dim]
@@ -55,7 +62,7 @@ def dropout_mask(
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * factor
     z = z ^ (z >> 31 & (1 << 33) - 1)
-    return (z >> 11 & (1 << 53) - 1) >= int(p * 2**53)
+    return z >> 11 & (1 << 53) - 1
 
 
 def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Sequence[int], layout: str) -> Tensor:

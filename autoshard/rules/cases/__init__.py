@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RANDOM, RECURRENT
+from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RECURRENT
 from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
 from autoshard.rules.cases.experts import EXPERTS
+from autoshard.rules.cases.images import IMAGES, WRITES
 from autoshard.rules.cases.losses import LOSSES
 from autoshard.rules.cases.moving import INDEXING, VIEWS
 from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
+from autoshard.rules.cases.random import RANDOM
 from autoshard.rules.cases.variants import ATTENTION_VARIANTS, DROPOUT_VARIANTS, NORMALISATION_VARIANTS
 
 ALL = [
     *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
-    *VIEWS, *INDEXING, *CONVOLUTION, *RECURRENT, *LOSSES, *RANDOM, *EXPERTS,
+    *VIEWS, *INDEXING, *WRITES, *CONVOLUTION, *IMAGES, *RECURRENT, *LOSSES, *RANDOM, *EXPERTS,
     *ATTENTION_VARIANTS, *DROPOUT_VARIANTS, *NORMALISATION_VARIANTS,
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Proof cases: linear algebra, attention, normalisation, convolution, dropout."""
+"""Proof cases: linear algebra, attention, normalisation, convolution, recurrence."""
 
 from __future__ import annotations
 
@@ -116,11 +116,6 @@ CONVOLUTION = [
     case("aten.conv_transpose1d", floats((2, 3, 5), (3, 4, 3), (4,)), stride=(1,), padding=(2,), dilation=(2,)),
     case("aten.avg_pool2d", floats((4, 5, 6, 6)), kernel_size=(2, 2), stride=(2, 2)),
     case("aten.adaptive_avg_pool2d", floats((4, 5, 6, 6)), output_size=(1, 1)),
-]
-RANDOM = [
-    case("aten.dropout", floats((4, 5, 6)), p=0.3, train=True),
-    case("aten.dropout", floats((4, 5, 6)), p=0.3, train=False),
-    case("aten.scaled_dot_product_attention", floats(*[(4, 6, 5, 3)] * 3, None), dropout_p=0.2, is_causal=True),
 ]
 LAYER_OF_LSTM = [(24, 3), (24, 6), (24,), (24,)]
 RECURRENT = [

@@ -1,0 +1,109 @@
+"""Random operators other than dropout and attention: replicas agree, shards differ.
+
+`index` numbers a random operator, `shape` and `layout` are global: those of what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .axis import held_indices
+from .randomness import Random, dropout_mask, random_bits
+
+_ALPHA = 1.7580993408473766  # SELU's lowest value, negated
+
+
+def exact_values(
+    seed: int, step: int, index: int, shape: Sequence[int], kind: str, first: float, second: float,
+    held: Sequence[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """Numbers in float64 (or int64): a pure function of (seed, step, index, global position).
+
+    `kind`: "uniform" in [first, second), "integers" in [first, second), "normal" with mean and deviation, "exponential"
+    with rate `first`, "bernoulli" one with probability `first`.
+    """
+    if kind == "bernoulli":
+        return dropout_mask(seed, step, index, shape, 1 - first, held).double()
+    bits = random_bits(seed, step, index, shape, held)
+    if kind == "integers":
+        return int(first) + bits % int(second - first)
+    if kind == "uniform":
+        return first + (second - first) * (bits.double() / 2**53)
+    if kind == "exponential":
+        return -((bits.double() + 0.5) / 2**53).log() / first
+    angle = random_bits(seed, step, (index, "angle"), shape, held).double() / 2**53
+    return first + second * ((bits.double() + 0.5) / 2**53).log().mul(-2).sqrt() * (2 * math.pi * angle).cos()
+
+
+def _held(random: Random, shape: Sequence[int], layout: str) -> list[Tensor]:
+    return [held_indices(size, dim, layout, random.mesh) for dim, size in enumerate(shape)]
+
+
+def _drawn(
+    random: Random, index: int, shape: Sequence[int], layout: str, kind: str, first: float, second: float
+) -> Tensor:
+    held = _held(random, shape, layout)
+    if random.exact:
+        return exact_values(random.seed, random.step, index, shape, kind, first, second, held).to(random.mesh.device)
+    made = torch.empty([len(own) for own in held], device=random.mesh.device)
+    with random.fork(index, layout):
+        if kind == "integers":
+            return torch.randint(int(first), int(second), made.shape, device=made.device)
+        if kind == "normal":
+            return made.normal_(first, second)
+        if kind == "exponential":
+            return made.exponential_(first)
+        return made.bernoulli_(first) if kind == "bernoulli" else made.uniform_(first, second)
+
+
+def random_tensor(
+    random: Random, *, kind: str, first: float, second: float, dtype: torch.dtype, index: int, shape: Sequence[int],
+    layout: str,
+) -> Tensor:  # fmt: skip
+    """The local part of a random tensor, see `exact_values` for its kinds."""
+    return _drawn(random, index, shape, layout, kind, first, second).to(dtype)
+
+
+def random_bernoulli(p: Tensor, random: Random, *, index: int, shape: Sequence[int], layout: str) -> Tensor:
+    """One with the probability that `p` has there, else zero."""
+    return (_drawn(random, index, shape, layout, "uniform", 0.0, 1.0).to(p.dtype) < p).to(p.dtype)
+
+
+def random_noise(
+    x: Tensor, random: Random, *, p: float, alpha: bool, index: int, shape: Sequence[int], layout: str
+) -> Tensor:
+    """Dropout that keeps mean and variance (`alpha`), or drops whole features: `shape` has ones along these."""
+    noise = _drawn(random, index, shape, layout, "bernoulli", 1 - p, 0.0).to(x.dtype)
+    return x * scaled_noise(noise, p)[0] + scaled_noise(noise, p)[1] if alpha else x * noise / max(1 - p, 1e-30)
+
+
+def scaled_noise(noise: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Alpha dropout's factor and summand."""
+    scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
+    return noise * scale, (noise - 1) * (_ALPHA * scale) + _ALPHA * scale * p
+
+
+def random_multinomial(
+    p: Tensor, random: Random, *, num_samples: int, replacement: bool = False, index: int, shape: Sequence[int],
+    layout: str,
+) -> Tensor:  # fmt: skip
+    """Indices drawn by the weights in the last dim, which is whole."""
+    if not random.exact:
+        with random.fork(index, layout):
+            return torch.multinomial(p, num_samples, replacement)
+    drawn = (*shape[:-1], num_samples) if replacement else shape
+    uniform = _drawn(random, index, drawn, layout, "uniform", 0.0, 1.0)
+    return chosen(p.double(), uniform, num_samples, replacement)
+
+
+def chosen(p: Tensor, uniform: Tensor, num_samples: int, replacement: bool) -> Tensor:
+    """The indices that these uniform numbers choose."""
+    if replacement:
+        ends = p.cumsum(-1)
+        return torch.searchsorted(ends, uniform * ends[..., -1:], right=True).clamp(max=p.shape[-1] - 1)
+    keys = p.log() - (-uniform.clamp(min=2.0**-53).log()).log()
+    return keys.topk(num_samples).indices

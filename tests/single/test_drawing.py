@@ -1,0 +1,105 @@
+"""Random operators: the same numbers as on one device, whatever the mesh; replicas agree and shards differ."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from autoshard.emit import runtime
+from autoshard.emit.runtime.drawing import exact_values
+from autoshard.errors import CaptureError
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Op
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.rules import Strategy
+from autoshard.verify.lockstep import run_lockstep
+from tests.forced import check
+from tests.shards import part
+from tests.small_models import spec
+
+
+def cut_draws(op: Op, strategy: Strategy) -> bool:
+    """What is made from nothing is cut on some axis where it can be."""
+    return op.target != "autoshard.random" or any(choice.kind == "factor" for choice in strategy.choices)
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2"])
+def test_every_way_to_draw(mesh: str) -> None:
+    found, largest = check(spec("draws"), mesh, cut_draws, (1, 2))
+    drawn = {"random_tensor", "random_bernoulli", "random_multinomial", "random_noise", "random_dropout"}
+    assert drawn <= found
+    assert largest < 1e-9
+
+
+def test_images() -> None:
+    found, largest = check(spec("resized"), "dp=2,tp=2", lambda op, strategy: True, (1, 2, 3))
+    assert "random_noise" in found
+    assert largest < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "mean", "deviation"),
+    [
+        ("uniform", -1.0, 3.0, 1.0, 4 / math.sqrt(12)),
+        ("normal", 0.5, 2.0, 0.5, 2.0),
+        ("exponential", 2.0, 0.0, 0.5, 0.5),
+        ("integers", 3, 8, 5.0, math.sqrt(2)),
+        ("bernoulli", 0.3, 0.0, 0.3, math.sqrt(0.21)),
+    ],
+)
+def test_the_distributions(kind: str, first: float, second: float, mean: float, deviation: float) -> None:
+    values = exact_values(1, 2, 3, (400, 500), kind, first, second).double()
+    assert values.mean().item() == pytest.approx(mean, abs=0.01)
+    assert values.std().item() == pytest.approx(deviation, rel=0.01)
+    assert torch.corrcoef(torch.stack([values.flatten()[:-1], values.flatten()[1:]]))[0, 1].abs() < 0.01
+
+
+def test_production_numbers_agree_on_replicas_differ_on_shards_and_do_not_depend_on_the_mesh() -> None:
+    def drawn(mesh: str, layout: str) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+
+        def work(local: runtime.ParallelMesh, rank: int) -> None:
+            if local.rank == rank:  # one at a time: the default generator belongs to the process
+                local.random.exact = False
+                values = {"kind": "normal", "first": 0.0, "second": 1.0, "dtype": torch.float32}
+                found[rank] = runtime.random_tensor(local.random, **values, index=3, shape=(8, 6), layout=layout)
+
+        axes = dict(Mesh.parse(mesh).axes)
+        for rank in range(Mesh.parse(mesh).size):
+            run_lockstep(axes, lambda local, rank=rank: work(local, rank))
+        return [found[rank] for rank in sorted(found)]
+
+    whole = drawn("a=1", "R")[0]
+    assert all(torch.equal(one, whole) for one in drawn("a=2,b=2", "R R"))
+    first, second, third, fourth = drawn("a=2,b=2", "S0 R")
+    assert first.shape == (4, 6)
+    assert torch.equal(first, second) and torch.equal(third, fourth) and not torch.equal(first, third)
+
+
+def test_exact_numbers_are_parts_of_the_whole() -> None:
+    whole = exact_values(0, 0, 5, (4, 9), "normal", 1.0, 2.0)
+    for text, layout in (("a=2", "S1"), ("a=2,b=2", "S0 S1"), ("a=3,b=2", "S1/3 R")):
+        mesh = Mesh.parse(text)
+
+        def work(local: runtime.ParallelMesh, layout: str = layout) -> Tensor:
+            values = {"kind": "normal", "first": 1.0, "second": 2.0, "dtype": torch.float64}
+            return runtime.random_tensor(local.random, **values, index=5, shape=(4, 9), layout=layout)
+
+        for rank, found in enumerate(run_lockstep(dict(mesh.axes), work)):
+            assert torch.equal(found, part(whole, Layout.parse(layout), mesh, rank))
+
+
+def test_dropout_inside_a_fused_lstm_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError, match=r"aten.lstm draws dropout between its layers.*small_models.py:\d+"):
+        capture(spec("layers"), {})
+    capture(spec("layers"), {"dropout": 0.0})
+    capture(spec("layers"), {}, training=False)
+
+
+def test_other_random_operators_are_refused_with_their_line() -> None:
+    with pytest.raises(CaptureError, match=r"aten.rrelu draws random numbers.*small_models.py:\d+"):
+        capture(spec("layers"), {"kind": "rrelu"})
