@@ -140,5 +140,14 @@ def _known_steps(plan: Plan, full: Graph) -> dict[Place, RedistributionPlan]:
 
 
 def _carried_steps(need: _Need, draft: Plan, graph: Graph, hardware: Hardware) -> RedistributionPlan:
-    made = redistribution(graph, draft.mesh, hardware, need.tensor, need.source, need.target, need.consumers)
+    made = redistribution(
+        graph,
+        draft.mesh,
+        hardware,
+        need.tensor,
+        need.source,
+        need.target,
+        need.consumers,
+        draft.search.all_to_all,
+    )
     return replace(made, steps=need.steps) if need.steps is not None else made

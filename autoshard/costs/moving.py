@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from autoshard.costs.collective import joint_seconds
 from autoshard.graph.model import Graph, Tensor
 from autoshard.hardware import Hardware
 from autoshard.mesh import Mesh
-from autoshard.redistribute import Terms
+from autoshard.redistribute import CollectiveSeconds, Terms
 
 
 def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, all_to_all: bool = True) -> Terms:
     """A parameter that is gathered for use is gathered again in backward: autograd keeps its shard."""
     differentiable = tensor.requires_grad and graph.loss is not None
     stored = any(parameter.tensor == tensor.name for parameter in graph.parameters)
+    times = 2.0 if stored and differentiable else 1.0
+    seconds = _remembered(hardware, mesh)
+    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, times, all_to_all)
+
+
+@lru_cache(maxsize=64)
+def _remembered(hardware: Hardware, mesh: Mesh) -> CollectiveSeconds:
+    """`joint_seconds`, each price worked out once: a model's tensors have few sizes."""
+    known: dict[tuple[tuple[int, ...], str, float], float] = {}
 
     def seconds(axes: tuple[int, ...], kind: str, full_bytes: float) -> float:
-        return joint_seconds(hardware, mesh, axes, kind, full_bytes)
+        key = axes, kind, full_bytes
+        if key not in known:
+            known[key] = joint_seconds(hardware, mesh, axes, kind, full_bytes)
+        return known[key]
 
-    times = 2.0 if stored and differentiable else 1.0
-    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, times, all_to_all)
+    return seconds

@@ -20,23 +20,28 @@ OWN_WAY_BACK = frozenset({("R", "S"), ("S", "R"), ("S", "P")})
 
 def direct_steps(source: Layout, target: Layout, shrinks: bool, all_to_all: bool = True) -> tuple[Step, ...]:
     """`shrinks`: the local tensor of `target` is no larger than that of `source`, so that other steps come after."""
-    pairs = [(kind(x), kind(y)) for x, y in zip(source.placements, target.placements, strict=True)]
-    changed = [a for a, (x, y) in enumerate(zip(source.placements, target.placements, strict=True)) if x != y]
-    exchanged = [a for a in changed if pairs[a] in EXCHANGED]
-    start, stop = source, target
-    apart = not all_to_all or any(pairs[a] in OWN_WAY_BACK for a in exchanged)
-    for axis in exchanged:
-        if (pairs[axis] == ("R+", "S") and apart) or (pairs[axis] == ("P", "S") and not all_to_all):
-            start = start.replace(axis, REPLICATE)  # as a step of its own, before
-        if pairs[axis] == ("S", "P") or (pairs[axis] == ("S", "R+") and not all_to_all):
-            stop = stop.replace(axis, REPLICATE)  # as a step of its own, after
-    for axis in set(changed) - set(exchanged):
-        if shrinks:
-            stop = stop.replace(axis, start.placements[axis])
-        else:
-            start = start.replace(axis, stop.placements[axis])
-    middle = (_by_index(start, stop, all_to_all),) if start != stop else ()
-    return (*_by_table(source, start), *middle, *_by_table(stop, target))
+    pairs = _kinds(source, target)
+    start, stop = list(source.placements), list(target.placements)
+    apart = not all_to_all or not OWN_WAY_BACK.isdisjoint(pairs.values())
+    for axis, pair in pairs.items():
+        if pair not in EXCHANGED:
+            if shrinks:
+                stop[axis] = start[axis]
+            else:
+                start[axis] = stop[axis]
+        elif (apart and pair == ("R+", "S")) or (pair == ("P", "S") and not all_to_all):
+            start[axis] = REPLICATE  # as a step of its own, before
+        elif pair == ("S", "P") or (pair == ("S", "R+") and not all_to_all):
+            stop[axis] = REPLICATE  # as a step of its own, after
+    first, last = Layout(tuple(start)), Layout(tuple(stop))
+    middle = (_by_index(first, last, all_to_all),) if start != stop else ()
+    return (*_by_table(source, first), *middle, *_by_table(last, target))
+
+
+def _kinds(source: Layout, target: Layout) -> dict[int, tuple[str, str]]:
+    """Of the axes that change."""
+    pairs = enumerate(zip(source.placements, target.placements, strict=True))
+    return {axis: (kind(x), kind(y)) for axis, (x, y) in pairs if x is not y and x != y}
 
 
 # What one collective of its own does (gather, sum and scatter, slice) is no exchange, where the cuts are clean.
@@ -60,9 +65,8 @@ def really_exchanges(steps: Sequence[Step]) -> bool:
 def _by_table(source: Layout, target: Layout) -> list[Step]:
     """One step for each pair of kinds, over all axes that have it; they commute."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for axis, (x, y) in enumerate(zip(source.placements, target.placements, strict=True)):
-        if x != y:
-            groups.setdefault((kind(x), kind(y)), []).append(axis)
+    for axis, pair in _kinds(source, target).items():
+        groups.setdefault(pair, []).append(axis)
     return [table_step(axes, source, target) for axes in groups.values()]
 
 

@@ -17,7 +17,7 @@ from autoshard.layout import Layout, largest_shape
 from autoshard.mesh import Mesh
 from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
 from autoshard.redistribute.direct_prices import Term, direct_seconds, pair_codes
-from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, Space
+from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
 from autoshard.redistribute.table import COLLECTIVES, CollectiveSeconds
 
@@ -25,6 +25,10 @@ Floats = NDArray[np.float64]
 
 _HOP_SECONDS = 1e-12  # prefers fewer steps where the price is the same
 COPY_SECONDS = 5e-6  # launch of a local slice, mask or padding
+
+_ACTIONS = sorted({action for pair in ACTIONS for action in pair})
+_ALL_TO_ALL = _ACTIONS.index("all_to_all")
+_FORWARDS, _BACKWARDS = (np.array([_ACTIONS.index(pair[side]) for pair in ACTIONS]) for side in (0, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +60,7 @@ class Prices:
         self.forward_times, self.all_to_all = terms.forward_times, terms.all_to_all
         self.item_bytes = DTYPE_BYTES[terms.dtype]
         self.sizes, self.size_of = np.unique(space.elements, return_inverse=True)
-        self._tables: dict[tuple[tuple[int, ...], str], Floats] = {}
+        self._sizes_bytes = (self.sizes * float(self.item_bytes)).tolist()
 
     # --- one step ---
 
@@ -99,51 +103,59 @@ class Prices:
     def _weighted(
         self, axes: tuple[int, ...], start: Integers, stop: Integers, pair: Integers
     ) -> tuple[Integers, Integers, Floats]:
-        seconds = np.full(len(start), _HOP_SECONDS)
-        elements = self.space.elements
+        elements, table = self.space.elements, self._action_table(axes)
         larger = np.where(elements[start] > elements[stop], start, stop)
-        order = np.argsort(pair, kind="stable")
-        bounds = np.searchsorted(pair[order], np.arange(len(PAIRS) + 1))
-        for index in np.flatnonzero(np.diff(bounds)):
-            own = order[bounds[index] : bounds[index + 1]]
-            forward, backward = ACTIONS[index]
-            seconds[own] += self.forward_times * self._action_seconds(axes, forward, start[own], larger[own])
-            if self.differentiable:
-                seconds[own] += self._action_seconds(axes, backward, stop[own], larger[own])
+        seconds = np.full(len(start), _HOP_SECONDS)
+        for times, actions, given in ((self.forward_times, _FORWARDS, start), (1.0, _BACKWARDS, stop)):
+            if actions is _FORWARDS or self.differentiable:
+                action = actions[pair]
+                whole = np.where(action == _ALL_TO_ALL, given, larger)
+                seconds += times * table[action, self.size_of[whole]]
+        if self.all_to_all:
+            return start, stop, seconds
         possible = np.isfinite(seconds)
         return start[possible], stop[possible], seconds[possible]
 
-    def _action_seconds(self, axes: tuple[int, ...], action: str, given: Integers, larger: Integers) -> Floats | float:
-        if action == "all_to_all" and not self.all_to_all:
-            return math.inf
-        if action not in COLLECTIVES:
-            return COPY_SECONDS if action else 0.0
-        return self._looked_up(axes, action, self.size_of[given if action == "all_to_all" else larger])
-
-    def _looked_up(self, axes: tuple[int, ...], action: str, size: Integers) -> Floats:
-        """Seconds of a collective for message sizes that occur, each asked for once."""
-        table = self._tables.setdefault((axes, action), np.full(len(self.sizes), np.nan))
-        found = table[size]
-        if np.isnan(found).any():
-            for missing in np.unique(size[np.isnan(found)]):
-                table[missing] = self.seconds(axes, action, float(self.sizes[missing] * self.item_bytes))
-            found = table[size]
-        return found
+    def _action_table(self, axes: tuple[int, ...]) -> Floats:
+        """Seconds of each of _ACTIONS over these axes for each of the sizes that occur."""
+        table = np.zeros((len(_ACTIONS), len(self.sizes)))
+        for row, action in enumerate(_ACTIONS):
+            if action in COLLECTIVES:
+                table[row] = [self.seconds(axes, action, size) for size in self._sizes_bytes]
+            elif action:
+                table[row] = COPY_SECONDS
+        if not self.all_to_all:
+            table[_ALL_TO_ALL] = np.inf
+        return table
 
     # --- the cheapest ways ---
 
     def all_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> Floats:
-        starts, stops = self._states(sources, "source"), self._states(targets, "target")
-        seconds: Floats = dijkstra(self.weights, indices=starts)[:, stops]
+        starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
+        reached, previous = dijkstra(self.weights, indices=starts, return_predecessors=True)
+        seconds: Floats = reached[:, stops]
         if self.all_to_all:
             direct, exchanges = self._all_direct(sources, targets, starts, stops)
-            return np.where(np.isinf(seconds) | exchanges & (direct < seconds), direct, seconds)
+            without = np.isinf(seconds) | self._swells(starts, stops, previous)
+            return np.where(without | exchanges & (direct < seconds), direct, seconds)
         for i, j in zip(*np.nonzero(np.isinf(seconds)), strict=True):
             seconds[i, j] = self._direct_seconds(sources[i], targets[j])
         return seconds
 
-    def _states(self, layouts: Sequence[Layout], role: str) -> Integers:
-        return np.array([self.space.state(layout, role) for layout in layouts], dtype=np.int64)
+    def _swells(self, starts: Integers, stops: Integers, previous: Integers) -> NDArray[np.bool_]:
+        """[source, target] -> does the way by the table pass through a tensor larger than both its ends?
+
+        `previous` is a row for each of `starts`. An exchange is then preferred: nothing is gathered to be cut again.
+        """
+        elements, rows = self.space.elements, np.arange(len(starts))[:, None]
+        here = np.broadcast_to(stops, (len(starts), len(stops)))
+        largest = np.broadcast_to(elements[stops], here.shape)
+        while True:
+            before = previous[rows, here]
+            here = np.where(before >= 0, before, here)
+            if not (before >= 0).any():
+                return largest > np.maximum(elements[starts][:, None], elements[stops])
+            largest = np.maximum(largest, elements[here])
 
     def _all_direct(
         self, sources: Sequence[Layout], targets: Sequence[Layout], starts: Integers, stops: Integers
@@ -168,18 +180,24 @@ class Prices:
         return self.forward_times * forward + backward + _HOP_SECONDS * len(steps)
 
     def path(self, source: Layout, target: Layout) -> Path:
-        start, stop = self.space.state(source, "source"), self.space.state(target, "target")
+        start, stop = (int(self.space.state_of([x], role)[0]) for x, role in ((source, "source"), (target, "target")))
         seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
-        steps = tuple(self._walked(start, stop, previous)) if np.isfinite(seconds[stop]) else ()
-        if source != target and (not steps or self._is_better(source, target, seconds[stop])):
-            steps = self.direct(source, target)
+        if source == target:
+            return Path((), 0.0, 0.0)
+        direct = self._is_direct(source, target, float(seconds[stop]), start, stop, previous)
+        steps = self.direct(source, target) if direct else tuple(self._walked(start, stop, previous))
         return Path(steps, *self.way_seconds(source, steps))
 
-    def _is_better(self, source: Layout, target: Layout, seconds: float) -> bool:
-        """Is the direct way the better one?"""
-        if not (self.all_to_all and really_exchanges(self.direct(source, target))):
-            return False
-        return self._direct_seconds(source, target) < seconds * (1 - 1e-12)
+    def _is_direct(
+        self, source: Layout, target: Layout, seconds: float, start: int, stop: int, previous: Integers
+    ) -> bool:
+        """Is the direct way taken, where the one by the table takes so many seconds?"""
+        if math.isinf(seconds) or not self.all_to_all:
+            return math.isinf(seconds)
+        if self._swells(np.array([start]), np.array([stop]), previous[None, :])[0, 0]:
+            return True
+        better = self._direct_seconds(source, target) < seconds * (1 - 1e-12)
+        return better and really_exchanges(self.direct(source, target))
 
     def _walked(self, start: int, stop: int, previous: Integers) -> list[Step]:
         steps: list[Step] = []
@@ -200,12 +218,13 @@ class Prices:
         edges: set[tuple[int, int]] = set()
         direct: list[tuple[int, int]] = []
         prices = self.all_pairs(sources, targets)
-        stops = self._states(targets, "target")
-        for i, start in enumerate(self._states(sources, "source").tolist()):
+        stops = self.space.state_of(targets, "target")
+        for i, start in enumerate(self.space.state_of(sources, "source").tolist()):
             seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
             done = {start}
+            swells = self._swells(np.array([start]), stops, previous[None, :])[0] & self.all_to_all
             for j, state in enumerate(stops.tolist()):
-                if not seconds[state] <= prices[i, j] * (1 + 1e-12):
+                if sources[i] != targets[j] and (swells[j] or not seconds[state] <= prices[i, j] * (1 + 1e-12)):
                     direct.append((i, j))
                     continue
                 while state not in done:

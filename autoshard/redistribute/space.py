@@ -9,7 +9,7 @@ only in blocks that every device holds whole and in equal number. Several axes t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -91,9 +91,13 @@ class Space:
             for role in roles
         }
 
-    def state(self, layout: Layout, role: str) -> int:
-        positions = self._positions[role]
-        return sum(positions[a][p] * self.strides[a] for a, p in enumerate(layout.placements))
+    def state_of(self, layouts: Sequence[Layout], role: str) -> Integers:
+        """The states of layouts that are sources or targets (`role`)."""
+        states = np.zeros(len(layouts), dtype=np.int64)
+        columns = zip(*(layout.placements for layout in layouts), strict=True)
+        for column, positions, stride in zip(columns, self._positions[role], self.strides, strict=True):
+            states += stride * np.array([positions[placement] for placement in column], dtype=np.int64)
+        return states
 
     def layout(self, state: int) -> Layout:
         return Layout(tuple(letters[self.digits[a][state]].placement for a, letters in enumerate(self.letters)))

@@ -52,7 +52,8 @@ def step_of(collective: Collective, mesh: Mesh) -> Step:
 
 def table_step(axes: Sequence[int], source: Layout, target: Layout) -> Step:
     """The step of the pair table that takes `axes` from where they are in `source` to where they are in `target`."""
-    before, after = (tuple(layout.placements[a] for a in axes) for layout in (source, target))
+    before = tuple(source.placements[a] for a in axes)
+    after = tuple(target.placements[a] for a in axes)
     pair = kind(before[0]), kind(after[0])
     return Step(tuple(axes), before, after, FORWARD[pair], BACKWARD[pair])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Placement, Shard
+from autoshard.layout import Placement, Replicate, Shard
 
 CollectiveSeconds = Callable[[tuple[int, ...], str, float], float]  # (axes joined, one of COLLECTIVES, full bytes)
 
@@ -25,12 +25,15 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # axes, the same by an all-gather (where all-to-all is forbidden), or what a device can do alone.
 BY_INDEX = ("exchange", "gather", "pick", "pad")
 LOCAL = frozenset({"slice", "zero_pad", "mask", "pick", "pad"})
-_FIXED = {REPLICATE: "R", REPLICATE_PARTIAL: "R+", PARTIAL: "P"}
 
 
 def kind(placement: Placement) -> str:
     """`S`, `R`, `R+` or `P`: the row or column of the tables."""
-    return "S" if isinstance(placement, Shard) else _FIXED[placement]
+    if isinstance(placement, Shard):
+        return "S"
+    if isinstance(placement, Replicate):
+        return "R+" if placement.partial_gradient else "R"
+    return "P"
 
 
 def runtime_call(before: Placement, after: Placement) -> tuple[str, str | None]:
