@@ -259,6 +259,22 @@ def profiles(options: argparse.Namespace) -> int:
     return 0
 
 
+def calibrate(options: argparse.Namespace) -> int:
+    """Measure this machine, fit the cost formulas, and write a hardware profile of it."""
+    from autoshard.calibrate import run
+
+    request = run.Request(
+        options.hardware, options.out, options.device, options.dtype, options.processes, options.measured
+    )
+    with step(f"calibrating on {options.device}", options.json):
+        written = run.run(request)
+    if options.json:
+        _print_json(run.as_dict(written))
+    else:
+        print(run.summary(written))
+    return 0
+
+
 def prove(options: argparse.Namespace) -> int:
     """Prove the rules: every strategy of each operator, forward and backward."""
     from autoshard.prove import outcome_dict, outcome_table, prove_table
@@ -278,7 +294,7 @@ def _request(options: argparse.Namespace) -> Any:
     return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
 
 
-VERBS = (trace, plan, verify, simulate, report, explain, diff, estimate, profiles, prove)
+VERBS = (trace, plan, verify, simulate, report, explain, diff, estimate, profiles, calibrate, prove)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,20 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
 
 
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hardware", required=True, metavar="NAME", help="the profile to start from: peaks and links")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FILE.toml", help="the profile to write; its constants go beside it"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default="cpu", help="default cpu")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default float32"
+    )
+    several = "measure collectives between this many processes too; default 1"
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help=several)
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="fit these earlier measurements again")
+
+
 def _add_prove(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operators", nargs="*", metavar="OP", help="aten.linear or linear; default: the whole table")
     several = "a mesh to prove on, may be repeated; default tp=2, tp=3 and dp=2,tp=2"
@@ -166,5 +180,6 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "diff": _add_diff,
     "estimate": estimate_command.add_options,
     "profiles": _add_profiles,
+    "calibrate": _add_calibrate,
     "prove": _add_prove,
 }

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
 from autoshard.calibrate.models import Model
-from autoshard.calibrate.write import Entry, write_costmodel
+from autoshard.calibrate.write import Entry, entries_of, write_costmodel
 from autoshard.hardware import Hardware, load_hardware
 from autoshard.resources import data_folder
 from benchmarks import measurements as m
@@ -99,18 +99,8 @@ def attention_backward(data: Path) -> float:
     return float(np.median(pairs))
 
 
-UNITS = {"launch": "us", "depth": "us", "setup": "us", "chain": "ns", "switch": "KB"}
-SCALE = {"us": 1e-6, "ns": 1e-9, "KB": 1e3}
-
-
 def entries(part: Part) -> list[Entry]:
-    found = []
-    for key, value in part.constants.items():
-        unit = UNITS.get(key.rpartition(".")[2], "")
-        shown: float | str = f"{value / SCALE[unit]:.4g} {unit}" if unit else float(f"{value:.4g}")
-        source = part.source if not found else "the same fit"
-        found.append(Entry(f"{part.model.group}.{key}", shown, "measured", source))
-    return found
+    return entries_of(part.model.group, part.constants, "measured", part.source)
 
 
 def memory_entries(device: str) -> list[Entry]:

@@ -41,7 +41,8 @@ def fit(model: Model, rows: Rows) -> Fitted:
         return np.concatenate([np.log(predicted / rows["seconds"]) / NOISE, (point - start) / width])
 
     # Within e^6 of the centre: nothing physical lies outside, and powers stay finite.
-    found = least_squares(residuals, start, loss="soft_l1", bounds=(start - 6, start + 6))
+    least = np.maximum(start - 6, np.log([max(f.least, 1e-300) for f in free]))
+    found = least_squares(residuals, start, loss="soft_l1", bounds=(least, start + 6))
     constants = named(found.x)
     return Fitted(constants, model.seconds(constants, rows) / rows["seconds"] - 1)
 

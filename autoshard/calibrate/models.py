@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from autoshard.costs.formulas import product_overhead, roofline, transfer
+from autoshard.costs.formulas import pass_seconds, product_overhead, roofline, transfer
 
 Rows = Mapping[str, np.ndarray]  # one array a column, all of one length; `seconds` is what was measured
 RING, ALL_REDUCE, EXCHANGE = "ring", "all_reduce", "exchange"
@@ -27,12 +27,14 @@ class Free(NamedTuple):
     key: str
     centre: float
     width: float
+    least: float = 0.0
 
 
 class Model(Protocol):
     """`group`: the table of the cost model; `free`: its constants."""
 
-    group: str
+    @property
+    def group(self) -> str: ...
 
     @property
     def free(self) -> tuple[Free, ...]: ...
@@ -55,7 +57,7 @@ class Products:
             Free("launch", 3e-6, FREE),
             Free("compute", 0.8, SHARED),
             Free("memory", 0.8, SHARED),
-            Free("exponent", 2.2, SHARED),
+            Free("exponent", 2.2, SHARED, 1.0),
             Free("depth", 3e-6, FREE),
             Free("split", 2000.0, FREE),
         )
@@ -83,7 +85,7 @@ class Attention:
             Free("launch", 10e-6, FREE),
             Free("compute", 0.65, SHARED),
             Free("memory", 0.55, SHARED),
-            Free("exponent", 1.3, SHARED),
+            Free("exponent", 1.3, SHARED, 1.0),
             Free("head", 10.0, SHARED),
             Free("chain", 5e-9, FREE),
         )
@@ -95,6 +97,31 @@ class Attention:
         rate, bandwidth = self.peak * constants["compute"], self.bandwidth * constants["memory"]
         kernel = roofline(flops, traffic, rate, bandwidth, constants["exponent"])
         seconds: np.ndarray = constants["launch"] + constants["chain"] * length * head / 128 + kernel
+        return seconds
+
+
+MEMORY_KINDS = ("default", "elementwise", "activation", "normalisation", "softmax", "gather")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Operators without matrix products. Rows: kind (index in MEMORY_KINDS), bytes (read and written). `launch` is the
+    profile's launch overhead, the others are shares of `bandwidth`."""
+
+    bandwidth: float
+    group: str = "memory"
+
+    @property
+    def free(self) -> tuple[Free, ...]:
+        # The gain is 1 + excess, so that it stays above 1.
+        cache = (Free("cache_excess", 1.0, FREE), Free("cache_size", 4e6, FREE))
+        return (Free("launch", 2e-6, FREE), *(Free(kind, 0.6, FREE) for kind in MEMORY_KINDS), *cache)
+
+    def seconds(self, constants: Mapping[str, float], rows: Rows) -> np.ndarray:
+        shares = np.array([constants[kind] for kind in MEMORY_KINDS])[rows["kind"].astype(int)]
+        gain = 1 + constants["cache_excess"]
+        moved = pass_seconds(rows["bytes"], self.bandwidth * shares, gain, constants["cache_size"])
+        seconds: np.ndarray = constants["launch"] + moved
         return seconds
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,28 @@ class Entry(NamedTuple):
     value: float | str
     kind: str
     source: str
+
+
+UNITS = {
+    "launch": "us",
+    "dispatch": "us",
+    "depth": "us",
+    "setup": "us",
+    "chain": "ns",
+    "switch": "KB",
+    "cache_size": "KB",
+}
+SCALE = {"us": 1e-6, "ns": 1e-9, "KB": 1e3}
+
+
+def entries_of(group: str, constants: Mapping[str, float], kind: str, source: str) -> list[Entry]:
+    """Constants with their units; the first names `source`, the others it."""
+    found: list[Entry] = []
+    for key, value in constants.items():
+        unit = UNITS.get(key.rpartition(".")[2], "")
+        shown: float | str = f"{value / SCALE[unit]:.4g} {unit}" if unit else float(f"{value:.4g}")
+        found.append(Entry(f"{group}.{key}", shown, kind, "the same fit" if found else source))
+    return found
 
 
 def costmodel_text(
@@ -58,7 +80,11 @@ def _figure(entry: Entry) -> str:
 def write_costmodel(
     path: Path, name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted"
 ) -> None:
+    write_whole(path, costmodel_text(name, note, error, date, entries, calibration))
+
+
+def write_whole(path: Path, text: str) -> None:
     """Written under another name first, so that no half of it stays."""
     partial = path.with_suffix(".partial")
-    partial.write_text(costmodel_text(name, note, error, date, entries, calibration), encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)

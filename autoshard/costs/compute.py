@@ -8,7 +8,8 @@ Matrix products of m x k by k x n, and attention over heads of size d (docs/vali
 with soft(a, b) = (a^q + b^q)^(1/q), a soft maximum of arithmetic and memory time: a kernel does both at once, never
 perfectly. `depth` is the loop over the summed dim, which is serial until a library splits it; `fill` starts and ends
 that loop; `chain` is the row of key blocks that one block of queries walks. All else: launch + bytes / (bandwidth *
-efficiency). A term for operands that fit the L2 cache was tried on the products: it gained nothing (0.1 %).
+efficiency), faster for what fits a cache (fitted on CPUs). A term for operands of products that fit the L2 cache was
+tried: on four GPUs it gained 0.1 %.
 Not modelled yet: tile quantisation, the additions that accumulate gradients of a value with several consumers (but for
 those of residuals, charged to the addition that ends them). The host's dispatch is `host.dispatch` seconds an operator,
 for whoever keeps a clock of the host.
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autoshard.costs.formulas import product_overhead, roofline
+from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
 from autoshard.graph.model import DTYPE_BYTES, Op, Saved
 from autoshard.hardware import Hardware
 
@@ -315,8 +316,9 @@ def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:
 def _memory_seconds(hardware: Hardware, target: str, size_bytes: float) -> float:
     if size_bytes == 0:
         return 0.0
-    efficiency = hardware.constant(_EFFICIENCY.get(target, "memory.default"))
-    return hardware.launch_seconds + size_bytes / (hardware.memory_bandwidth * efficiency)
+    bandwidth = hardware.memory_bandwidth * hardware.constant(_EFFICIENCY.get(target, "memory.default"))
+    gain, cache_bytes = hardware.constant("memory.cache"), hardware.constant("memory.cache_size")
+    return hardware.launch_seconds + pass_seconds(float(size_bytes), bandwidth, gain, cache_bytes)
 
 
 def _traffic(op: LocalOp) -> tuple[float, float]:

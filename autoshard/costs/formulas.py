@@ -30,6 +30,14 @@ def roofline(flops: N, traffic_bytes: N, flop_rate: float, bandwidth: float, exp
     return soft_maximum(flops / flop_rate, traffic_bytes / bandwidth, exponent)
 
 
+def pass_seconds(traffic_bytes: N, bandwidth: float | N, gain: float, cache_bytes: float) -> N:
+    """Seconds of a pass over memory. What fits a cache of `cache_bytes` moves `gain` times as fast, softly: more bytes
+    never take less time."""
+    faster = 1 + (gain - 1) * math.e ** (-traffic_bytes / cache_bytes)
+    result: N = traffic_bytes / (bandwidth * faster)
+    return result
+
+
 def product_overhead(inner: N, depth_seconds: float, split: float) -> N:
     """Seconds that the loop over the summed dim adds where nothing else hides it: it grows with its length `inner`,
     until libraries split it over the device, at about `split` elements."""

@@ -28,7 +28,6 @@ RANKS = [
     ["rules", "solvers"],
     ["redistribute"],
     ["costs"],
-    ["calibrate"],
     ["formulate", "plan", "pins", "cuts"],
     ["narrow", "parts"],
     ["pinned", "levels"],
@@ -47,13 +46,16 @@ RANKS = [
     ["report", "diff"],
     ["package"],
     ["verify"],
+    ["calibrate"],
     ["pipeline", "prove"],
     ["cli"],
     ["__main__"],
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
-USES_TORCH = r"graph/(?!model|codec|check|serialize|__init__)\w+\.py|verify/|rules/discover|(rules/)?prove"
+USES_TORCH = (
+    r"calibrate/worker|graph/(?!model|codec|check|serialize|__init__)\w+\.py|verify/|rules/discover|(rules/)?prove"
+)
 NEEDS_TORCH = re.compile(rf"^autoshard/({USES_TORCH}|{COPIED})")
 LIMIT = 500
 

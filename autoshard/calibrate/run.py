@@ -1,0 +1,160 @@
+"""`autoshard calibrate`: measures this machine, fits, and writes a profile with its cost model."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from autoshard.calibrate.machine import Calibration, Family, calibrate
+from autoshard.calibrate.write import costmodel_text, write_whole
+from autoshard.costs.bands import NAMES
+from autoshard.errors import InvalidFileError, UsageError, UserError
+from autoshard.hardware import Hardware, load_hardware, parse_hardware
+
+LIMIT_SECONDS = 1200.0
+DEVICES = ("cpu", "cuda", "npu")
+_COSTS = re.compile(r"^(# Constants of the cost formulas|\[constants)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Request:
+    """`hardware`: the profile to start from. `measured`: a file of earlier measurements instead of measuring."""
+
+    hardware: str
+    out: Path
+    device: str = "cpu"
+    dtype: str = "float32"
+    processes: int = 1
+    measured: Path | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """The two files, and what was fitted."""
+
+    profile: Path
+    costmodel: Path
+    measurements: Path
+    families: tuple[Family, ...]
+
+
+def run(request: Request) -> Written:
+    """Raises UsageError for a request that can't be met, UserError where a measuring process failed."""
+    hardware = load_hardware(request.hardware)
+    hardware.peak_flops(request.dtype)
+    costs = request.out.with_name(f"{request.out.stem}-costs.toml")
+    kept = request.out.with_name(f"{request.out.stem}-measured.json")
+    _check(request, hardware, (request.out, costs))
+    measured = _checked(_read(request.measured), request.measured) if request.measured else measure(request)
+    source = f"autoshard calibrate, {measured['machine']}, {request.dtype}"
+    made = calibrate(measured, hardware, request.dtype, source)
+    profile, constants = _texts(request, hardware, made, costs, source)
+    parse_hardware(f"{profile}\n{constants}", str(request.out))  # before a file is there
+    write_whole(costs, constants)
+    write_whole(request.out, profile)
+    if request.measured is None:
+        write_whole(kept, json.dumps(measured, indent=1) + "\n")
+    return Written(request.out, costs, request.measured or kept, made.families)
+
+
+def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> None:
+    if request.out.suffix != ".toml":
+        raise UsageError(f"--out {request.out}: expected a name that ends in .toml", f"--out {request.out}.toml")
+    there = [str(path) for path in files if path.exists()]
+    if there:
+        raise UsageError(f"{there[0]} exists already", "--out with another name")
+    if not request.out.absolute().parent.is_dir():
+        raise UsageError(f"--out {request.out}: there is no folder {request.out.parent}")
+    if request.processes > hardware.max_devices:
+        raise UsageError(f"--processes {request.processes}: {hardware.name} has at most {hardware.max_devices} devices")
+
+
+def measure(request: Request) -> dict[str, Any]:
+    """Kernels on one process, then collectives on all."""
+    from autoshard.verify.processes import RankFailed, run_processes
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in sorted({1, request.processes}):
+            path = str(Path(folder) / f"{ranks}.json")
+            arguments = [request.device, request.dtype, path]
+            try:
+                run_processes("autoshard.calibrate.worker", arguments, ranks, LIMIT_SECONDS)
+            except RankFailed as error:
+                raise UserError(f"measuring on {request.device} failed: {error}") from error
+            found |= _read(Path(path))
+    return found
+
+
+COLUMNS = {
+    "matmul": {"m", "n", "k", "item_bytes", "seconds", "dgrad_seconds", "wgrad_seconds"},
+    "attention": {"batch", "length", "heads", "kv_heads", "head_dim", "item_bytes", "seconds", "backward_seconds"},
+    "memory": {"kind", "bytes", "seconds"},
+}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the worker wrote."""
+    try:
+        measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidFileError(f"can't read the measurements {path}: {error}") from error
+    return measured
+
+
+def _checked(measured: dict[str, Any], path: Path) -> dict[str, Any]:
+    """InvalidFileError names the table or column that is missing."""
+    for key in (*COLUMNS, "machine", "dispatch_seconds"):
+        if not measured.get(key) and measured.get(key) != 0:
+            raise InvalidFileError(f"{path}: {key} is missing", "measure again, without --measured")
+    for table, columns in COLUMNS.items():
+        for number, row in enumerate(measured[table]):
+            if missing := columns - row.keys():
+                raise InvalidFileError(f"{path}: {table}[{number}]: {', '.join(sorted(missing))} is missing")
+    return measured
+
+
+def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path, source: str) -> tuple[str, str]:
+    """The profile and its cost model."""
+    today = date.today().isoformat()
+    told = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in made.families)
+    error = f"mean absolute error on held-out rows: {told}"
+    constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries)
+    own = _COSTS.split(hardware.text)[0].rstrip() + "\n"
+    launch = f"{made.launch_seconds * 1e6:.4g} us"
+    figure = f'{{ value = "{launch}", kind = "measured", source = "{source}" }}'
+    for key, value in (
+        ("name", f'"{request.out.stem}"'),
+        ("costmodel", f'"{costs.name}"'),
+        ("launch_overhead", figure),
+    ):
+        own = re.sub(rf"^{key} = .*$", lambda _, key=key, value=value: f"{key} = {value}", own, count=1, flags=re.M)
+    return own, constants
+
+
+def summary(written: Written) -> str:
+    """What was fitted, and how to use it."""
+    from autoshard.plan_text import table
+
+    rows = [("", "rows", "error on held-out rows"), *(
+        (NAMES[family.name], str(family.rows), f"{family.error:.1%}") for family in written.families
+    )]  # fmt: skip
+    return "\n".join([*table(rows), f"written to {written.profile} and {written.costmodel}",
+                      f"next: autoshard plan … --hardware {written.profile}"])  # fmt: skip
+
+
+def as_dict(written: Written) -> Mapping[str, Any]:
+    """The same for `--json`."""
+    return {
+        "profile": str(written.profile),
+        "costmodel": str(written.costmodel),
+        "measurements": str(written.measurements),
+        "held_out_error": {family.name: family.error for family in written.families},
+        "rows": {family.name: family.rows for family in written.families},
+    }

@@ -1,0 +1,218 @@
+"""The fits find what made the data; what is fitted is what is predicted; the command writes files that load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.calibrate import Attention, Collectives, Products, cross_validate, fit
+from autoshard.calibrate.fit import take
+from autoshard.calibrate.machine import KIND, calibrate
+from autoshard.calibrate.models import GROUPS, MEMORY_KINDS, Memory
+from autoshard.calibrate.shapes import attentions, group_sizes, message_bytes, products
+from autoshard.cli import main
+from autoshard.costs import collective_seconds
+from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
+from autoshard.hardware import Hardware, load_hardware
+from autoshard.mesh import Mesh
+
+A100, CPU = load_hardware("a100-80g-sxm"), load_hardware("cpu-local")
+
+
+def constants_of(hardware: Hardware, group: str) -> dict[str, float]:
+    return {key.removeprefix(f"{group}."): value for key, value in hardware.constants if key.startswith(f"{group}.")}
+
+
+# --- what is fitted is what is predicted ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 64), (512, 1024, 4096), (8192, 8192, 8192)])
+def test_products_as_the_search_prices_them(m, n, k):
+    rows = {name: np.array([float(value)]) for name, value in (("m", m), ("n", n), ("k", k), ("item_bytes", 2))}
+    own = Products(A100.peak_flops("bfloat16"), A100.memory_bandwidth, A100.constant("matmul.fill"))
+    x, w, y = (LocalTensor(shape, "bfloat16", False) for shape in ((m, k), (n, k), (m, n)))
+    priced = local_op_seconds(A100, LocalOp("aten.linear", (x, w, None), (y,)))[0]
+    assert own.seconds(constants_of(A100, "matmul"), rows)[0] == pytest.approx(priced)
+
+
+def test_attention_as_the_search_prices_it():
+    sizes = {"batch": 4, "length": 2048, "heads": 16, "kv_heads": 4, "head_dim": 64, "item_bytes": 2}
+    own = Attention(A100.peak_flops("bfloat16"), A100.memory_bandwidth)
+    fitted = own.seconds(constants_of(A100, "attention"), {key: np.array([float(v)]) for key, v in sizes.items()})
+    query, key = (LocalTensor((4, heads, 2048, 64), "bfloat16", False) for heads in (16, 4))
+    op = LocalOp("aten.scaled_dot_product_attention", (query, key, key), (query,), causal=True)
+    assert fitted[0] == pytest.approx(local_op_seconds(A100, op)[0])
+
+
+@pytest.mark.parametrize("name", ["a100-80g-sxm", "h200-141g-sxm", "b200-180g-sxm"])
+@pytest.mark.parametrize("kind", KIND)
+def test_collectives_as_the_search_prices_them(name, kind):
+    hardware = load_hardware(name)
+    link = hardware.links[0]
+    for members, size in ((2, 3e3), (8, 5e6), (8, 1e9)):
+        rows = {
+            "kind": GROUPS.index(KIND[kind]), "members": members, "bytes": size,
+            "bandwidth": link.bandwidth * link.efficiency, "reduced": kind == "all_reduce" and members == 8,
+        }  # fmt: skip
+        columns = {key: np.array([float(value)]) for key, value in rows.items()}
+        gains = constants_of(hardware, "collective") | ({"all_reduce.in_network": 1.0} if link.reduces_from > 8 else {})
+        fitted = Collectives(link.latency_seconds).seconds(gains, columns)[0]
+        assert fitted == pytest.approx(collective_seconds(hardware, Mesh((("tp", members),)), 0, kind, size))
+
+
+# --- the fits find what made the data ---------------------------------------------------------------------------------
+
+TRUE = {
+    "matmul": {"launch": 4e-6, "compute": 0.7, "memory": 0.6, "exponent": 1.8, "depth": 2e-6, "split": 900.0},
+    "attention": {"launch": 9e-6, "compute": 0.5, "memory": 0.6, "exponent": 1.4, "head": 8.0, "chain": 6e-9},
+    "memory": {"launch": 3e-6, "cache_excess": 2.0, "cache_size": 3e6}
+    | {kind: 0.2 + 0.1 * index for index, kind in enumerate(MEMORY_KINDS)},
+    "collective": {"launch": 40e-6}
+    | {
+        f"{kind}.{key}": value * (1 + 0.2 * index)
+        for index, kind in enumerate(GROUPS)
+        for key, value in (("step", 0.9), ("setup", 3e-5), ("setup_step", 0.5), ("switch", 3e5), ("efficiency", 0.8),
+                           ("ramp", 0.4))
+    },
+}  # fmt: skip
+
+
+def columns(table: list[dict[str, float]]) -> dict[str, np.ndarray]:
+    return {key: np.array([float(row[key]) for row in table]) for key in table[0]}
+
+
+def measured() -> dict[str, object]:
+    """As `worker` writes it, from the formulas with the constants above."""
+    peak, bandwidth = CPU.peak_flops("float32"), CPU.memory_bandwidth
+    generator = np.random.default_rng(3)
+    product = [{**row, "item_bytes": 4} for row in products(peak, 2**22, generator)]
+    model = Products(peak, bandwidth, CPU.constant("matmul.fill"))
+    for row in product:
+        m, n, k = row["m"], row["n"], row["k"]
+        shapes = {"seconds": (m, n, k), "dgrad_seconds": (m, k, n), "wgrad_seconds": (n, k, m)}
+        for name, (rows, width, inner) in shapes.items():
+            one = columns([{"m": rows, "n": width, "k": inner, "item_bytes": 4}])
+            row[name] = float(model.seconds(TRUE["matmul"], one)[0]) * (1.25 if name == "wgrad_seconds" else 1.0)
+    attention = [{**row, "item_bytes": 4} for row in attentions(peak, generator)]
+    there = Attention(peak, bandwidth).seconds(TRUE["attention"], columns(attention))
+    for row, seconds in zip(attention, there, strict=True):
+        row |= {"seconds": seconds, "backward_seconds": (seconds - 9e-6) * 2.5 / 0.8 + 9e-6}
+    memory = [{"kind": i, "bytes": 10.0**e} for i in range(len(MEMORY_KINDS)) for e in (4, 5, 6, 7, 8)]
+    for row, seconds in zip(memory, Memory(bandwidth).seconds(TRUE["memory"], columns(memory)), strict=True):
+        row |= {"kind": MEMORY_KINDS[row["kind"]], "seconds": seconds}
+    link = CPU.links[0]
+    collective = [
+        {"kind": kind, "members": members, "bytes": float(size)}
+        for kind in KIND for members in (2, 4) for size in message_bytes(2**24)
+    ]  # fmt: skip
+    rows = columns([{**row, "kind": GROUPS.index(KIND[row["kind"]]), "reduced": 0} for row in collective])
+    rows["bandwidth"] = np.full_like(rows["bytes"], link.bandwidth * link.efficiency)
+    seconds = Collectives(link.latency_seconds).seconds(TRUE["collective"], rows)
+    for row, one in zip(collective, seconds, strict=True):
+        row["seconds"] = float(one)
+    return {
+        "machine": "a machine of formulas", "dispatch_seconds": 0.0, "matmul": product, "attention": attention,
+        "memory": memory, "collective": collective,
+    }  # fmt: skip
+
+
+MEASURED = measured()
+
+
+def test_a_calibration_finds_the_constants():
+    made = calibrate(MEASURED, CPU, "float32", "a test")
+    assert {family.name: family.error < 0.03 for family in made.families} == dict.fromkeys(TRUE, True)
+    entries = {entry.key: entry.value for entry in made.entries}
+    assert entries["matmul.compute"] == pytest.approx(0.7, rel=0.05)
+    assert entries["matmul.wgrad"] == pytest.approx(0.8, rel=0.05) and entries["matmul.dgrad"] == pytest.approx(
+        1.0, rel=0.05
+    )
+    assert entries["attention.backward"] == pytest.approx(0.8, rel=0.05)
+    assert entries["memory.elementwise"] == pytest.approx(0.3, rel=0.1)
+    assert made.launch_seconds == pytest.approx(3e-6, rel=0.1)
+
+
+def test_one_disturbed_measurement_changes_little():
+    rows = columns(list(MEASURED["matmul"]))  # type: ignore[attr-defined]
+    model = Products(CPU.peak_flops("float32"), CPU.memory_bandwidth, CPU.constant("matmul.fill"))
+    clean = model.seconds(fit(model, rows).constants, rows)
+    disturbed = {**rows, "seconds": np.where(np.arange(len(clean)) == 5, 10 * rows["seconds"], rows["seconds"])}
+    assert np.abs(model.seconds(fit(model, disturbed).constants, rows) / clean - 1).max() < 0.05
+
+
+def test_held_out_rows_are_not_fitted():
+    """A row that lies is seen in the held-out error of exactly the draws that hold it out."""
+    rows = columns(list(MEASURED["matmul"]))  # type: ignore[attr-defined]
+    rows["seconds"] = np.where(np.arange(len(rows["m"])) == 7, 5 * rows["seconds"], rows["seconds"])
+    model = Products(CPU.peak_flops("float32"), CPU.memory_bandwidth, CPU.constant("matmul.fill"))
+    masks = []
+
+    def held_out(generator: np.random.Generator) -> np.ndarray:
+        masks.append(generator.random(len(rows["m"])) < 0.3)
+        return masks[-1]
+
+    places, errors = cross_validate(model, rows, held_out, draws=4)
+    assert places.tolist() == [place for mask in masks for place in np.flatnonzero(mask)]
+    assert all(error < -0.7 for place, error in zip(places, errors, strict=True) if place == 7)
+    again = cross_validate(model, rows, held_out, draws=4)
+    assert again[1].tolist() == errors.tolist()
+    assert len(take(rows, masks[0])["m"]) == masks[0].sum()
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_shapes_stay_within_the_device():
+    for rate, largest in ((1e11, 2**22), (3e14, 2**28)):
+        found = products(rate, largest, np.random.default_rng(0))
+        assert len(found) == 40 and max(2 * row["m"] * row["n"] * row["k"] for row in found) <= 0.03 * rate
+        assert max(row["m"] * row["n"] for row in found) <= largest
+        assert len(attentions(rate, np.random.default_rng(0))) == 16
+    assert group_sizes(8) == [2, 4, 8] and group_sizes(6) == [2, 4, 6] and group_sizes(2) == [2]
+    assert message_bytes(2**20) == [2**10, 2**12, 2**14, 2**16, 2**18, 2**20]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def request(folder: Path, *words: str, data: object = MEASURED) -> int:
+    path = folder / "measured.json"
+    path.write_text(json.dumps(data))
+    return main(["calibrate", "--hardware", "cpu-local", "--measured", str(path), *words])
+
+
+def test_the_command_writes_a_profile_that_loads(tmp_path, capsys):
+    assert request(tmp_path, "--out", str(tmp_path / "mine.toml")) == 0
+    hardware = load_hardware(str(tmp_path / "mine.toml"))
+    assert hardware.name == "mine" and hardware.calibrated
+    assert hardware.constant("matmul.compute") == pytest.approx(0.7, rel=0.05)
+    assert hardware.launch_seconds == pytest.approx(3e-6, rel=0.1)
+    assert hardware.constant("error.matmul") < 0.03
+    assert replace(hardware, name="", text="").links == replace(CPU, name="", text="").links
+    out = capsys.readouterr().out
+    assert "products" in out and f"--hardware {tmp_path / 'mine.toml'}" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["measured.json", "mine-costs.toml", "mine.toml"]
+    assert request(tmp_path, "--out", str(tmp_path / "mine.toml")) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "code", "says"),
+    [
+        (["--out", "mine.txt"], MEASURED, 2, "ends in .toml"),
+        (["--out", "nowhere/mine.toml"], MEASURED, 2, "there is no folder"),
+        (["--out", "m.toml", "--processes", "99"], MEASURED, 2, "at most 16 devices"),
+        (["--out", "m.toml", "--dtype", "float16"], MEASURED, 2, "can't compute in float16"),
+        (["--out", "m.toml"], {**MEASURED, "matmul": []}, 5, "matmul is missing"),
+        (["--out", "m.toml"], {**MEASURED, "memory": [{"kind": "default"}]}, 5, "memory[0]: bytes, seconds is missing"),
+    ],
+)
+def test_requests_that_can_not_be_met(tmp_path, monkeypatch, capsys, words, data, code, says):
+    monkeypatch.chdir(tmp_path)
+    assert request(tmp_path, *words, data=data) == code
+    assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
