@@ -1,21 +1,21 @@
 """Discrete-event simulation of one step of a Program on one device (SPMD: all devices do the same).
 
-One compute stream, one communication stream per mesh axis. As in the emitted code, the forward and backward run in
-program order and wait for their collectives (those of a ring run beside its computation); after the backward, the
-all-reduces of gradient buckets overlap with each other's copies, and the optimizer waits for all. Nothing else
-overlaps. Not modelled: the host's dispatch, gradient clipping, two axes that use one link at the same time (a bucket
-over several axes occupies all of them).
+One compute stream, one communication stream per mesh axis, and the host that issues them (see schedule.py). As in the
+emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run beside
+its computation); after the backward, the all-reduces of gradient buckets overlap with each other's copies, and the
+optimizer waits for all. Nothing else overlaps. Not modelled: gradient clipping.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autoshard.costs.collective import collective_seconds, joint_seconds
+from autoshard.costs.collective import joint_seconds
 from autoshard.costs.compute import LocalTensor
+from autoshard.costs.links import joint_link
 from autoshard.costs.memory import optimizer_seconds
 from autoshard.costs.operator import compute_seconds
 from autoshard.costs.variants import Call, variant_collectives
@@ -24,26 +24,9 @@ from autoshard.hardware import Hardware, check_mesh
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
 from autoshard.redistribute import LOCAL, messages, step_of
 from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, bucket_bytes, local_tensor, plan_memory
+from autoshard.simulate.schedule import Schedule, Task
 from autoshard.simulate.storage import storage
-from autoshard.simulate.timeline import COMPUTE, Event, Phase, Timeline, axis_stream
-
-
-@dataclass(frozen=True)
-class Task:
-    """An event that has no time yet. It occupies all of `streams`, and is shown on the first.
-
-    One `beside` the task before it does not wait for that one.
-    """
-
-    name: str
-    streams: tuple[str, ...]
-    seconds: float
-    phase: Phase
-    bytes: float
-    module: str
-    reason: str
-    instruction: int | None = None
-    beside: bool = False
+from autoshard.simulate.timeline import COMPUTE, Phase, Timeline, axis_stream
 
 
 @dataclass(frozen=True)
@@ -57,7 +40,7 @@ class Bucket:
 def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
     """The predicted step of `program`. Raises UsageError for a mesh or dtype that the hardware does not have."""
     check_mesh(hardware, program.mesh)
-    schedule = Schedule()
+    schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
     pricer = _Pricer(program, graph, hardware)
     starts: list[float] = []
     for index, instruction in enumerate(program.instructions):
@@ -72,45 +55,6 @@ def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
         starts.append(schedule.now)
         schedule.run_in_order(pricer.optimizer())
     return _timeline(program, graph, schedule, starts or [0.0])
-
-
-class Schedule:
-    """Places tasks on streams: a task starts when what it waits for has ended and its streams are free."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.free: dict[str, float] = {}
-        self.waits: tuple[int, ...] = ()  # what the next task in order waits for
-
-    @property
-    def now(self) -> float:
-        """When what has run in order has ended."""
-        return max((self.events[index].end_seconds for index in self.waits), default=0.0)
-
-    def run_in_order(self, tasks: Iterable[Task], after: tuple[int, ...] = ()) -> None:
-        """Each task waits for the one before; the first also for the events `after`."""
-        before = self.waits  # what the last task that stands beside no other waited for
-        for task in tasks:
-            if task.seconds > 0:
-                own = self.waits
-                self.waits = before if task.beside else own
-                started = self.start(task, after)
-                self.waits = tuple(sorted({*own, *started})) if task.beside else started
-                before, after = before if task.beside else own, ()
-
-    def start(self, task: Task, after: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Places a task that nothing waits for yet; gives its position, () where it takes no time."""
-        if task.seconds == 0:
-            return after
-        waits = tuple(sorted({*self.waits, *after}))
-        ready = [self.events[index].end_seconds for index in waits]
-        start = max((*ready, *(self.free.get(stream, 0.0) for stream in task.streams)), default=0.0)
-        self.free.update(dict.fromkeys(task.streams, start + task.seconds))
-        self.events.append(
-            Event(task.name, task.streams[0], start, task.seconds, task.phase, task.bytes, task.module, task.reason,
-                  task.instruction, waits)
-        )  # fmt: skip
-        return (len(self.events) - 1,)
 
 
 def _reduce_gradients(schedule: Schedule, buckets: list[Bucket]) -> None:
@@ -188,10 +132,8 @@ class _Pricer:
             if message.packed:
                 both = float(operand.bytes + result.bytes)
                 yield Task(f"pack {instruction.result}", (COMPUTE,), self._pass_seconds(both), phase, both, *about)
-            axes = tuple(self.mesh.index(axis) for axis in instruction.axes)
             full_bytes = message.full_bytes(float(operand.bytes), float(result.bytes))
-            seconds = joint_seconds(self.hardware, self.mesh, axes, message.primitive, full_bytes)
-            yield Task(name, tuple(map(axis_stream, instruction.axes)), seconds, phase, full_bytes, *about)
+            yield self._talk(name, instruction.axes, message.primitive, full_bytes, phase, *about)
 
     def _pass_seconds(self, size_bytes: float) -> float:
         """A local pass over memory."""
@@ -199,9 +141,21 @@ class _Pricer:
         return self.hardware.launch_seconds + size_bytes / bandwidth
 
     def _call(self, call: Call, name: str, phase: Phase, module: str, reason: str, index: int | None) -> Task:
-        axis, _, size = call
-        seconds = collective_seconds(self.hardware, self.mesh, *call)
-        return Task(name, (axis_stream(self.mesh.names[axis]),), seconds, phase, size, module, reason, index)
+        axis, primitive, size = call
+        return self._talk(name, (self.mesh.names[axis],), primitive, size, phase, module, reason, index)
+
+    def _talk(
+        self, name: str, axes: tuple[str, ...], primitive: str, size: float, phase: Phase, module: str, reason: str,
+        index: int | None = None,
+    ) -> Task:  # fmt: skip
+        """A collective over the axes joined: it occupies their streams, and the link that limits it."""
+        over = tuple(self.mesh.index(axis) for axis in axes)
+        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size)
+        link = joint_link(self.hardware, self.mesh, over).name
+        streams = tuple(map(axis_stream, axes))
+        return Task(
+            name, streams, seconds, phase, size, module, reason, index, collective=primitive, axes=axes, link=link
+        )
 
     def buckets(self) -> list[Bucket]:
         return [self._bucket(bucket, number) for number, bucket in enumerate(self.program.gradient_buckets)]
@@ -210,13 +164,10 @@ class _Pricer:
         """One flat all-reduce over all axes of the bucket joined."""
         size = bucket_bytes(self.program, bucket)
         reason = f"the gradients of {len(bucket.parameters)} parameters are summands over {', '.join(bucket.axes)}"
-        axes = tuple(self.mesh.index(axis) for axis in bucket.axes)
-        seconds = joint_seconds(self.hardware, self.mesh, axes, "all_reduce", size)
-        streams = tuple(axis_stream(axis) for axis in bucket.axes)
         name = f"gradient bucket {number}"
         return Bucket(
             Task(f"copy {name}", (COMPUTE,), self._pass_seconds(2 * size), "backward", size, "", reason),
-            Task(f"all_reduce {name}", streams, seconds, "backward", size, "", reason),
+            self._talk(f"all_reduce {name}", bucket.axes, "all_reduce", size, "backward", "", reason),
         )
 
     def optimizer(self) -> Iterator[Task]:

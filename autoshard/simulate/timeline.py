@@ -19,7 +19,7 @@ class Event:
     """Something that one stream did. `bytes` is what a collective moves or a computation makes, on one device.
 
     `instruction` is the position in the program (None for buckets and the optimizer), `waits` the positions in
-    `Timeline.events` of what had to end first.
+    `Timeline.events` of what had to end first. `collective` is what is communicated over `axes`, "" for a computation.
     """
 
     name: str
@@ -32,6 +32,8 @@ class Event:
     reason: str
     instruction: int | None = None
     waits: tuple[int, ...] = ()
+    collective: str = ""
+    axes: tuple[str, ...] = ()
 
     @property
     def end_seconds(self) -> float:
