@@ -7,7 +7,7 @@ from functools import lru_cache
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
 from autoshard.costs.experts import EXPERTS, expert_share, experts_seconds
-from autoshard.costs.variants import SEQUENCE, Operands, attended, variant_collectives
+from autoshard.costs.variants import SEQUENCE, Operands, attended, unfused_bytes, variant_collectives
 from autoshard.graph.model import Graph, Op
 from autoshard.hardware import Hardware
 from autoshard.layout import Layout, largest_shape
@@ -39,6 +39,10 @@ def compute_seconds(
         whole = tuple(None if name is None else graph.tensor(name).shape for name in op.operands)
         local = attended(local, whole)
     forward, backward = local_op_seconds(hardware, local)
+    if variant == "ring_attention":
+        bandwidth = hardware.memory_bandwidth * hardware.constant("memory.default")
+        there, back = (size / bandwidth for size in unfused_bytes(local))
+        forward, backward = forward + there, backward + back
     return forward, backward if graph.loss is not None else 0.0
 
 

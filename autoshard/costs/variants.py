@@ -103,6 +103,16 @@ def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> Local
     return replace(local, operands=(q, key, value, *local.operands[3:]), causal=causal)
 
 
+def unfused_bytes(local: LocalOp) -> tuple[float, float]:
+    """What a ring reads and writes of its scores, in float32, forward and backward, where no fused kernel takes them:
+    with a mask, and not in half precision."""
+    masked = len(local.operands) > 3 and local.operands[3] is not None
+    if local.variant != "ring_attention" or not (masked or local.operand(0).dtype not in ("bfloat16", "float16")):
+        return 0.0, 0.0
+    scores = 4.0 * math.prod(local.operand(0).shape[:-1]) * local.operand(1).shape[-2]
+    return 10 * scores, 15 * scores
+
+
 def _gathered_attention(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
     """Keys and values in one all-gather, inner axes first; backward gathers again and scatters their gradients."""
     sizes = [x for x in operands[1:3] if x is not None]

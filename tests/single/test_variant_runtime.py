@@ -1,0 +1,132 @@
+"""The runtime's attention and norms: what they keep, and low precision. `autoshard prove` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autoshard.emit import runtime
+from autoshard.emit.runtime import ParallelMesh, attention, ring
+from autoshard.layout import Layout
+from autoshard.mesh import Mesh
+from autoshard.verify.lockstep import run_lockstep
+from tests.shards import part
+
+SHAPE = (2, 4, 12, 8)
+
+
+def operands(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(SHAPE, generator=generator).to(dtype) for _ in range(3)]
+
+
+def shards(local: ParallelMesh, text: str, layout: str, *tensors: Tensor) -> list[Tensor]:
+    return [part(t, Layout.parse(layout), Mesh.parse(text), local.rank).requires_grad_() for t in tensors]
+
+
+def test_gathered_keys_are_freed_after_forward_and_gathered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather = attention._Gathered.gather
+    kept: list[StorageWeakRef] = []
+
+    def noted(self: attention._Gathered, x: Tensor) -> Tensor:
+        whole = gather(self, x)
+        kept.append(StorageWeakRef(whole.untyped_storage()))
+        return whole
+
+    monkeypatch.setattr(attention._Gathered, "gather", noted)
+
+    def work(local: ParallelMesh) -> tuple[int, int]:
+        axes = (local["a"],)
+        q, k, v = shards(local, "a=3", "S2", *operands())
+        y = runtime.parallel_attention(q, k, v, queries=axes, keys=axes, rows=12, columns=12, is_causal=True)
+        local["a"].transport.barrier()
+        alive, gathers = sum(not one.expired() for one in kept), len(kept)
+        local["a"].transport.barrier()
+        y.sum().backward()
+        return alive, gathers
+
+    assert run_lockstep({"a": 3}, work) == [(0, 3)] * 3
+    assert len(kept) == 6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_ring_in_low_precision_accumulates_in_float32(causal: bool, masked: bool) -> None:
+    """As exact as torch's own attention in bfloat16; a mask that hides nothing takes the other kernels."""
+    q, k, v = operands(torch.bfloat16)
+    exact = [t.double().requires_grad_() for t in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(*exact, is_causal=causal)
+    wanted.sum().backward()
+
+    def work(local: ParallelMesh) -> list[Tensor]:
+        axes = (local["a"],)
+        leaves = shards(local, "a=4", "S2", q, k, v)
+        mask = torch.ones(3, 12, dtype=torch.bool) if masked else None
+        y = runtime.ring_attention(*leaves, mask, queries=axes, keys=axes, rows=12, columns=12, is_causal=causal)
+        y.sum().backward()
+        return [y.detach(), *(leaf.grad for leaf in leaves)]
+
+    found = [torch.cat(pieces, 2).double() for pieces in zip(*run_lockstep({"a": 4}, work), strict=True)]
+    for got, expected in zip(found, [wanted.detach(), *(t.grad for t in exact)], strict=True):
+        assert (got - expected).abs().max() < 0.03
+
+
+def test_rings_use_the_fused_kernels_where_they_can() -> None:
+    def kinds(local: ParallelMesh) -> list[str]:
+        axis = (local["a"],)
+        q, _, v = operands()
+        whole, mask = ring._Ring(axis, 12, attention.held_range(12, axis), True, 1.0), torch.ones(3, 12)
+        crooked = ring._Ring(axis, 11, attention.held_range(12, axis), True, 1.0)
+        chosen = [whole.kernels(q, v, None), whole.kernels(q, v, mask), crooked.kernels(q, v, None)]
+        return [type(one).__name__ for one in (*chosen, whole.kernels(q, v[..., :4], None))]
+
+    assert run_lockstep({"a": 4}, kinds)[3] == ["_Flash", "_Plain", "_Plain", "_Plain"]
+
+
+@pytest.mark.parametrize(
+    ("whole", "cut", "layout"),
+    [
+        (
+            lambda x: F.layer_norm(x, x.shape[-1:]),
+            lambda x, axes: runtime.parallel_layer_norm(x, dims=1, count=8, eps=1e-5, features=axes),
+            "S3",
+        ),
+        (
+            lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-5),
+            lambda x, axes: runtime.parallel_rms_norm(x, dims=1, count=8, eps=1e-5, features=axes),
+            "S3",
+        ),
+        (lambda x: F.softmax(x, 2), lambda x, axes: runtime.parallel_softmax(x, dim=2, classes=axes), "S2"),
+        (
+            lambda x: F.batch_norm(x, None, None, training=True),
+            lambda x, axes: runtime.synchronised_batch_norm(x, count=192, momentum=0.1, eps=1e-5, batch=axes),
+            "S2",
+        ),
+    ],
+)
+def test_norms_in_low_precision_accumulate_in_float32(
+    whole: Callable[[Tensor], Tensor], cut: Callable[..., Tensor], layout: str
+) -> None:
+    """Far from zero, where sums of squares in bfloat16 (or their difference in float32) would be lost."""
+    x, weights = operands(torch.bfloat16)[0] + 30, operands()[1]
+    exact = x.double().requires_grad_()
+    wanted = whole(exact)
+    (wanted * weights).sum().backward()
+
+    def work(local: ParallelMesh) -> tuple[Tensor, Tensor]:
+        mine, own = shards(local, "a=2", layout, x, weights)
+        y = cut(mine, (local["a"],))
+        (y * own.detach()).sum().backward()
+        assert y.dtype == torch.bfloat16 and mine.grad is not None
+        return y.detach(), mine.grad
+
+    pieces = zip(*run_lockstep({"a": 2}, work), strict=True)
+    for parts, expected in zip(pieces, (wanted.detach(), exact.grad), strict=True):
+        assert expected is not None
+        found = torch.cat(parts, int(layout[1:])).double()
+        assert (found - expected).abs().max() < 0.02 * max(1.0, float(expected.abs().max()))
