@@ -169,11 +169,19 @@ def simulate(options: argparse.Namespace) -> int:
     with step("simulating", options.json):
         built = package.build(*package.read_package(options.plan))
     timeline = built.timeline
-    package.write_output(options.plan, options.output, package.TIMELINE, package.trace_text(timeline))
+    if options.export:
+        from autoshard.exports.write import export
+
+        target = options.output or package.root_of(options.plan) / options.export
+        files = export(options.export, target, timeline, built.program, built.graph, built.hardware)
+    else:
+        target = package.write_output(options.plan, options.output, package.TIMELINE, package.trace_text(timeline))
+        files = [target.name]
     if options.json:
-        _print_json(plan_text.timeline_dict(timeline))
+        _print_json(plan_text.timeline_dict(timeline) | {"written": str(target), "files": files})
     else:
         print(plan_text.timeline_summary(timeline, built.plan))
+        print(f"written to {target}" + (f": {plan_text.file_names(files)}" if options.export else ""))
     return 0
 
 

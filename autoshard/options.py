@@ -118,7 +118,9 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default DIR/timeline.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="default DIR/timeline.json, or DIR/FORMAT/")
+    formats = "profiler: as torch.profiler writes, a file a rank; chakra: execution traces; memory: torch's snapshot"
+    parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

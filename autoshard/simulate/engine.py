@@ -201,6 +201,7 @@ def _timeline(program: Program, graph: Graph, schedule: Schedule, starts: list[f
         starts[peak],
         memory.largest(peak),
         memory.static_bytes,
+        tuple(starts),
     )
 
 

@@ -51,7 +51,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`memory` is the curve as (seconds, bytes) steps: bytes from that time on. `peak_tensors`: largest first."""
+    """`memory` is the curve as (seconds, bytes) steps: bytes from that time on. `peak_tensors`: largest first.
+
+    `starts[step]`: when a step of the memory plan begins (see simulate/memory.py).
+    """
 
     events: tuple[Event, ...]
     step_seconds: float
@@ -61,6 +64,7 @@ class Timeline:
     peak_at_seconds: float
     peak_tensors: tuple[Held, ...]
     static_bytes: float  # parameters, gradients, optimizer state and buffers
+    starts: tuple[float, ...] = ()
 
     def busy(self, stream: str) -> float:
         return dict(self.busy_seconds).get(stream, 0.0)

@@ -43,7 +43,7 @@ RANKS = [
     ["words"],
     ["emit", "plan_text"],
     ["explain"],
-    ["report", "diff"],
+    ["exports", "report", "diff"],
     ["package"],
     ["verify"],
     ["calibrate"],

@@ -1,0 +1,100 @@
+"""Chakra execution traces (mlcommons/chakra, schema/protobuf/et_def.proto): one file a rank, for ASTRA-sim and others.
+
+A file is a sequence of protobuf messages, each behind its length as a varint: GlobalMetadata, then one Node an event.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from autoshard.exports.ranks import group_number
+from autoshard.mesh import Mesh
+from autoshard.simulate.timeline import Event, Timeline
+
+VERSION = "0.0.4"
+COMPUTE_NODE, COLLECTIVE_NODE, SEND_NODE = 4, 7, 5  # NodeType
+COLLECTIVES = {
+    "all_reduce": 0,
+    "all_gather": 2,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+}  # CollectiveCommType
+MICROSECONDS = 1e6
+_VARINT, _LENGTH, _DOUBLE = 0, 2, 1  # wire types
+
+
+def execution_trace(timeline: Timeline, mesh: Mesh) -> bytes:
+    """The nodes of a step; the same on every rank but for the groups, which the numbers of `group_files` name."""
+    nodes = [_node(number, event, mesh) for number, event in enumerate(timeline.events)]
+    return b"".join(map(_delimited, [_string(1, VERSION), *nodes]))
+
+
+def _node(number: int, event: Event, mesh: Mesh) -> bytes:
+    kind = COLLECTIVE_NODE if event.collective in COLLECTIVES else SEND_NODE if event.collective else COMPUTE_NODE
+    return b"".join(
+        [
+            _integer(1, number),
+            _string(2, event.name),
+            _integer(3, kind),
+            *(_integer(5, wait, always=True) for wait in event.waits),
+            _integer(6, round(event.start_seconds * MICROSECONDS)),
+            _integer(7, max(1, round(event.duration_seconds * MICROSECONDS))),
+            *_attributes(event, mesh),
+        ]
+    )
+
+
+def _attributes(event: Event, mesh: Mesh) -> list[bytes]:
+    """What ASTRA-sim's feeder asks for: communication by type, bytes and group; computation by its time."""
+    found = [_attribute("is_cpu_op", _integer(27, 0, always=True))]
+    size = int(event.bytes)
+    if event.collective in COLLECTIVES:
+        found.append(_attribute("comm_type", _integer(9, COLLECTIVES[event.collective], always=True)))
+    if event.collective:
+        found.append(_attribute("comm_size", _integer(9, size, always=True)))
+        found.append(_attribute("pg_name", _string(29, str(group_number(mesh, event.axes)))))
+    else:
+        found.append(_attribute("tensor_size", _integer(13, size, always=True)))
+        found.append(_attribute("runtime", _double(3, event.duration_seconds * MICROSECONDS)))
+    return found
+
+
+def _attribute(name: str, value: bytes) -> bytes:
+    return _bytes(10, _string(1, name) + value)
+
+
+def _delimited(message: bytes) -> bytes:
+    return _varint(len(message)) + message
+
+
+def _varint(value: int) -> bytes:
+    """Base 128, lowest group first; the high bit says that more follow."""
+    assert value >= 0, value
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _key(field: int, wire: int) -> bytes:
+    return _varint(field << 3 | wire)
+
+
+def _integer(field: int, value: int, always: bool = False) -> bytes:
+    """Zero is the default, which proto3 leaves out, but not inside a oneof."""
+    return _key(field, _VARINT) + _varint(value) if value or always else b""
+
+
+def _double(field: int, value: float) -> bytes:
+    return _key(field, _DOUBLE) + struct.pack("<d", value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _key(field, _LENGTH) + _varint(len(value)) + value
+
+
+def _string(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode())

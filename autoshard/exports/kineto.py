@@ -1,0 +1,119 @@
+"""The step as `torch.profiler` would have recorded it on one rank, for Perfetto and Holistic Trace Analysis.
+
+Each kernel has the operator and the launch that started it, tied by a correlation id; collectives are named as NCCL's
+kernels are and carry Kineto's arguments; a `ProfilerStep#n` stands around each of several equal steps (readers drop the
+last one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autoshard.exports.ranks import group_of
+from autoshard.mesh import Mesh
+from autoshard.simulate.timeline import Event, Timeline
+
+MICROSECONDS = 1e6
+STEPS = 3
+HOST_THREAD = 1
+OPERATOR_SHARE = 0.8  # of the time until the next launch: what the operator's own span shows on the host
+KERNELS = {
+    "all_reduce": "ncclDevKernel_AllReduce_Sum_RING_LL",
+    "all_gather": "ncclDevKernel_AllGather_RING_LL",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_RING_LL",
+    "all_to_all": "ncclDevKernel_SendRecv",
+    "broadcast": "ncclDevKernel_Broadcast_RING_LL",
+    "send_receive": "ncclDevKernel_SendRecv",
+}
+NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+    "all_to_all": "all_to_allv",
+    "broadcast": "broadcast",
+    "send_receive": "send",
+}
+ELEMENT_BYTES = 4
+
+
+def profiler_trace(timeline: Timeline, mesh: Mesh, rank: int, dispatch_seconds: float = 0.0) -> dict[str, Any]:
+    """Chrome trace JSON of `STEPS` steps on `rank`; times in microseconds."""
+    streams = {name: 7 + number for number, name in enumerate(timeline.streams)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank} (simulated)"}},
+        *(
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": name}}
+            for name, number in streams.items()
+        ),
+    ]
+    for step in range(STEPS):
+        begin = step * timeline.step_seconds
+        events.append(_annotation(step, begin, timeline.step_seconds))
+        for number, event in enumerate(timeline.events):
+            correlation = step * len(timeline.events) + number + 1
+            events += _recorded(event, begin, correlation, streams[event.stream], mesh, rank, dispatch_seconds)
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": mesh.size},
+        "deviceProperties": [{"id": rank, "name": "simulated"}],
+        "traceEvents": events,
+    }
+
+
+def _annotation(step: int, begin: float, seconds: float) -> dict[str, Any]:
+    return _span("user_annotation", f"ProfilerStep#{step}", begin, seconds, 0, HOST_THREAD, {})
+
+
+def _recorded(
+    event: Event, begin: float, correlation: int, stream: int, mesh: Mesh, rank: int, dispatch_seconds: float
+) -> Iterator[dict[str, Any]]:
+    """The operator, the launch inside it, and the kernel."""
+    shown = min(max(dispatch_seconds, 1e-6), event.duration_seconds or 1e-6) * OPERATOR_SHARE
+    start = begin + event.start_seconds
+    issued = max(begin, start - shown)
+    ids = {"External id": correlation, "correlation": correlation}
+    yield _span(
+        "cpu_op", _operator(event), issued, shown, 0, HOST_THREAD, {"External id": correlation, **_about(event)}
+    )
+    yield _span("cuda_runtime", "cudaLaunchKernel", issued, shown / 2, 0, HOST_THREAD, ids)
+    kernel = {"stream": stream, "device": rank, **ids, **_about(event), **_collective(event, mesh, rank)}
+    yield _span("kernel", _kernel(event), start, event.duration_seconds, rank, stream, kernel)
+
+
+def _span(
+    category: str, name: str, start: float, seconds: float, process: int, thread: int, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": process, "tid": thread,
+        "ts": start * MICROSECONDS, "dur": seconds * MICROSECONDS, "args": arguments,
+    }  # fmt: skip
+
+
+def _operator(event: Event) -> str:
+    return f"c10d::{NAMES[event.collective]}_" if event.collective else event.name
+
+
+def _kernel(event: Event) -> str:
+    return KERNELS[event.collective] if event.collective else event.name
+
+
+def _about(event: Event) -> dict[str, Any]:
+    return {"module": event.module, "reason": event.reason, "phase": event.phase}
+
+
+def _collective(event: Event, mesh: Mesh, rank: int) -> dict[str, Any]:
+    if not event.collective:
+        return {}
+    group = group_of(mesh, event.axes, rank)
+    elements = int(event.bytes) // ELEMENT_BYTES
+    return {
+        "Collective name": NAMES[event.collective],
+        "In msg nelems": elements,
+        "Out msg nelems": elements,
+        "dtype": "Float",
+        "Group size": len(group),
+        "Process Group Name": "+".join(event.axes),
+        "Process Group Ranks": str(list(group)),
+    }
