@@ -81,6 +81,9 @@ def objective(problem: Problem, choice: Sequence[int]) -> float:
     total = sum(float(node.seconds[s]) for node, s in zip(problem.nodes, choice, strict=True))
     for value in problem.values:
         source = value.source[choice[value.producer]]
+        if len(value.consumers) == 1:
+            total += float(value.seconds[source, value.targets[0][choice[value.consumers[0]]]])
+            continue
         needed = {int(target[choice[c]]) for c, target in zip(value.consumers, value.targets, strict=True)}
         total += sum(float(value.seconds[source, target]) for target in sorted(needed))
     return total
@@ -88,12 +91,21 @@ def objective(problem: Problem, choice: Sequence[int]) -> float:
 
 def memory(problem: Problem, choice: Sequence[int]) -> Floats:
     """Bytes alive at each time, shape (horizon,)."""
-    delta = np.zeros(problem.horizon + 1)
-    for node, s in zip(problem.nodes, choice, strict=True):
-        _add(delta, node.interval, float(node.bytes[s]))
+    edges = [edge for node in problem.nodes for edge in node.interval]
+    sizes = [node.bytes[s] for node, s in zip(problem.nodes, choice, strict=True)]
     for value in problem.values:
+        if len(value.consumers) == 1:
+            edges += value.intervals[0]
+            sizes.append(value.bytes[value.targets[0][choice[value.consumers[0]]]])
+            continue
         for target, interval in kept(value, choice).items():
-            _add(delta, interval, float(value.bytes[target]))
+            edges += interval
+            sizes.append(value.bytes[target])
+    delta = np.zeros(problem.horizon + 1)
+    spans, size = np.array(edges, dtype=np.int64).reshape(-1, 2), np.array(sizes, dtype=float)
+    alive = spans[:, 0] < spans[:, 1]
+    np.add.at(delta, spans[alive, 0], size[alive])
+    np.subtract.at(delta, spans[alive, 1], size[alive])
     result: Floats = np.cumsum(delta)[:-1]
     return result
 
@@ -107,10 +119,3 @@ def kept(value: Value, choice: Sequence[int]) -> dict[int, tuple[int, int]]:
             low, high = spans.get(target, (start, stop))
             spans[target] = (min(low, start), max(high, stop))
     return spans
-
-
-def _add(delta: Floats, interval: tuple[int, int], size: float) -> None:
-    start, stop = interval
-    if start < stop:
-        delta[start] += size
-        delta[stop] -= size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,16 @@ def check(problem: Problem) -> None:
     """Raises UsageError where the problem is not one: empty choice sets, NaN or negative costs, wrong indices."""
     if math.isnan(problem.capacity_bytes) or problem.capacity_bytes < 0:
         raise UsageError(f"the memory capacity is {problem.capacity_bytes} bytes: expected 0 or more")
-    known: set[tuple[int, ...]] = set()  # the arrays of repeated layers are the same objects: looked at once
+    for node in {(id(node.seconds), id(node.bytes)): node for node in problem.nodes}.values():
+        _check_node(node)  # the arrays of repeated layers are the same objects: looked at once
     for node in problem.nodes:
-        _check_node(problem, node, known)
-    for value in problem.values:
-        _check_value(problem, value, known)
+        _inside(problem, node.name, node.interval)
+    values: Iterable[Value] = problem.values
+    if _plausible(problem):
+        values = {(id(v.seconds), id(v.bytes), id(v.source), *map(id, v.targets)): v for v in values}.values()
+    for value in values:
+        _check_ends(problem, value)
+        _check_value(problem, value)
 
 
 def check_pins(problem: Problem, pinned: Mapping[int, int]) -> None:
@@ -33,12 +38,7 @@ def check_pins(problem: Problem, pinned: Mapping[int, int]) -> None:
             raise UsageError(f"{problem.nodes[n].name} is pinned to its choice {s}: expected 0 to {count - 1}")
 
 
-def _check_node(problem: Problem, node: Node, known: set[tuple[int, ...]]) -> None:
-    _inside(problem, node.name, node.interval)
-    key = id(node.seconds), id(node.bytes)
-    if key in known:
-        return
-    known.add(key)
+def _check_node(node: Node) -> None:
     if node.seconds.ndim != 1 or len(node.seconds) == 0:
         raise UsageError(f"{node.name}: its set of choices is empty")
     if node.bytes.shape != node.seconds.shape:
@@ -47,7 +47,25 @@ def _check_node(problem: Problem, node: Node, known: set[tuple[int, ...]]) -> No
     _finite_sizes(node.name, node.bytes)
 
 
-def _check_value(problem: Problem, value: Value, known: set[tuple[int, ...]]) -> None:
+def _plausible(problem: Problem) -> bool:
+    """Whether ends, spans and numbers of choices of all values are right, decided for all at once."""
+    values = problem.values
+    counts = np.array([len(value.consumers) for value in values], dtype=np.int64)
+    if not len(values) or not counts.min():
+        return False
+    nodes = np.array([n for value in values for n in (value.producer, *value.consumers)], dtype=np.int64)
+    spans = np.array([edge for value in values for span in value.intervals for edge in span], dtype=np.int64)
+    layouts = [len(own) for value in values for own in (value.source, *value.targets)]
+    if nodes.min() < 0 or nodes.max() >= len(problem.nodes) or spans.min() < 0 or spans.max() > problem.horizon:
+        return False
+    if any(len(value.targets) != len(value.consumers) for value in values) or len(spans) != 2 * counts.sum():
+        return False
+    sizes = np.array([len(node.seconds) for node in problem.nodes])
+    ends = np.sort(np.repeat(np.arange(len(counts)), counts + 1) * (len(problem.nodes) + 1) + nodes)
+    return bool((sizes[nodes] == layouts).all() and (ends[1:] != ends[:-1]).all())
+
+
+def _check_ends(problem: Problem, value: Value) -> None:
     ends = (value.producer, *value.consumers)
     if any(not 0 <= n < len(problem.nodes) for n in ends):
         raise UsageError(f"{value.name}: its nodes are {list(ends)}, expected 0 to {len(problem.nodes) - 1}")
@@ -57,12 +75,11 @@ def _check_value(problem: Problem, value: Value, known: set[tuple[int, ...]]) ->
         )
     for interval in value.intervals:
         _inside(problem, value.name, interval)
+
+
+def _check_value(problem: Problem, value: Value) -> None:
     layouts = (value.source, *value.targets)
-    sizes = tuple(len(problem.nodes[n].seconds) for n in ends)
-    key = (id(value.seconds), id(value.bytes), *map(id, layouts), *sizes)
-    if key in known:
-        return
-    known.add(key)
+    sizes = tuple(len(problem.nodes[n].seconds) for n in (value.producer, *value.consumers))
     if tuple(map(len, layouts)) != sizes or len(value.intervals) != len(value.consumers):
         raise UsageError(f"{value.name}: its layouts don't match its nodes' numbers of choices {sizes}")
     rows, columns = value.seconds.shape

@@ -3,26 +3,38 @@
 1. Reduce the domains, write the values as layout-level terms, pick the cheaper of a few elimination orders: exact.
 2. Where a value or the order does not fit the budget: a relaxation (shares, mini-buckets) gives the lower bound, and
    improve.py the plan. The status is then "feasible" with its gap, unless the two meet.
-A plan above the memory capacity goes on to lagrangian.py.
+A plan above the memory capacity goes on to lagrangian.py. Large problems of fenced pairs (as other compilers export them)
+go to anytime.py.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 from autoshard.problem import Problem, Solution
+from autoshard.solvers import anytime
 from autoshard.solvers.improve import improved
 from autoshard.solvers.lagrangian import fitted
 from autoshard.solvers.minimise import BUDGET_ENTRIES, minimise
+from autoshard.solvers.options import Clock
+from autoshard.solvers.result import finish
 from autoshard.solvers.tables import Contents
 
 
-def solve(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> Solution:
-    """The fastest plan within the memory capacity, with a lower bound.
+def solve(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, clock: Clock | None = None) -> Solution:
+    """The fastest plan within the memory capacity, with a lower bound; the best so far when the clock is over.
 
     Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
     """
     started = time.perf_counter()
+    clock = clock or Clock()
+    if anytime.suits(problem):
+        return anytime.solve(problem, clock)
     contents = Contents(problem)
-    found = improved(problem, contents, minimise(problem, contents, budget_entries=budget_entries), budget_entries)
-    return fitted(problem, found, budget_entries, started)
+    found = improved(
+        problem, contents, minimise(problem, contents, budget_entries=budget_entries), budget_entries, clock
+    )
+    if math.isinf(problem.capacity_bytes):
+        return finish(problem, found.choice, found.bound, "dp", started)
+    return fitted(problem, found, budget_entries, started, clock)
