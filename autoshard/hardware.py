@@ -43,6 +43,7 @@ class Hardware:
 
     `calibrated`: the constants were fitted to measurements of this device; `error` says how well. `cores` are units
     that compute on their own (streaming multiprocessors, AI cores); it and `l2_bytes` are 0 where unknown.
+    `fitted_dtypes`: of the products and attention that the constants were fitted to.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Hardware:
     calibrated: bool = True
     l2_bytes: float = 0.0
     cores: float = 0.0
+    fitted_dtypes: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
@@ -201,6 +203,7 @@ def _hardware(root: Table, text: str) -> Hardware:
         about.text("calibration", ("fitted", "none")) == "fitted" if about.has("calibration") else True,
         device.figure("l2", units.parse_bytes) if device.has("l2") else 0.0,
         device.number("cores") if device.has("cores") else 0.0,
+        tuple(about.text("dtypes").replace(",", " ").split()) if about.has("dtypes") else (),
     )
     root.expect("schema", SCHEMA_VERSION)
     about.text("name")

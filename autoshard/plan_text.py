@@ -124,7 +124,8 @@ def error_band(plan: Plan, graph: Graph) -> Band:
         kind = family(graph.by_op[op.op].target)
         seconds[kind] = seconds.get(kind, 0.0) + op.forward_seconds + op.backward_seconds
     seconds["collective"] = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
-    return step_band(parse_hardware(plan.hardware_text), seconds)
+    dtype = "bfloat16" if plan.precision == "bf16-mixed" else "float32"
+    return step_band(parse_hardware(plan.hardware_text), seconds, dtype)
 
 
 def difference(plan: Plan) -> str:

@@ -27,6 +27,7 @@ TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0
 NCCL = "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB"
 VTRAIN = "vTrain's all-reduce table (VIA-Research/vTrain, MIT), 2 to 8 GPUs, 1 MiB to 1 GiB"
 SIMUMAX = "SimuMax A100-PCIe and B200 kernel tables (MooreThreads/SimuMax, Apache-2.0)"
+DTYPES = "bfloat16, float16"  # the tables are of bf16; the same units compute fp16
 VIDUR = "Vidur A100 and H100 profiles"
 SOFTMAX_SOURCE = (
     "FlashAttention (Dao et al. 2022, figure 2): standard attention moves 40.3 GB in 41.7 ms on an A100-40GB, "
@@ -196,7 +197,9 @@ def main() -> None:
             if fitted:
                 note += "; products and attention are generic"
             path = data_folder("costmodels") / f"nvidia-{device}.toml"
-            write_costmodel(path, f"nvidia-{device}", note, error, date.today().isoformat(), found)
+            write_costmodel(
+                path, f"nvidia-{device}", note, error, date.today().isoformat(), found, dtypes="" if fitted else DTYPES
+            )
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path,
     today = date.today().isoformat()
     told = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in made.families)
     error = f"mean absolute error on held-out rows: {told}"
-    constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries)
+    constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries, dtypes=request.dtype)
     own = _COSTS.split(hardware.text)[0].rstrip() + "\n"
     launch = f"{made.launch_seconds * 1e6:.4g} us"
     figure = f'{{ value = "{launch}", kind = "measured", source = "{source}" }}'

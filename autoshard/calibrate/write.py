@@ -18,6 +18,7 @@ HEADER = """\
 name = "{name}"
 date = "{date}"
 calibration = "{calibration}" # fitted: to measurements of this device; none: generic figures
+dtypes = "{dtypes}" # of the products and attention that were fitted
 error = "{error}"
 """
 
@@ -54,11 +55,11 @@ def entries_of(group: str, constants: Mapping[str, float], kind: str, source: st
 
 
 def costmodel_text(
-    name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted"
+    name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted", dtypes: str = ""
 ) -> str:
     """TOML. Entries are written in the order of `CONSTANTS`, whatever theirs; of two with one key the first counts."""
     by_key = {entry.key: entry for entry in reversed(entries)}
-    parts = [HEADER.format(name=name, note=note, error=error, date=date, calibration=calibration)]
+    parts = [HEADER.format(name=name, note=note, error=error, date=date, calibration=calibration, dtypes=dtypes)]
     table = ""
     for constant in CONSTANTS:
         group, _, key = constant.key.rpartition(".")
@@ -78,9 +79,16 @@ def _figure(entry: Entry) -> str:
 
 
 def write_costmodel(
-    path: Path, name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted"
+    path: Path,
+    name: str,
+    note: str,
+    error: str,
+    date: str,
+    entries: Sequence[Entry],
+    calibration: str = "fitted",
+    dtypes: str = "",
 ) -> None:
-    write_whole(path, costmodel_text(name, note, error, date, entries, calibration))
+    write_whole(path, costmodel_text(name, note, error, date, entries, calibration, dtypes))
 
 
 def write_whole(path: Path, text: str) -> None:

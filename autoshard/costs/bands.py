@@ -2,7 +2,8 @@
 
 Operators of one family (products, attention, other operators, collectives) err together, families independently, so a
 step that spends t_f seconds in family f with relative error e_f is sure to sqrt(sum((t_f e_f)^2)) / sum(t_f). What no
-constant holds, such as work of the framework that is not in the program, is not in the band.
+constant holds, such as work of the framework that is not in the program, is not in the band. Products and attention in
+a dtype that the constants were not fitted in are as unsure as on a device that they were not fitted on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ NAMES = {
     "collective": "collectives",
 }
 COUNTS = 0.05  # of a step: a family with less does not decide where its figures come from
+OTHER_DTYPE_ERROR = 0.2  # constants of other devices gave 12 to 21 % on A100 to B200
+_BY_DTYPE = ("matmul", "attention")
 _ORDER = ("measured", "datasheet", "default")
 
 
@@ -43,32 +46,44 @@ def family(target: str) -> str:
     return "matmul" if target in PRODUCTS else "attention" if target in ATTENTION else "memory"
 
 
-def error_of(hardware: Hardware, name: str) -> float:
+def error_of(hardware: Hardware, name: str, dtype: str = "") -> float:
     """The mean relative error of a family, from the validation of the constants."""
-    return hardware.constant(f"error.{name}")
+    error = hardware.constant(f"error.{name}")
+    return error if _fitted_in(hardware, name, dtype) else max(error, OTHER_DTYPE_ERROR)
 
 
-def kind_of(hardware: Hardware, name: str) -> str:
+def _fitted_in(hardware: Hardware, name: str, dtype: str) -> bool:
+    """True where the family's constants hold for `dtype`; "" asks for those that they were fitted in."""
+    return name not in _BY_DTYPE or not dtype or dtype in hardware.fitted_dtypes
+
+
+def kind_of(hardware: Hardware, name: str, dtype: str = "") -> str:
     """Where the figures of a family come from."""
     kinds = {figure.key: figure.kind for figure in hardware.figures}
-    if kinds.get(f"constants.error.{name}") == "measured":
+    if kinds.get(f"constants.error.{name}") == "measured" and _fitted_in(hardware, name, dtype):
         return "measured"
     base = [key for key in kinds if key.startswith("links[" if name == "collective" else "device.peak.")]
     known = any(kinds[key] != "default" for key in base if name != "collective" or key.endswith(".bandwidth"))
     return "datasheet" if known else "default"
 
 
-def step_band(hardware: Hardware, seconds: Mapping[str, float]) -> Band:
-    """The band of a step that spends `seconds` in each family."""
+def step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str = "") -> Band:
+    """The band of a step that spends `seconds` in each family, its products and attention in `dtype`."""
     total = math.fsum(seconds.values())
-    spread = math.sqrt(math.fsum((own * error_of(hardware, name)) ** 2 for name, own in seconds.items()))
-    kinds = [kind_of(hardware, name) for name, own in seconds.items() if total and own >= COUNTS * total]
+    spread = math.sqrt(math.fsum((own * error_of(hardware, name, dtype)) ** 2 for name, own in seconds.items()))
+    kinds = [kind_of(hardware, name, dtype) for name, own in seconds.items() if total and own >= COUNTS * total]
     return Band(spread / total if total else 0.0, max(kinds, key=_ORDER.index, default="default"), hardware.calibrated)
 
 
 def provenance(hardware: Hardware) -> str:
     """One sentence: how sure each family of predictions is on this hardware."""
     errors = ", ".join(
-        f"{shown} ±{error_of(hardware, name):.0%} ({kind_of(hardware, name)})" for name, shown in NAMES.items()
+        f"{shown} ±{error_of(hardware, name):.0%} ({_kind_words(hardware, name)})" for name, shown in NAMES.items()
     )
     return errors if hardware.calibrated else f"uncalibrated, nothing was fitted to this device: {errors}"
+
+
+def _kind_words(hardware: Hardware, name: str) -> str:
+    kind = kind_of(hardware, name)
+    inside = name in _BY_DTYPE and kind == "measured" and hardware.fitted_dtypes
+    return f"{kind} in {' and '.join(hardware.fitted_dtypes)}" if inside else kind
