@@ -5,6 +5,8 @@ highspy is imported where it is used: it takes longer to load than small problem
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from autoshard.solvers.linear import Linear, Rows
 from autoshard.solvers.options import Clock
 
 _TOTAL = 1e5  # the objective is scaled to about this: HiGHS's tolerances are absolute
+_PATIENT, _ENOUGH = 2000, 1e-4  # nodes of the tree after which a relative gap of this is not worth more
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,8 @@ class Highs:
             self.solver.startCallback(kind)
 
     def _called(self, kind: Any, message: str, out: Any, answer: Any, data: object) -> None:
-        answer.user_interrupt = self.clock.over
+        small = out.mip_node_count > _PATIENT and out.mip_gap <= _ENOUGH
+        answer.user_interrupt = small or self.clock.over
 
     def add(self, more: Rows) -> None:
         count = more.columns
@@ -88,6 +92,7 @@ class Highs:
         import highspy
 
         self._limit()
+        self.solver.setOptionValue("presolve", "off")  # on these programs it takes longer than what it saves
         self.solver.run()
         status = self.solver.getModelStatus()
         solution = self.solver.getSolution()
@@ -116,7 +121,8 @@ class Highs:
         count = self.model.choices
         kind = np.full(count, int(highspy.HighsVarType.kInteger), np.uint8)
         self.solver.changeColsIntegrality(count, np.arange(count, dtype=np.int32), kind)
-        for name, setting in (("mip_rel_gap", enough), ("mip_abs_gap", 1e-7), ("mip_max_nodes", nodes)):
+        settings = (("presolve", "on"), ("mip_rel_gap", enough), ("mip_abs_gap", 1e-7), ("mip_max_nodes", nodes))
+        for name, setting in settings:
             self.solver.setOptionValue(name, setting)
         if start is not None:
             values = np.zeros(count)
@@ -131,4 +137,5 @@ class Highs:
         return Searched(x, float(info.mip_dual_bound) / self.scale, done)
 
     def _limit(self) -> None:
-        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + self.clock.left)
+        wall = self.clock.left if self.clock.timer is time.perf_counter else math.inf  # HiGHS knows wall time only
+        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + wall)

@@ -3,8 +3,9 @@
 1. A start from dp with small tables (an upper bound; dp's lower bound is not used, so that the two check each other).
 2. The relaxation. While its expected bytes overflow the capacity at some time, a row for that time. Often its vertex is
    integral and fits: then it is the optimum.
-3. Choices whose reduced cost lifts the bound above the best plan known are in no better plan, and go.
-4. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
+3. Choices that the reduced costs (marginals.py) put above the best plan known are in no better plan, and go; again.
+4. A search among the choices that cost least finds a better plan, so that more go.
+5. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
 The bound is recomputed from the duals, so that no tolerance of HiGHS is in it.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,14 +24,20 @@ from autoshard.solvers.highs import Highs, Relaxed
 from autoshard.solvers.lagrangian import condensed
 from autoshard.solvers.linear import Linear, linear
 from autoshard.solvers.local import Aim, Choice, descend, links
-from autoshard.solvers.memory_rows import MemoryRows, expected
+from autoshard.solvers.marginals import excess
+from autoshard.solvers.memory_rows import MemoryRows, expected, with_prices
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible, overflows, starting_plan, worth_keeping
+from autoshard.solvers.repair import repaired
 from autoshard.solvers.result import TOLERANCE, finish
 
 _ROUNDS = 40  # of adding rows
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
-_SMALLER = 0.7  # the part of the choices below which the program is written again without the rest
+_DIVE = 0.2  # the part of the gap that a choice may cost to be looked at first
+_DIVE_NODES = 500
+_NEAR = 0.05  # the relative gap that is hoped for while no plan is known
+_FULL = 0.98  # of the capacity
+_SMALLER = 0.8  # the part of the choices below which the program is written again without the rest
 _DEAR = 1e4  # overflow against seconds in local search
 
 
@@ -44,7 +51,8 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
     started = time.perf_counter()
     search = _Search(condensed(problem), options.clock)
     if start:
-        search.offer(starting_plan(problem, options))
+        choice, search.prices = starting_plan(search.problem, options)
+        search.offer(choice)
     search.run()
     best = search.answer()
     return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)
@@ -58,6 +66,7 @@ class _Search:
     clock: Clock
     bound: float = 0.0
     best: Choice | None = None
+    prices: Floats = field(default_factory=lambda: np.zeros(0))
     value: float = math.inf
     exhausted: bool = False
 
@@ -83,19 +92,54 @@ class _Search:
 
     def run(self) -> None:
         kept = worth_keeping(self.problem)
-        times: list[int] = []
+        times = self.full_times()
+        if self.prices.any() and self.best is not None and not self.clock.over:
+            kept = self.under_prices(kept)
         while not (self.closed or self.clock.over):
             program = _Program(self, kept, times)
             relaxed = program.relax()
             times = program.memory.times
             if relaxed is None or self.closed or self.clock.over:
                 return
-            self.round(program.highs.model, relaxed)
-            fewer = self.fewer(program.highs.model, relaxed)
-            if sum(map(len, fewer)) > _SMALLER * sum(map(len, kept)):
-                program.branch()
+            more = excess(program.model, relaxed.reduced)
+            self.round(program.model, relaxed)
+            fewer = self.within(program.model, more, self.value - relaxed.bound)
+            if size(fewer) > _SMALLER * size(kept):
+                self.dive(program, more, relaxed)
+                fewer = self.within(program.model, more, self.value - relaxed.bound)
+            if self.closed:
+                return
+            if size(fewer) > _SMALLER * size(kept):
+                program.branch(_NODES)
                 return
             kept = fewer
+
+    def under_prices(self, kept: list[Integers]) -> list[Integers]:
+        """Prunes by a relaxation without memory rows, their prices being in its costs: it is solved much faster."""
+        model = linear(self.problem, kept)
+        memory_rows = MemoryRows(self.problem, model, len(model.cost))
+        times = np.flatnonzero(self.prices)
+        priced, paid = with_prices(model, memory_rows.rows(times), self.prices[times] * memory_rows.unit)
+        relaxed = Highs(priced, self.clock, self.value).relax()
+        if relaxed is None:
+            return kept
+        bound = relaxed.bound - paid
+        self.bound = max(self.bound, min(bound, self.value))
+        return self.within(model, excess(model, relaxed.reduced), self.value - bound)
+
+    def full_times(self) -> list[int]:
+        """Where the plan known uses nearly all of the memory: rows that will be needed."""
+        if self.best is None or math.isinf(self.problem.capacity_bytes):
+            return []
+        alive = memory(self.problem, self.best)
+        return overflows(replace(self.problem, capacity_bytes=_FULL * self.problem.capacity_bytes), alive, [])
+
+    def dive(self, program: _Program, more: Floats, relaxed: Relaxed) -> None:
+        """Branch and bound on a few of the choices alone, for a better plan."""
+        most = self.value - relaxed.bound if math.isfinite(self.value) else _NEAR * relaxed.bound
+        few = self.within(program.model, more, _DIVE * most)
+        if size(few) < size(program.model.kept):
+            _Program(self, few, program.memory.times).branch(_DIVE_NODES, bounding=False)
 
     def round(self, model: Linear, relaxed: Relaxed) -> None:
         """The nearest plan to a fractional one, improved one node at a time."""
@@ -104,16 +148,19 @@ class _Search:
             return
         dear = _DEAR * max(relaxed.bound, 1e-30) / max(self.problem.capacity_bytes, 1.0)
         aim = Aim(1.0, 0.0 if math.isinf(self.problem.capacity_bytes) else dear, self.problem.capacity_bytes)
-        self.offer(descend(self.problem, links(self.problem), choice, aim))
+        near = descend(self.problem, links(self.problem), choice, aim)
+        if not self.offer(near):
+            self.offer(repaired(self.problem, near))
 
-    def fewer(self, model: Linear, relaxed: Relaxed) -> list[Integers]:
-        """Without the choices that no plan better than the best one has; the best one's own stay."""
-        reduced, most = relaxed.reduced, (self.value - relaxed.bound) * (1 + TOLERANCE)
+    def within(self, model: Linear, more: Floats, most: float) -> list[Integers]:
+        """The choices that cost at most `most` beyond the bound, and the best plan's own."""
         result = []
         for n, (some, a, b) in enumerate(zip(model.kept, model.first[:-1], model.first[1:], strict=True)):
-            stay = reduced[a:b] <= most
+            stay = more[a:b] <= most * (1 + TOLERANCE)
             if self.best is not None:
                 stay |= some == self.best[n]
+            elif not stay.any():
+                stay[np.argmin(more[a:b])] = True
             result.append(some[stay])
         return result
 
@@ -127,6 +174,10 @@ class _Program:
         self.highs = Highs(model, search.clock, search.value if search.best else float(model.cost.mean()) * len(kept))
         self.memory = MemoryRows(search.problem, model, len(model.cost))
         self.limit(times)
+
+    @property
+    def model(self) -> Linear:
+        return self.highs.model
 
     def limit(self, times: Sequence[int]) -> None:
         new = [t for t in times if t not in self.memory.times]
@@ -143,37 +194,45 @@ class _Program:
                 return None
             last = relaxed
             self.search.bound = max(self.search.bound, min(relaxed.bound, self.search.value))
-            if is_integral(relaxed.x[: self.highs.model.choices]):
-                self.search.offer(self.highs.model.picked(relaxed.x))
+            if is_integral(relaxed.x[: self.model.choices]):
+                self.search.offer(self.model.picked(relaxed.x))
             over = overflows(
-                self.search.problem, expected(self.search.problem, self.highs.model, relaxed.x), self.memory.times
+                self.search.problem, expected(self.search.problem, self.model, relaxed.x), self.memory.times
             )
             if not over or self.search.closed or self.search.clock.over:
                 return last
             self.limit(over)
         return last
 
-    def branch(self) -> None:
-        """Branch and bound; rows for what its solutions overflow, and again."""
-        search, model = self.search, self.highs.model
+    def branch(self, nodes: int, bounding: bool = True) -> None:
+        """Branch and bound; rows for what its solutions overflow, and again.
+
+        `bounding`: what it proves holds for the whole problem, no better plan being outside of this program.
+        """
+        search, model = self.search, self.model
         for _ in range(_ROUNDS):
             start = model.columns_of(search.best) if search.best is not None else None
-            found = self.highs.integer(start, _NODES, 0.0)
-            search.bound = max(search.bound, min(found.bound, search.value))
+            found = self.highs.integer(start, nodes, 0.0)
+            if bounding:
+                search.bound = max(search.bound, min(found.bound, search.value))
             if found.x is None:
-                search.exhausted = found.done
+                search.exhausted = bounding and found.done
                 return
             choice = model.picked(found.x)
             fits = search.offer(choice)
+            if bounding:
+                search.bound = min(search.bound, search.value)
             if fits or search.clock.over:
-                if fits and found.done:
-                    search.bound = max(search.bound, min(found.bound, search.value))
                 return
             over = overflows(search.problem, memory(search.problem, choice), self.memory.times)
             if over:
                 self.limit(over)
             else:
                 self.highs.exclude(model.columns_of(choice))
+
+
+def size(kept: Sequence[Integers]) -> int:
+    return sum(map(len, kept))
 
 
 def is_integral(x: Floats) -> bool:

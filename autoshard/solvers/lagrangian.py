@@ -19,7 +19,8 @@ from autoshard.solvers.improve import window
 from autoshard.solvers.local import Aim, Choice, descend, links, mixtures
 from autoshard.solvers.master import mixture
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise
-from autoshard.solvers.result import TOLERANCE, finish, peak
+from autoshard.solvers.options import Clock
+from autoshard.solvers.result import TOLERANCE, finish
 from autoshard.solvers.shortfall import short
 from autoshard.solvers.tables import Contents
 from autoshard.units import format_bytes
@@ -56,21 +57,26 @@ class Dual:
     columns: tuple[Column, ...]
 
 
-def fitted(problem: Problem, free: Minimum, budget: int, started: float) -> Solution:
+def fitted(problem: Problem, free: Minimum, budget: int, started: float, clock: Clock | None = None) -> Solution:
     """A Solution within the capacity; `free` is the minimum without it.
 
     Raises InfeasibleError: proven with the shortfall in bytes, or said to be unproven.
     """
-    if peak(problem, free.choice) <= problem.capacity_bytes:
-        return finish(problem, free.choice, free.bound, "dp", started)
-    small = condensed(problem)
-    first = _column(small, free.choice)
-    dual = _seconds_dual(small, first, free.bound, budget)
-    choice = _best(small, dual.columns)
-    if choice is None:
-        choice = _squeezed(small, dual.columns, budget)
-    choice = _stretched(small, choice, dual, budget)
+    choice, dual = priced_fit(condensed(problem), free, budget, clock)
     return finish(problem, choice, dual.bound, "dp", started)
+
+
+def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None = None) -> tuple[Choice, Dual]:
+    """The plan of `fitted`, and the prices of memory behind its bound; `problem` is on condensed times."""
+    clock = clock or Clock()
+    first = _column(problem, free.choice)
+    if first.peak <= problem.capacity_bytes:
+        return free.choice, Dual(free.bound, np.zeros(problem.horizon), (first,))
+    dual = _seconds_dual(problem, first, free.bound, budget, clock)
+    choice = _best(problem, dual.columns)
+    if choice is None:
+        choice = _squeezed(problem, dual.columns, budget)
+    return _stretched(problem, choice, dual, budget, clock), dual
 
 
 def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
@@ -101,14 +107,14 @@ def condensed(problem: Problem) -> Problem:
     )
 
 
-def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int) -> Dual:
+def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
     scale = abs(first.seconds) or 1.0
     unit = problem.capacity_bytes or 1.0
-    return _dual(problem, [first], 1.0 / scale, problem.capacity_bytes, unit, _PENALTY, bound, budget)
+    return _dual(problem, [first], 1.0 / scale, problem.capacity_bytes, unit, _PENALTY, bound, budget, clock)
 
 
 def _memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
-    return _dual(problem, [first], 0.0, 0.0, first.peak or 1.0, 1.0, 0.0, budget)
+    return _dual(problem, [first], 0.0, 0.0, first.peak or 1.0, 1.0, 0.0, budget, Clock())
 
 
 def _dual(
@@ -120,6 +126,7 @@ def _dual(
     penalty: float,
     bound: float,
     budget: int,
+    clock: Clock,
 ) -> Dual:
     """Maximises over multipliers the minimum of weight x seconds + multipliers . (bytes - capacity) / unit.
 
@@ -130,6 +137,8 @@ def _dual(
     times = [int(np.argmax(columns[0].bytes))]
     best = np.zeros(problem.horizon)
     for _ in range(_ROUNDS):
+        if clock.over:
+            break
         prices, value = _priced(columns, times, weight, capacity, unit, penalty)
         multipliers = np.zeros(problem.horizon)
         multipliers[times] = prices
@@ -187,14 +196,14 @@ def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
     return min((c for c in (*polished, *fitting) if c.peak <= capacity), key=lambda c: c.seconds).choice
 
 
-def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int) -> Choice:
+def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock: Clock) -> Choice:
     """Frees one stretch of nodes at a time, around every place, and solves it under weaker and stronger multipliers."""
     contents = Contents(problem)
     best = _column(problem, choice)
     width = max(2, 2 * len(choice) // _STRETCHES)
     work = 0
     for low in range(0, len(choice), max(1, width // 2)):
-        if best.seconds - dual.bound <= _NEAR * abs(dual.bound) or work > _MOST_WORK:
+        if best.seconds - dual.bound <= _NEAR * abs(dual.bound) or work > _MOST_WORK or clock.over:
             break
         free = window(problem, best.choice, low, width)
         for strength in _STRENGTHS:

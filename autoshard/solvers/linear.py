@@ -33,6 +33,19 @@ class Rows(NamedTuple):
     upper: Floats
 
 
+class Flow(NamedTuple):
+    """The z columns between a producer and one consumer: `columns[r, t]`, -1 where the pair is forbidden.
+
+    `source[i]`, `target[i]`: the classes r and t of the i-th kept choice of the two nodes.
+    """
+
+    producer: int
+    consumer: int
+    source: Integers
+    target: Integers
+    columns: Integers
+
+
 @dataclass(frozen=True, eq=False)
 class Linear:
     """Minimise `cost` . x over 0 <= x <= 1, `rows`; columns first[n] <= j < first[n + 1] are the choices `kept[n]`."""
@@ -41,6 +54,7 @@ class Linear:
     first: Integers
     cost: Floats
     rows: Rows
+    flows: tuple[Flow, ...]
 
     @property
     def choices(self) -> int:
@@ -86,6 +100,7 @@ def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
     counts, indices, entries = [np.diff(first)], [own], [np.ones(len(own))]
     lower, upper = [np.ones(len(kept))], [np.ones(len(kept))]
     columns = int(first[-1])
+    flows: list[Flow] = []
     for value in problem.values:
         block = blocks.of(value)
         ends = np.concatenate([np.arange(first[n], first[n + 1]) for n in (value.producer, *value.consumers)])
@@ -98,10 +113,12 @@ def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
             lower.append(np.zeros(len(block.counts)))
             upper.append(block.upper)
             cost.append(block.cost)
+            for c, (source, target, local) in zip(value.consumers, block.flows, strict=True):
+                flows.append(Flow(value.producer, c, source, target, np.append(place, -1)[local]))
             columns += len(block.cost)
     starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
     rows = Rows(0, starts, *map(np.concatenate, (indices, entries, lower, upper)))
-    return Linear(tuple(kept), first, np.concatenate(cost), rows)
+    return Linear(tuple(kept), first, np.concatenate(cost), rows, tuple(flows))
 
 
 class _Block(NamedTuple):
@@ -116,6 +133,7 @@ class _Block(NamedTuple):
     indices: Integers
     entries: Floats
     upper: Floats
+    flows: tuple[tuple[Integers, Integers, Integers], ...]  # of each consumer: source, target, columns, as in Flow
 
 
 class _Ends(NamedTuple):
@@ -180,7 +198,7 @@ def _additive(ends: _Ends) -> _Block | None:
     if not np.allclose(rows[:, None] + columns, table, rtol=1e-14, atol=0.0):
         return None
     none, empty = np.zeros(0), np.zeros(0, np.int64)
-    return _Block(np.append(rows[ends.source], columns[ends.targets[0]]), none, empty, empty, none, none)
+    return _Block(np.append(rows[ends.source], columns[ends.targets[0]]), none, empty, empty, none, none, ())
 
 
 def _edges(ends: _Ends) -> _Block:
@@ -194,6 +212,7 @@ def _edges(ends: _Ends) -> _Block:
     widths = [len(ends.source), *(len(t) for t in ends.targets)]
     place, next_ = np.cumsum([0, *widths]), int(sum(widths))
     costs: list[Floats] = []
+    flows: list[tuple[Integers, Integers, Integers]] = []
     made = np.full(ends.seconds.shape, -1)
 
     def add(rows: Integers, columns: Integers, values: Floats, count: int, most: float) -> None:
@@ -208,6 +227,9 @@ def _edges(ends: _Ends) -> _Block:
         z = np.arange(next_, next_ + len(r))
         next_ += len(r)
         costs.append(np.where(shared[t], 0.0, ends.seconds[r, t]))
+        columns = np.full(ends.seconds.shape, -1)
+        columns[r, t] = z
+        flows.append((ends.source, targets, columns))
         for layouts, here, at in ((r, ends.source, place[0]), (t, targets, place[i + 1])):
             _, row = np.unique(np.append(layouts, here), return_inverse=True)
             sign = np.append(np.ones(len(z)), np.full(len(here), -1.0))
@@ -229,4 +251,5 @@ def _edges(ends: _Ends) -> _Block:
         np.concatenate(indices),
         np.concatenate(entries),
         np.concatenate(upper),
+        tuple(flows),
     )

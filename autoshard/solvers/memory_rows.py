@@ -8,6 +8,7 @@ stopped and j has not begun (it is kept in between).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -100,6 +101,18 @@ class MemoryRows:
             targets, columns = value.targets[i][self.model.kept[c]], self._of(c)
             self._needs[v, i] = {int(t): columns[targets == t] for t in np.unique(targets)}
         return self._needs[v, i]
+
+
+def with_prices(model: Linear, rows: Rows, prices: Floats) -> tuple[Linear, float]:
+    """Memory rows taken into the costs at these prices a unit, one for each; and what the capacity is worth in all."""
+    limits = np.isneginf(rows.lower)
+    price = np.zeros(len(limits))
+    price[limits] = prices
+    loose = rows._replace(upper=np.where(limits, np.inf, rows.upper))
+    wider = model.extended(loose)
+    cost = wider.cost.copy()
+    np.add.at(cost, rows.indices, np.repeat(price, np.diff(rows.starts)) * rows.entries)
+    return replace(wider, cost=cost), float(price[limits] @ rows.upper[limits])
 
 
 def expected(problem: Problem, model: Linear, x: Floats) -> Floats:

@@ -9,10 +9,12 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem
-from autoshard.solvers import dp
 from autoshard.solvers.additive import additive
 from autoshard.solvers.domains import finite, reduce
+from autoshard.solvers.improve import improved
+from autoshard.solvers.lagrangian import priced_fit
 from autoshard.solvers.local import Choice
+from autoshard.solvers.minimise import minimise
 from autoshard.solvers.options import Options
 from autoshard.solvers.result import TOLERANCE
 from autoshard.solvers.tables import Contents
@@ -23,15 +25,21 @@ _START_ENTRIES = 20_000_000  # dp's tables for a start: it is to be a good plan,
 _TIMES_AT_ONCE = 8  # memory rows added together
 
 
-def starting_plan(problem: Problem, options: Options) -> Choice | None:
-    """A plan of dp within a small budget; None where it finds none. Raises InfeasibleError where that is proven."""
+def starting_plan(problem: Problem, options: Options) -> tuple[Choice | None, Floats]:
+    """A plan of dp within a small budget, None where it finds none; and prices of memory, seconds a byte over time.
+
+    `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
+    """
+    budget = min(options.budget_entries or _START_ENTRIES, _START_ENTRIES)
+    contents = Contents(problem)
     try:
-        budget = min(options.budget_entries or _START_ENTRIES, _START_ENTRIES)
-        return dp.solve(problem, budget_entries=budget).choice
+        free = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget)
+        choice, dual = priced_fit(problem, free, budget)
+        return choice, dual.multipliers
     except InfeasibleError as error:
         if "not proven" not in error.message:
             raise
-        return None
+        return None, np.zeros(problem.horizon)
 
 
 def worth_keeping(problem: Problem) -> list[Integers]:

@@ -57,7 +57,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
     started = time.perf_counter()
     make = _solver(options.engine)
     small = condensed(problem)
-    best = starting_plan(problem, options)
+    best, _ = starting_plan(small, options)
     value = objective(problem, best) if best is not None else math.inf
     program = _Program(small, value)
     for _ in range(_ROUNDS):
