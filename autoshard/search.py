@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoshard.contenders import Choice, contenders
+from autoshard.errors import InfeasibleError
 from autoshard.fit import Found, Log, Task, Wishes, candidate, fitted, prepare
 from autoshard.formulate import Allowed
 from autoshard.graph.model import Graph
@@ -25,6 +26,8 @@ from autoshard.solvers.options import Options
 from autoshard.solvers.result import peak
 from autoshard.styles import megatron
 from autoshard.units import format_bytes, format_seconds
+
+SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
 def search(
@@ -111,9 +114,22 @@ def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
         return
     best = found.levelled.solution.choice
     if task.wishes.level == MEMORY:
-        yield "optimum", task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf"))).choice
+        fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
+        yield "optimum", fastest.choice
+        yield from _between(task, found.levelled.objective, fastest.peak_bytes)
     capacity = found.target_bytes if task.wishes.level == SPEED else float("inf")
     yield from contenders(task.formulation, best, parts(task.formulation, best), capacity, task.quickly)
+
+
+def _between(task: Task, least_bytes: float, most_bytes: float) -> Iterator[tuple[str, Choice]]:
+    """Optima under limits in between: the program needs memory that the additive model does not know."""
+    for share in SHARES if least_bytes < most_bytes else ():
+        target = least_bytes * (most_bytes / least_bytes) ** share
+        try:
+            found = task.solve(replace(task.formulation.problem, capacity_bytes=target))
+        except InfeasibleError:
+            continue
+        yield f"optimum within {format_bytes(target, 3)}", found.choice
 
 
 def _rank(task: Task, plan: Plan) -> tuple[float, float]:
@@ -132,11 +148,12 @@ def _alternative(task: Task, best: Solution, choice: Choice) -> Solution:
     """`choice` as a solution, with the bound that was proved for the optimum."""
     problem = task.formulation.problem
     seconds = objective(problem, choice)
-    same = seconds <= best.objective
+    same = task.wishes.level == SPEED and seconds <= best.objective
     return replace(
         best,
         choice=choice,
         objective=seconds,
+        lower_bound=best.lower_bound if task.wishes.level == SPEED else 0.0,  # of a tighter limit, at level 1
         peak_bytes=peak(problem, choice),
         status=best.status if same else "feasible",
     )

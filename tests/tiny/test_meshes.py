@@ -43,8 +43,8 @@ def test_node_boundaries_are_respected() -> None:
 
 
 def test_the_best_mesh_is_found_and_the_others_told() -> None:
-    plan = search_meshes(GRAPH, HARDWARE, 16, Wishes())
-    each = {mesh: search(GRAPH, mesh, HARDWARE) for mesh in meshes(HARDWARE, 16)}
+    plan = search_meshes(GRAPH, HARDWARE, 8, Wishes())
+    each = {mesh: search(GRAPH, mesh, HARDWARE) for mesh in meshes(HARDWARE, 8)}
     assert plan.predicted_seconds == min(other.predicted_seconds for other in each.values())
     rows = {row.mesh: row for row in plan.search.meshes}
     assert set(rows) == set(each)
@@ -78,7 +78,7 @@ def test_meshes_that_can_not_be() -> None:
 
 
 def test_least_memory_chooses_its_mesh_by_memory() -> None:
-    plan = search_meshes(mlp_graph(2, 64, 64), HARDWARE, 8, Wishes(level=MEMORY))
+    plan = search_meshes(mlp_graph(2, 64, 64), HARDWARE, 4, Wishes(level=MEMORY))
     made = [row.predicted_peak_bytes for row in plan.search.meshes if row.predicted_peak_bytes]
     assert plan.predicted_peak_bytes == min(made)
 

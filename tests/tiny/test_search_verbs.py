@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from autoshard import cli, explain, plan_io
+from autoshard import cli, explain, plan_io, solvers
 from autoshard.graph import serialize
 from autoshard.package import read_package
 from autoshard.pipeline import PlanRequest, ignored
@@ -54,7 +55,9 @@ def package(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_levels(level: str, number: int, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, printed = planned(words(graph_file, tmp_path / "out", "--level", level), capsys)
     assert plan.search.level == printed["level"] == number
-    assert 0 < plan.certificate.level_bound <= plan.certificate.level_objective * (1 + 1e-9)
+    certificate = plan.certificate
+    assert 0 < certificate.level_bound <= certificate.level_objective * (1 + 1e-9)
+    assert certificate.lower_bound_seconds <= certificate.objective_seconds * (1 + 1e-9)
     report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert f"Asked for: level {number}" in report and "Plans that were simulated" in report
     run(words(graph_file, tmp_path / "out", "--level", level), capsys)
@@ -142,6 +145,26 @@ def test_a_time_limit_returns_the_best_so_far(
     assert plan.search.cut_short
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
     assert "search was cut short" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
+    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solve, calls = solvers.solve, []
+
+    def interrupted(*arguments: object) -> object:
+        if not calls:
+            signal.raise_signal(signal.SIGINT)
+        calls.append(arguments)
+        return solve(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("autoshard.fit.solvers.solve", interrupted)
+    code, out, _ = run(words(graph_file, tmp_path / "out"), capsys)
+    assert code == 0
+    assert "the search was stopped: this is the best plan so far" in out
+    assert plan_io.load(tmp_path / "out" / "plan.json").search.cut_short
+    assert len(calls) <= 2  # the optimum, and at most the plan that was under way
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_fastest_plan_that_does_not_fit_is_told(
@@ -287,10 +310,10 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
 def test_repeated_modules_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.graph.json"
     path.write_text(serialize.dumps(mlp_graph(4)), encoding="utf-8")
-    planned(words(path, tmp_path / "a"), capsys)
-    planned(words(path, tmp_path / "b", "--pin", "h.*.fc=Shard(0)@dp", "--pin", "*.weight=Shard(1)@tp"), capsys)
+    planned(words(path, tmp_path / "a", "--pin", "h.*.fc=Replicate@dp,Replicate@tp"), capsys)
+    planned(words(path, tmp_path / "b", "--pin", "h.*.fc=Shard(0)@dp,Shard(1)@tp"), capsys)
     out = run(["explain", str(tmp_path / "a")], capsys)[1]
-    assert "h.#.fc linear (4x)" in out and "parameter h.#.fc.weight (4x)" in out
+    assert "h.#.fc linear (4x)" in out
     out = run(["diff", str(tmp_path / "a"), str(tmp_path / "b")], capsys)[1]
     assert "h.#.fc linear (4x)" in out
     assert explain.fold("h.12.mlp.3 linear") == "h.#.mlp.# linear"
