@@ -16,7 +16,9 @@ from autoshard.solvers.pinned import original, restricted
 __all__ = ["SOLVERS", "Clock", "Options", "solve"]
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
-    "dp": lambda problem, options: dp.solve(problem, budget_entries=options.budget_entries or BUDGET_ENTRIES),
+    "dp": lambda problem, options: dp.solve(
+        problem, budget_entries=options.budget_entries or BUDGET_ENTRIES, clock=options.clock
+    ),
     "ilp": ilp.solve,
     "propagation": propagation.solve,
     "recursive": recursive.solve,

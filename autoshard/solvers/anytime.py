@@ -1,9 +1,9 @@
 """Large pairwise problems within a time limit: contract, bound, search, prove; the best so far when the clock is over.
 
-1. Contraction (contract.py) leaves a core. Where its tight program is small: relaxation, a rounded and polished plan,
-   choices pruned by reduced cost, branch and bound.
-2. Else messages under multipliers (ascent.py) bound it, and every few rounds their plan is polished. Then the program
-   over the choices of the best plans met, and over those of a part of the nodes at a time, improves the plan.
+1. Contraction (contract.py) leaves a core. Messages under multipliers (ascent.py) bound it, and every few rounds their
+   plan is polished (polish.py).
+2. Where the core's tight program is small: relaxation, choices pruned by reduced cost, branch and bound.
+3. Else a section of the nodes at a time, over the choices that the messages think best, as an integer program.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, Solution
-from autoshard.solvers import ascent
+from autoshard.solvers.ascent import Ascent
 from autoshard.solvers.closing import Program, entries, undercut
-from autoshard.solvers.core import Core, core
+from autoshard.solvers.core import Core, core, section
 from autoshard.solvers.forest import Forests
 from autoshard.solvers.options import Clock
 from autoshard.solvers.pairwise import pairwise
 from autoshard.solvers.polish import polished
 from autoshard.solvers.result import TOLERANCE, finish
 
+_LARGE = 500  # nodes: below, elimination is tried at once
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 150  # of messages, where no clock ends them
 _FIRST = 20  # rounds before the first plan is polished
 _EVERY = 10  # rounds between polished plans
 _POLISH = 30  # forests for one plan
 _SHARE = 0.6  # of the time that is left, for messages
+_SECTION = 20_000  # edge variables of one section
+_SECTIONS = 60  # where no clock ends them
+_WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
+_SECTION_SECONDS = 5.0
 
 
 @dataclass
@@ -40,10 +45,27 @@ class Part(Clock):
 
     whole: Clock = field(default_factory=Clock)
 
+    def __post_init__(self) -> None:
+        self.timer = self.whole.timer
+        super().__post_init__()
+
     @property
     def left(self) -> float:
         own = 0.0 if self.stopped else max(0.0, self.limit_seconds - self.seconds)
         return min(own, self.whole.left)
+
+
+def suits(problem: Problem) -> bool:
+    """Whether contraction will make a large problem small: pairs only, and most of them fenced."""
+    if len(problem.nodes) < _LARGE or any(len(value.consumers) > 1 for value in problem.values):
+        return False
+    known: dict[int, bool] = {}
+    fenced = 0
+    for value in problem.values:
+        if id(value.seconds) not in known:
+            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
+        fenced += known[id(value.seconds)]
+    return fenced > len(problem.values) / 4
 
 
 def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
@@ -62,17 +84,16 @@ def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
 
 
 class _Search:
-    """The state of one solve. `bound` only rises, `best` only gets better; `pool`: plans worth combining."""
+    """The state of one solve. `bound` only rises, `best` only gets better."""
 
     def __init__(self, core: Core, clock: Clock, seed: int) -> None:
         self.core, self.clock = core, clock
         self.rng = np.random.default_rng(seed)
         self.forests = Forests(core.graph)
+        self.ascent = Ascent(core)
         self.bound, self.value = -math.inf, math.inf
         self.best: Integers | None = None
         self.exhausted = False
-        self.pool: list[Integers] = []
-        self.multipliers = np.zeros(len(core.items.base))
 
     @property
     def closed(self) -> bool:
@@ -83,8 +104,6 @@ class _Search:
         if choice is None or not self.core.fits(choice):
             return
         value = self.core.cost(choice)
-        if math.isfinite(value):
-            self.pool.append(choice)
         if value < self.value:
             self.best, self.value = choice, value
 
@@ -97,30 +116,30 @@ class _Search:
             self.exhausted = True
             return
         if entries(self.core.graph) <= _PROGRAM:
-            self.climb(4 * _EVERY, math.inf)
-            self.close(_everything(self.core))
+            self.climb(2 * _EVERY, math.inf)
+            self.close([np.arange(len(own)) for own in self.core.graph.unary])
             return
         self.climb(_ROUNDS, _SHARE * self.clock.left)
+        self.sections()
 
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, with a plan polished every few of them."""
         part = Part(seconds, whole=self.clock)
-        for number, found in enumerate(ascent.rounds(self.core)):
-            if found.bound > self.bound:
-                self.multipliers = found.multipliers
+        for number in range(1, most + 1):
+            found = self.ascent.step()
             self.raise_bound(found.bound)
             if number >= _FIRST and number % _EVERY == 0:
-                self.offer(self.polish(found.choice, found.multipliers, part))
-            if part.over or self.closed or number >= most:
+                self.polish(found.choice, found.multipliers, part)
+            if part.over or self.closed:
                 break
 
-    def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> Integers | None:
-        return polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock)
+    def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
+        self.offer(polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock))
 
     def close(self, kept: Sequence[Integers]) -> None:
         """The whole program: relaxation, pruning, and branch and bound."""
         while not (self.closed or self.clock.over):
-            program = self.program(kept)
+            program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
             relaxed = program.relax()
             if relaxed is None:
                 self.exhausted = not self.clock.over
@@ -128,7 +147,7 @@ class _Search:
             self.raise_bound(relaxed.bound + self.core.graph.constant)
             if self.clock.over or self.closed:
                 return
-            self.offer(self.polish(program.choice(relaxed.x), self.multipliers, self.clock))
+            self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
             fewer = undercut(program.model, relaxed, self.value - self.core.graph.constant)
             if any(not len(some) for some in fewer):
                 self.exhausted = True
@@ -137,9 +156,6 @@ class _Search:
                 self.branch(program)
                 return
             kept = fewer
-
-    def program(self, kept: Sequence[Integers]) -> Program:
-        return Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
 
     def branch(self, program: Program) -> None:
         inside = self.best is not None and all(
@@ -150,6 +166,37 @@ class _Search:
         self.raise_bound(found.bound + self.core.graph.constant)
         self.exhausted = found.done
 
+    def sections(self) -> None:
+        """Improves the best plan, a section of the nodes at a time."""
+        if self.best is None:
+            return
+        beliefs = self.ascent.beliefs()
+        ranked = [np.argsort(costs, kind="stable") for costs in beliefs]
+        for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _SECTIONS):
+            if self.clock.over or self.closed:
+                return
+            kept = self.region(ranked, int(self.rng.choice(_WIDTHS)))
+            part = section(self.core, self.forests.around, kept, self.best)
+            clock = Part(_SECTION_SECONDS, whole=self.clock)
+            start = part.inside(self.best)
+            everything = [np.arange(len(some)) for some in part.kept]
+            found = Program(part.inner, everything, clock, part.inner.cost(start)).search(start)
+            if found.choice is not None:
+                self.offer(part.outside(self.best, found.choice))
 
-def _everything(core: Core) -> list[Integers]:
-    return [np.arange(len(own)) for own in core.graph.unary]
+    def region(self, ranked: Sequence[Integers], width: int) -> dict[int, Integers]:
+        """Nodes around a random one, and the choices of each: the current one and the `width` best."""
+        assert self.best is not None
+        start = int(self.rng.integers(len(ranked)))
+        order, seen, kept, size = [start], {start}, dict[int, Integers](), 0
+        for n in order:
+            some = np.union1d(ranked[n][:width], self.best[n : n + 1])
+            if len(some) > 1:
+                kept[n] = some
+                size += sum(len(some) * len(kept[o]) for o, _ in self.forests.around[n] if o in kept and o != n)
+            if size > _SECTION:
+                break
+            others = [o for o, _ in self.forests.around[n] if o not in seen]
+            seen.update(others)
+            order.extend(self.rng.permutation(others).tolist() if others else [])
+        return kept

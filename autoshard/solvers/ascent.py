@@ -6,13 +6,12 @@ cheaper; a step moves a given part of the total cost between times, so that no s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.problem import Floats, Integers
-from autoshard.solvers.core import Core
+from autoshard.solvers.core import Inner
 from autoshard.solvers.messages import Messages
 
 _STEP = 0.2  # of the typical cost, at first
@@ -27,35 +26,54 @@ class Round(NamedTuple):
     bound: float
     multipliers: Floats
     choice: Integers
-    cost: float
-    peak: float
 
 
-def rounds(core: Core) -> Iterator[Round]:
-    """Endless. Every bound is valid; the best one so far mostly rises."""
-    items, messages = core.items, Messages(core.graph)
-    limited = np.isfinite(items.capacity) and items.capacity > 0
-    multipliers = np.zeros(len(items.base))
-    unary = list(core.graph.unary)
-    direction: Floats | None = None
-    typical = np.inf
-    number = 0
-    while True:
-        messages.on(unary)
-        free = items.capacity - items.base if limited else 0.0 * items.base
-        bound = messages.back(unary) + core.graph.constant - float(multipliers @ free)
-        choice = messages.rounded(unary)
-        alive, cost = items.alive(choice), core.cost(choice)
-        yield Round(bound, multipliers, choice, cost, float(alive.max(initial=0.0)))
-        if not limited:
-            continue
-        over = alive / items.capacity - 1.0
-        direction = over if direction is None else _RECENT * direction + (1 - _RECENT) * over
-        move = np.where((direction < 0) & (multipliers <= 0), 0.0, direction)
+class Ascent:
+    """`bound`: the best so far, at `multipliers`. Every bound is valid."""
+
+    def __init__(self, core: Inner) -> None:
+        self.core, self.messages = core, Messages(core.graph)
+        self.limited = bool(np.isfinite(core.items.capacity) and core.items.capacity > 0)
+        self.now = self.multipliers = np.zeros(len(core.items.base))
+        self.unary = list(core.graph.unary)
+        self.direction: Floats | None = None
+        self.typical = np.inf
+        self.number = 0
+        self.bound = -np.inf
+
+    def step(self) -> Round:
+        """One sweep each way; then the multipliers move."""
+        items, multipliers = self.core.items, self.now
+        self.messages.on(self.unary)
+        free = items.capacity - items.base if self.limited else 0.0 * items.base
+        bound = self.messages.back(self.unary) + self.core.graph.constant - float(multipliers @ free)
+        choice = self.messages.rounded(self.unary)
+        if bound > self.bound:
+            self.bound, self.multipliers = bound, multipliers
+        if self.limited:
+            self._move(choice, bound)
+        return Round(bound, multipliers, choice)
+
+    def to(self, multipliers: Floats) -> None:
+        """Goes on from other multipliers."""
+        self.now, self.direction = multipliers, None
+        self.unary = self.core.items.priced(self.core.graph.unary, multipliers)
+
+    def beliefs(self) -> list[Floats]:
+        """What each choice costs beyond the best of its node, as far as the messages tell."""
+        told = [own + into.sum(axis=0) for own, into in zip(self.unary, self.messages.into, strict=True)]
+        return [costs - costs.min() for costs in told]
+
+    def _move(self, choice: Integers, bound: float) -> None:
+        items, cost = self.core.items, self.core.cost(choice)
+        over = items.alive(choice) / items.capacity - 1.0
+        before = over if self.direction is None else self.direction
+        self.direction = _RECENT * before + (1 - _RECENT) * over
+        move = np.where((self.direction < 0) & (self.now <= 0), 0.0, self.direction)
         length = float(np.abs(move).sum())
-        typical = min(typical, cost if np.isfinite(cost) else abs(bound))
+        self.typical = min(self.typical, cost if np.isfinite(cost) else abs(bound))
         if length > 0:
-            step = _STEP * typical * max(_LEAST_STEP, 1.0 / (1.0 + number / _SLOWER))
-            multipliers = np.maximum(0.0, multipliers + step * move / length / items.capacity)
-            unary = items.priced(core.graph.unary, multipliers)
-        number += 1
+            part = max(_LEAST_STEP, 1.0 / (1.0 + self.number / _SLOWER))
+            self.now = np.maximum(0.0, self.now + _STEP * self.typical * part * move / length / items.capacity)
+            self.unary = items.priced(self.core.graph.unary, self.now)
+        self.number += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from autoshard.problem import Floats, Integers, Node, Problem, Value
 from autoshard.solvers.contract import Graph
-from autoshard.solvers.core import Core
+from autoshard.solvers.core import Inner
 from autoshard.solvers.highs import Highs, Relaxed
 from autoshard.solvers.linear import Linear, Rows, linear
 from autoshard.solvers.options import Clock
@@ -41,7 +41,7 @@ class Program:
     `value`: of the best plan, less the core's constant; inf where there is none.
     """
 
-    def __init__(self, core: Core, kept: Sequence[Integers], clock: Clock, value: float) -> None:
+    def __init__(self, core: Inner, kept: Sequence[Integers], clock: Clock, value: float) -> None:
         self.core, self.kept, self.clock = core, kept, clock
         self.model = linear(_problem(core.graph), kept)
         typical = value if math.isfinite(value) else float(self.model.cost.mean()) * len(kept)
@@ -87,6 +87,14 @@ class Program:
                 break
             self.limit(times)
         return last
+
+    def multipliers(self) -> Floats:
+        """Prices of the memory rows in the relaxation that was just solved, shape (times,)."""
+        result = np.zeros(len(self.core.items.base))
+        if self.times:
+            prices = np.array(self.highs.solver.getSolution().row_dual)[-len(self.times) :] / self.highs.scale
+            result[self.times] = np.maximum(0.0, -prices) / (self.core.items.capacity or 1.0)
+        return result
 
     def overflows(self, alive: Floats) -> list[int]:
         """The worst times without a row, one in each stretch."""

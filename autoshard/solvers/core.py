@@ -96,29 +96,35 @@ def _edges(graph: Graph) -> _Edges:
 
 
 @dataclass(frozen=True, eq=False)
-class Core:
-    """`way`: from the choices of `graph` to those of the pairwise problem, of which the first `count` are the nodes."""
+class Inner:
+    """A graph with its memory."""
 
     graph: Graph
     items: Items
-    way: Contracted
-    count: int
-
-    def lifted(self, choice: Integers) -> tuple[int, ...]:
-        return self.way.lifted(choice.tolist())[: self.count]
 
     @cached_property
     def edges(self) -> _Edges:
         return _edges(self.graph)
 
     def cost(self, choice: Integers) -> float:
-        own, flat = self.edges, self.items.ends
-        first = np.append(0, flat[:-1]) if len(flat) else flat
+        own, ends = self.edges, self.items.ends
+        begin = np.append(0, ends)[:-1]
         place = own.first + choice[own.a] * own.columns + choice[own.b]
-        return self.graph.constant + float(own.unary[first + choice].sum()) + float(own.entries[place].sum())
+        return self.graph.constant + float(own.unary[begin + choice].sum()) + float(own.entries[place].sum())
 
     def fits(self, choice: Integers) -> bool:
         return bool(self.items.alive(choice).max(initial=0.0) <= self.items.capacity)
+
+
+@dataclass(frozen=True, eq=False)
+class Core(Inner):
+    """`way`: from the choices of `graph` to those of the pairwise problem, of which the first `count` are the nodes."""
+
+    way: Contracted
+    count: int
+
+    def lifted(self, choice: Integers) -> tuple[int, ...]:
+        return self.way.lifted(choice.tolist())[: self.count]
 
 
 def core(pairs: Pairwise, count: int) -> Core:
@@ -129,6 +135,65 @@ def core(pairs: Pairwise, count: int) -> Core:
         name = pairs.names[int(error.message)]
         raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
     return Core(way.graph, _items(pairs, way), way, count)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Some nodes of an inner problem, the others fixed: `inner` over `nodes`, with the choices `kept` of each."""
+
+    inner: Inner
+    nodes: Integers
+    kept: tuple[Integers, ...]
+
+    def inside(self, choice: Integers) -> Integers:
+        """The choices of the nodes, numbered within `kept`."""
+        return np.array([np.searchsorted(k, s) for k, s in zip(self.kept, choice[self.nodes], strict=True)], np.int64)
+
+    def outside(self, choice: Integers, picked: Integers) -> Integers:
+        """`choice` with what was picked for the nodes."""
+        result = choice.copy()
+        result[self.nodes] = [k[s] for k, s in zip(self.kept, picked.tolist(), strict=True)]
+        return result
+
+
+def section(
+    whole: Inner, around: Sequence[Sequence[tuple[int, Floats]]], kept: dict[int, Integers], choice: Integers
+) -> Section:
+    """The nodes of `kept` over those of their choices; `choice` of all others. `around`: see forest.py."""
+    nodes = sorted(kept)
+    place = {n: i for i, n in enumerate(nodes)}
+    unary, edges = [], {}
+    for n in nodes:
+        own = whole.graph.unary[n][kept[n]]
+        for other, cost in around[n]:
+            if other not in place:
+                own = own + cost[choice[other]][kept[n]]
+            elif n < other:
+                edges[place[n], place[other]] = np.ascontiguousarray(cost.T[np.ix_(kept[n], kept[other])])
+        unary.append(own)
+    some = np.array(nodes, np.int64)
+    return Section(
+        Inner(Graph(tuple(unary), edges), _part(whole, some, kept, choice)), some, tuple(kept[n] for n in nodes)
+    )
+
+
+def _part(whole: Inner, nodes: Integers, kept: dict[int, Integers], choice: Integers) -> Items:
+    items = whole.items
+    place = np.full(len(whole.graph.unary), -1)
+    place[nodes] = np.arange(len(nodes))
+    mine = np.flatnonzero(place[items.node] >= 0)
+    own = items.bytes[items.first[mine] + choice[items.node[mine]]]
+    times = len(items.base)
+    change = np.bincount(items.low[mine], own, times + 1) - np.bincount(items.high[mine], own, times + 1)
+    found = [
+        (int(place[n]), low, high, items.bytes[first + kept[n]])
+        for n, low, high, first in zip(
+            items.node[mine].tolist(), items.low[mine].tolist(), items.high[mine].tolist(), items.first[mine].tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+    base = items.alive(choice) - np.cumsum(change)[:-1]
+    return _packed(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
 
 
 def _items(pairs: Pairwise, way: Contracted) -> Items:

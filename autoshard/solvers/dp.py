@@ -3,8 +3,8 @@
 1. Reduce the domains, write the values as layout-level terms, pick the cheaper of a few elimination orders: exact.
 2. Where a value or the order does not fit the budget: a relaxation (shares, mini-buckets) gives the lower bound, and
    improve.py the plan. The status is then "feasible" with its gap, unless the two meet.
-A plan above the memory capacity goes on to lagrangian.py. Large problems of fenced pairs (as other compilers export them)
-go to anytime.py.
+A plan above the memory capacity goes on to lagrangian.py. Large problems of fenced pairs, as other compilers export
+them, go to anytime.py.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.local import Aim, Choice, descend, links
 from autoshard.solvers.minimise import Minimum, minimise
+from autoshard.solvers.options import Clock
 from autoshard.solvers.result import TOLERANCE
 from autoshard.solvers.tables import Contents
 
@@ -23,19 +24,20 @@ _STRETCH_ENTRIES = 2_000_000  # the budget of one stretch
 _NEAR = 1e-4  # relative gap that is not worth more work
 
 
-def improved(problem: Problem, contents: Contents, found: Minimum, budget: int) -> Minimum:
+def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, clock: Clock | None = None) -> Minimum:
     """`found` itself where it is exact; else a bound at least as high and a choice at least as good.
 
     Raises InfeasibleError where no finite choice is found (it says that this is not proven).
     """
     if found.exact:
         return found
+    clock = clock or Clock()
     bound, best = found.bound, _polished(problem, found.choice)
     shifted = _shifted(problem, contents, found, budget)
-    while not _near(objective(problem, best), bound) and (again := next(shifted, None)):
+    while not (clock.over or _near(objective(problem, best), bound)) and (again := next(shifted, None)):
         bound = max(bound, again[1])
         best = min(best, _polished(problem, again[0]), key=lambda c: objective(problem, c))
-    best = stretches(problem, contents, best, budget, bound)
+    best = stretches(problem, contents, best, budget, bound, clock)
     if math.isinf(objective(problem, best)):
         raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
     return replace(found, bound=bound, choice=best)
@@ -92,7 +94,7 @@ def _shift(problem: Problem, v: int, shares: Floats, choice: Choice, step: float
     return np.asarray(shares + step * (wanted - shares))
 
 
-def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int, bound: float) -> Choice:
+def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int, bound: float, clock: Clock) -> Choice:
     """Frees one stretch of nodes at a time, fixes the rest, and solves that; keeps what is better.
 
     Ends after `_MOST_WORK`, or when the choice is near the lower bound `bound`.
@@ -105,7 +107,7 @@ def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int,
     for _ in range(_PASSES):
         before = value
         for low in range(0, len(choice), max(1, width // 2)):
-            if _near(value, bound) or work > _MOST_WORK:
+            if clock.over or _near(value, bound) or work > _MOST_WORK:
                 return best
             again = minimise(problem, contents, allowed=window(problem, best, low, width), budget_entries=budget)
             work += again.work

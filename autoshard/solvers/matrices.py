@@ -61,7 +61,7 @@ class Matrices:
     def partner(self, matrix: int) -> NDArray[np.bool_] | None:
         """Which rows have a finite entry, as flags; None: all."""
         if matrix not in self._partners:
-            flags: NDArray[np.bool_] = np.isfinite(self.arrays[matrix]).any(axis=1)
+            flags = np.atleast_1d(np.isfinite(self.arrays[matrix]).any(axis=1))
             self._partners[matrix] = None if flags.all() else flags
         return self._partners[matrix]
 

@@ -6,22 +6,29 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass
 class Clock:
-    """Counts from its making. `over` is set by the limit, or by `stop` (Ctrl-C): then the best so far is returned."""
+    """Counts from its making. `over` is set by the limit, or by `stop` (Ctrl-C): then the best so far is returned.
+
+    `timer`: time.process_time counts what this process computes, whatever else the machine does.
+    """
 
     limit_seconds: float = float("inf")
-    started: float = field(default_factory=time.perf_counter)
     stopped: bool = False
+    timer: Callable[[], float] = time.perf_counter
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.timer()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.started
+        return self.timer() - self.started
 
     @property
     def left(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.problem import Floats, Integers
-from autoshard.solvers.core import Core
+from autoshard.solvers.core import Inner
 from autoshard.solvers.forest import Change, Forests
 from autoshard.solvers.options import Clock
 
@@ -16,7 +16,7 @@ _MOST_CHANGES = 64
 
 
 def polished(
-    core: Core,
+    core: Inner,
     forests: Forests,
     choice: Integers,
     multipliers: Floats,
@@ -51,7 +51,7 @@ def polished(
     return best
 
 
-def within(core: Core, choice: Integers, alive: Floats, changes: list[Change]) -> tuple[Integers, Floats]:
+def within(core: Inner, choice: Integers, alive: Floats, changes: list[Change]) -> tuple[Integers, Floats]:
     """Makes as many of the changes, best first, as the capacity allows; `choice` fits."""
     if not changes:
         return choice, alive
