@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,9 +177,13 @@ def candidate(name: str, plan: Plan, outcome: str) -> Candidate:
 
 
 def _explained(error: InfeasibleError, task: Task) -> InfeasibleError:
-    """The reason with the limit, the largest tensors and the pins."""
-    limit, names = format_bytes(task.limit_bytes), ", ".join(_largest(task.formulation.graph))
-    message = f"{error.message}; the limit is {limit} a device; the largest tensors, unsplit: {names}"
+    """The reason in the model's words, with the limit, the largest tensors where it names none, and the pins."""
+    graph = task.formulation.graph
+    paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
+    message = re.sub(r"\w+", lambda word: paths.get(word[0], word[0]), error.message)
+    message += f"; the limit is {format_bytes(task.limit_bytes)} a device"
+    if not any(path in message for path in paths.values()):
+        message += f"; the largest tensors, unsplit: {', '.join(_largest(graph))}"
     if task.wishes.pins:
         message += f"; pinned: {', '.join(map(str, task.wishes.pins))}"
     hint = "more devices, --precision bf16-mixed, --optimizer sgd, or a smaller batch"
