@@ -19,6 +19,7 @@ from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_va
 from autoshard.calibrate.fit import take
 from autoshard.calibrate.models import GROUPS
 from autoshard.costs import collective_seconds
+from autoshard.costs.compute import one_product_seconds
 from autoshard.hardware import Hardware, load_hardware
 from autoshard.mesh import Mesh
 from benchmarks import measurements as m
@@ -108,6 +109,37 @@ def attention(data: Path) -> list[str]:
         "backward was not measured in the same tables: its rate beside the forward's is a median of SimuMax's."
     )
     return ["## Attention", "", text, "", *table(KERNEL_HEADER, found)]
+
+
+LAYOUTS = {"TN": ("forward", ""), "NN": ("gradient of the input", "dgrad"), "NT": ("gradient of the weight", "wgrad")}
+HOSTS = {"a100_pcie": "a100", "b200_bf16_ceperm": "b200"}
+
+
+def backward_products(data: Path) -> list[str]:
+    """Products by layout on two other hosts: nothing but the rates of the backward beside the forward is from there."""
+    found: list[list[str]] = []
+    for system, device in HOSTS.items():
+        hardware = load_hardware(m.PROFILES[device])
+        for layout, (name, relative) in LAYOUTS.items():
+            errors = []
+            for row in m.read(data / "kernel_efficiency.csv"):
+                if (row["system"], row["op"]) != (system, "matmul") or f"layout={layout}" not in row["shape"]:
+                    continue
+                shape = dict(part.split("=") for part in row["shape"].split(", "))
+                rows, columns, inner = (float(shape[key]) for key in "mnk")
+                flops, size = 2 * rows * columns * inner, 2 * (rows * inner + inner * columns + rows * columns)
+                rate = hardware.constant(f"matmul.{relative}") if relative else 1.0
+                predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
+                errors.append(predicted / (flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)) - 1)
+            own = np.array(errors)
+            found.append([f"{device.upper()}, another host", name, str(len(own)), signed(own), absolute(own)])
+    text = (
+        "Training-size products in the layouts of a forward and a backward, on an A100 PCIe and on a B200 of another "
+        "host (SimuMax). Nothing was fitted to them but two ratios, from the A100: how fast each product of a backward "
+        "is beside the forward's. That B200 runs at half of its peak: calibrate yours (`autoshard calibrate`)."
+    )
+    header = ("device", "product", "rows", "signed", "absolute")
+    return ["## Products of a backward, other hosts", "", text, "", *table(header, found)]
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
@@ -208,7 +240,7 @@ def link_graph(data: Path) -> list[str]:
 
 
 TABLES: tuple[Callable[[Path], list[str]], ...] = (
-    products, attention, collectives, other_host, link_graph, *steps.TABLES,
+    products, backward_products, attention, collectives, other_host, link_graph, *steps.TABLES,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ HEADER = """\
 name = "{name}"
 date = "{date}"
 calibration = "{calibration}" # fitted: to measurements of this device; none: generic figures
-dtypes = "{dtypes}" # of the products and attention that were fitted
+dtypes = "{dtypes}" # that products and attention were fitted for
 error = "{error}"
 """
 

@@ -86,4 +86,4 @@ def provenance(hardware: Hardware) -> str:
 def _kind_words(hardware: Hardware, name: str) -> str:
     kind = kind_of(hardware, name)
     inside = name in _BY_DTYPE and kind == "measured" and hardware.fitted_dtypes
-    return f"{kind} in {' and '.join(hardware.fitted_dtypes)}" if inside else kind
+    return f"{kind}, {' and '.join(hardware.fitted_dtypes)}" if inside else kind

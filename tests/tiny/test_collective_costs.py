@@ -41,6 +41,7 @@ def link(hardware: Hardware, mesh: str, axis: str):
         (A100, "pp=2,dp=2,tp=4", "pp", "InfiniBand", PORT),
         (A100, "dp=2,tp=1", "tp", "NVLink", NVLINK),
         (A100, "dp=3,tp=6", "tp", "InfiniBand", 2 * PORT),  # ranks 6..11 lie 2 + 4 over two nodes
+        (A100, "dp=4,tp=5", "tp", "InfiniBand", PORT),  # 5..9 lie 3 + 2, 15..19 lie 1 + 4
         (ASCEND, "tp=4", "tp", "HCCS", HCCS),
         (ASCEND, "tp=2", "tp", "HCCS", HCCS / 3),  # a full mesh: one link of three
         (ASCEND, "dp=2,tp=4", "dp", "PCIe", PCIE),
