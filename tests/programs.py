@@ -17,7 +17,9 @@ from autoshard.program.model import (
     ProgramParameter,
     Value,
 )
-from autoshard.redistribute import BACKWARD, FORWARD, kind
+from autoshard.redistribute import BACKWARD, FORWARD, dim_cuts, kind
+from autoshard.redistribute.direct import direct_steps
+from autoshard.redistribute.steps import table_step
 
 
 @dataclass
@@ -94,6 +96,19 @@ class Maker:
         pair = kind(before), kind(then)
         does = ((axis,), (before,), (then,), FORWARD.get(pair, ""), BACKWARD.get(pair, ""))
         self.instructions.append(Collective(*does, operand, name, module, reason, joined, cut))
+        return name
+
+    def move(self, name: str, operand: str, after: str, by_table: bool = False) -> str:
+        """One step over all axes that change: of the pair table, or an exchange."""
+        value = next(v for v in self.values if v.name == operand)
+        target = Layout.parse(after)
+        pairs = enumerate(zip(value.layout.placements, target.placements, strict=True))
+        axes = [a for a, (x, y) in pairs if x != y]
+        (step,) = [table_step(axes, value.layout, target)] if by_table else direct_steps(value.layout, target, True)
+        self.value(name, value.shape, after, value.dtype)
+        joined, cut = dim_cuts(step, value.layout, value.shape, self.mesh)
+        does = (tuple(self.mesh.names[a] for a in step.axes), step.before, step.after, step.forward, step.backward)
+        self.instructions.append(Collective(*does, operand, name, "", "why", joined, cut))
         return name
 
     def program(

@@ -34,6 +34,7 @@ class ThreadTransport:
         self.group.barrier.wait()
         result = read(self.group.slots)
         self.group.barrier.wait()
+        self.group.slots[self.index] = None  # what was sent need not live until the next call
         return result
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -45,6 +46,52 @@ def check_transport(mesh: ParallelMesh) -> None:
     assert largest == dist.get_world_size() - 1
     ids = runtime.all_gather(torch.full((2,), mesh["tp"].index), mesh["tp"], 0)
     assert ids.tolist() == [i for i in range(mesh["tp"].size) for _ in range(2)]
+
+
+# (shape, before, after): joined axes, swaps, other blocks, cuts through a block, uneven, copies, summands.
+MOVES = [
+    ((8, 4), "S0 S0", "S1 S1"), ((8, 8), "S0 S1", "S1 S0"), ((12, 4), "S0 S0/3", "R R"), ((12, 4), "S0 S0/3", "S1 R+"),
+    ((7, 5), "S0 S1", "S1 S0"), ((12, 4), "R+ S0/3", "S0 S1"), ((5, 4), "P S0", "S1 R"), ((6, 4), "R S0", "S0 S0"),
+]  # fmt: skip
+
+
+def cut_as(whole: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
+    for dim, size in enumerate(whole.shape):
+        whole = whole.index_select(dim, runtime.held_indices(size, dim, layout, mesh))
+    return whole.clone()
+
+
+def summed(layout: str, placement: str, mesh: ParallelMesh) -> int:
+    """How many equal summands there are."""
+    return math.prod(n for n, own in zip(mesh.axes.values(), layout.split(), strict=True) if own == placement)
+
+
+def check_joined(mesh: ParallelMesh) -> None:
+    """One collective over both axes, on dims that both cut."""
+    axis, whole = mesh.joint(("dp", "tp")), random(8, 24)
+    mine = cut_as(whole, "S0 S0", mesh)
+    same(runtime.all_gather(mine, axis, 0), whole)
+    same(runtime.all_to_all(mine, axis, 0, 1, cut_blocks=3), cut_as(whole, "S1/3 S1/3", mesh))
+    same(runtime.reduce_scatter(whole, axis, 1), cut_as(whole, "S1 S1", mesh) * axis.size)
+    same(runtime.all_reduce(runtime.mask(whole, axis), axis), whole)
+
+
+def check_exchange(mesh: ParallelMesh) -> None:
+    """Value and gradient against slices of the whole. By all-to-all and, of shards and copies, by all-gather."""
+    axis = mesh.joint(("dp", "tp"))
+    for shape, before, after in MOVES:
+        whole, gradient = random(*shape), random(*shape, seed=1)
+        summands = {"P", "R+"} & {*before.split(), *after.split()}
+        for by in ("all_to_all",) if summands else ("all_to_all", "all_gather"):
+            x = cut_as(whole, before, mesh).requires_grad_()
+            y = runtime.exchange(x, axis, shape, before, after, by=by)
+            same(y, cut_as(whole, after, mesh) * summed(before, "P", mesh))
+            y.backward(cut_as(gradient, after, mesh))
+            assert x.grad is not None
+            got = x.grad
+            for name, placement in zip(mesh.axes, before.split(), strict=True):
+                got = runtime.all_reduce(got, mesh[name]) if placement == "R+" else got
+            same(got, cut_as(gradient, before, mesh) * summed(after, "R+", mesh))
 
 
 class Model(nn.Module):
@@ -143,6 +190,8 @@ def check_state(model: Model, expected: dict[str, Tensor]) -> None:
 def save(mesh: ParallelMesh, folder: Path) -> None:
     """Three steps, a checkpoint after the second; loss, norm and parameters as on one device."""
     check_transport(mesh)
+    check_joined(mesh)
+    check_exchange(mesh)
     w = runtime.shard_parameter("w", (5, 4), "S0 S1", mesh)
     runtime.init_parameter(w, ("normal", 0.0, 1.0), 3)
     same(runtime.full_tensor(w), w.full_tensor())

@@ -172,6 +172,15 @@ def gather_and_keep(x: Tensor, axis: runtime.Axis, dim: int, *, size: int) -> Te
     return runtime.all_gather(x, axis, dim, size=size, grad="reduce_scatter")
 
 
+def exchange_again(x: Tensor, axis: runtime.Axis, dim: int, *, size: int) -> Tensor:
+    """The same by index sets, over one of the axes that cut the rows, innermost first."""
+    names = list(axis.mesh.axes)
+    inside = ["R+" if names.index(name) > names.index(axis.name) else "S0" for name in names]
+    after = ["R+" if name == axis.name else placement for name, placement in zip(names, inside, strict=True)]
+    rows = 4 * math.prod(axis.mesh.axes.values()) + 1 if x.shape[1] == 6 else size
+    return runtime.exchange(x, axis, (rows, x.shape[1]), " ".join(inside), " ".join(after), again=True)
+
+
 @pytest.mark.parametrize("axes", [{"a": 2}, {"a": 3}, {"a": 2, "b": 2}])
 def test_a_regathered_weight_has_the_same_gradient(axes: dict[str, int]) -> None:
     rows, columns = 4 * math.prod(axes.values()) + 1, 6
@@ -190,7 +199,7 @@ def test_a_regathered_weight_has_the_same_gradient(axes: dict[str, int]) -> None
         parameter.detach().copy_(parameter.grad)
         return runtime.full_tensor(parameter)
 
-    for gather in (runtime.regather, gather_and_keep):
+    for gather in (runtime.regather, gather_and_keep, exchange_again):
         for gradient in run_lockstep(axes, lambda mesh, gather=gather: work(mesh, gather)):
             assert torch.allclose(gradient, whole.grad, rtol=1e-11, atol=1e-11)
 
@@ -232,5 +241,6 @@ def test_bytes_alive_after_forward() -> None:
     kept = run_lockstep({"a": 4}, lambda mesh: work(mesh, gather_and_keep))
     again = run_lockstep({"a": 4}, lambda mesh: work(mesh, runtime.regather))
     weight_bytes, shard_bytes, activations_bytes = rows * columns * 8, rows * columns * 2, (rows + columns) * 2 * 8
-    assert again == [shard_bytes + activations_bytes + 8] * 4
+    exchanged = run_lockstep({"a": 4}, lambda mesh: work(mesh, exchange_again))
+    assert exchanged == again == [shard_bytes + activations_bytes + 8] * 4
     assert kept == [weight_bytes + shard_bytes + activations_bytes + 8] * 4

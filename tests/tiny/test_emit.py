@@ -116,6 +116,25 @@ def test_buffers_are_written_back_where_they_are_held() -> None:
     assert "local(self.norm.running_mean).copy_(" in text and "local(self.norm.running_var).copy_(" in text
 
 
+def test_steps_over_several_axes_name_them_and_both_layouts() -> None:
+    make = Maker(Mesh.parse("dp=2,tp=2"))
+    x = make.input("x", (8, 12), "S0 S1")
+    weight = make.parameter("weight", (8, 12), "S0 S0")
+    used = make.move("weight_1", weight, "R+ S1")
+    x = make.move("x_1", x, "S1 S0")
+    x = make.compute("aten.mul", (x, make.move("weight_2", used, "S1 S0")), [("mul", (8, 12), "S1 S0")])
+    x = make.move("mul_1", x, "S0 S0")
+    x = make.move("mul_2", x, "R R", by_table=True)
+    text = model_file(program := make.program((x,)), header(program))
+    for line in (
+        'self.dp_tp = mesh.joint(("dp", "tp"))',
+        'exchange(local(self.weight), self.dp_tp, (8, 12), "S0 S0", "R+ S1", again=True)',
+        'exchange(x, self.dp_tp, (8, 12), "S0 S1", "S1 S0")',
+        "all_gather(x, self.dp_tp, 0)",
+    ):
+        assert line in text, text
+
+
 def test_a_sequential_root_keeps_its_numbered_names() -> None:
     make = Maker(Mesh.parse("dp=2"))
     make.modules += [("", "Sequential"), ("0", "Linear"), ("2", "Linear")]
