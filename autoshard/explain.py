@@ -14,7 +14,7 @@ from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
 from autoshard.levels import Levelled, level_value, solve_level
 from autoshard.narrow import narrowed
-from autoshard.pinned import choice_text, fitting_choices, label, nodes_of, pinned, refusal
+from autoshard.pinned import Pinned, choice_text, fitting_choices, label, nodes_of, pinned, refusal
 from autoshard.pins import Pin, parse_pin, parse_wants
 from autoshard.plan import OpPlan, Parts, Plan, TensorPlan
 from autoshard.plan_of import Origin, plan_of, priced
@@ -74,13 +74,14 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
     """
     if how is not None and what is None:
         raise UsageError("--why-not needs to know where: name an operator, a module or a parameter")
-    formulation = _formulated(plan, graph, hardware) if what is not None else None
+    fixed = _formulated(plan, graph, hardware) if what is not None else None
+    formulation = fixed.formulation if fixed else None
     nodes = nodes_of(formulation, Pin(what, what)) if formulation is not None and what is not None else []
     names = {(formulation.sites[n].kind, formulation.sites[n].name) for n in nodes} if formulation else None
     rows = list(_rows(plan, graph, names))
     why = None
-    if how is not None and formulation is not None and what is not None:
-        why = _why_not(plan, formulation, nodes, what, how)
+    if how is not None and fixed is not None and what is not None:
+        why = _why_not(plan, fixed, nodes, what, how)
     return Explained(
         plan, tuple(_folded(rows) if what is None else rows), _total(plan), plan.search.outputs_seconds, why
     )
@@ -146,18 +147,20 @@ def _total(plan: Plan) -> Parts:
 # --- another choice -------------------------------------------------------------------------------------------------
 
 
-def _formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Formulation:
+def _formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
     """The problem that the plan solves, its style and pins applied."""
     style = megatron if any(op.decided_by == "megatron" for op in plan.ops) else None
     formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, style, plan.search.all_to_all)
-    return pinned(formulation, [parse_pin(pin, plan.mesh) for pin in plan.search.pins]).formulation
+    return pinned(formulation, [parse_pin(pin, plan.mesh) for pin in plan.search.pins])
 
 
-def _why_not(plan: Plan, formulation: Formulation, nodes: Sequence[int], what: str, how: str) -> WhyNot:
+def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
     """The best plan in which all `nodes` do as `how` says."""
-    wants = parse_wants(how, plan.mesh, how)
+    formulation, wants = fixed.formulation, parse_wants(how, plan.mesh, how)
     keep = {n: fitting_choices(formulation, formulation.sites[n], wants) for n in nodes}
     for n, fitting in keep.items():
+        if not fitting and n in fixed.nodes:
+            return WhyNot(what, how, f"a pin decided this: {', '.join(plan.search.pins)}; plan again without it")
         if not fitting:
             message, hint = refusal(formulation, formulation.sites[n], wants, "")
             return WhyNot(what, how, f"{message}; {hint}")

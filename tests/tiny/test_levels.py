@@ -139,6 +139,27 @@ def test_least_memory_of_random_problems(seed: int, name: str) -> None:
         assert found.solution.objective == pytest.approx(min(same), abs=1e-9)
 
 
+@given(st.integers(0, 10**9))
+@settings(max_examples=40, deadline=None)
+def test_a_poor_solver_has_a_valid_bound(seed: int) -> None:
+    """One that fits but never takes the leanest plan: what is claimed must not depend on it."""
+    problem = random_problem(seed, most_nodes=5, most_strategies=3)
+    choices = every(problem)
+    peaks = [float(memory(problem, choice).max()) for choice in choices]
+    if len(set(peaks)) < 2:
+        return
+
+    def poor(asked: Problem) -> Solution:
+        fitting = [p for p in peaks if min(peaks) < p <= asked.capacity_bytes]
+        if not fitting:
+            raise InfeasibleError("none")
+        choice = choices[peaks.index(min(fitting))]
+        return Solution(choice, objective(problem, choice), 0.0, min(fitting), 0.0, "poor", "feasible")
+
+    found = smallest_memory(problem, poor)
+    assert found.bound <= min(peaks) + 1e-9 < found.objective
+
+
 def test_useful_seconds_are_the_unsharded_work_of_one_device(formulation: Formulation) -> None:
     alone = formulate(formulation.graph, Mesh.parse("tp=1"), HARDWARE, math.inf)
     work = sum(float(n.seconds.min()) for n, s in zip(alone.problem.nodes, alone.sites, strict=True) if s.kind == "op")

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, explain, plan_io, solvers
+from autoshard import cli, explain, fit, plan_io, solvers
 from autoshard.graph import serialize
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
 from autoshard.package import read_package
+from autoshard.pins import parse_pin
 from autoshard.pipeline import PlanRequest, ignored
 from autoshard.plan import Plan
+from autoshard.search import search
 from tests.graphs import mlp_graph
 
 
@@ -147,6 +151,26 @@ def test_a_time_limit_returns_the_best_so_far(
     assert "search was cut short" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
+    free = fit.fitted(fit.prepare(graph, mesh, hardware, fit.Wishes()))
+    fastest = free.levelled.solution.choice
+    monkeypatch.setattr("autoshard.search.contenders", lambda *_: [("too large", fastest)])
+    limit = free.plan.predicted_peak_bytes * 0.95
+    plan = search(graph, mesh, hardware, memory_limit_bytes=limit)
+    assert plan.predicted_peak_bytes <= limit
+    assert [c.outcome for c in plan.search.candidates] == ["too large", "chosen", "too large"]
+
+
+def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level 1 proves a bound on seconds at the least memory only: it does not hold for a plan that needs more."""
+    graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
+    monkeypatch.setattr("autoshard.search._rank", lambda task, plan: (plan.predicted_seconds, 0.0))
+    plan = search(graph, mesh, hardware, level=1)
+    assert plan.search.candidates[0].outcome == "not better"
+    assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
+
+
 def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
     graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,6 +299,20 @@ def test_why_not_in_words(package: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, out, _ = run(["explain", str(package), "h.1.fc", "--why-not", "Replicate@tp,Replicate@dp"], capsys)
     assert code == 0
     assert "predicted step" in out and ("other decisions that change" in out or "that is what was chosen" in out)
+
+
+def test_why_not_keeps_the_pins(graph_file: Path, tmp_path: Path) -> None:
+    command = words(graph_file, tmp_path / "out", "--pin", "linear_1=m@tp,m@dp", "--pin", "y=(1, 2)")
+    assert cli.main(command) == 0
+    plan, graph, hardware = read_package(tmp_path / "out")
+    why = explain.explain(plan, graph, hardware, "linear_1", "n@tp").why_not
+    assert why is not None
+    assert why.reason == "a pin decided this: linear_1=m@tp,m@dp, y=(1, 2); plan again without it"
+    why = explain.explain(plan, graph, hardware, "linear_0", "i0@tp,i0@dp").why_not
+    assert why is not None and not why.reason
+    assert not [line for line in why.changed if line.startswith(("linear_1 ", "y:"))]
+    free = search(graph, plan.mesh, hardware, pins=[parse_pin("linear_0=i0@tp,i0@dp", plan.mesh)])
+    assert free.search.candidates[0].objective_seconds < why.objective_seconds
 
 
 EXPLAIN_ERRORS = [
