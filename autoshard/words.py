@@ -26,7 +26,12 @@ _NAMED_SPLITS = {
     ("aten.cross_entropy_loss", 0, 1): "vocabulary-parallel",
     ("aten.conv2d", 1, 0): "output channels split",
     ("aten.conv2d", 1, 1): "input channels split",
+    ("aten.conv2d", 0, 2): "height split",
+    ("aten.conv2d", 0, 3): "width split",
+    ("autoshard.experts", 1, 0): "experts split",
+    ("autoshard.experts", 1, 1): "experts' inner dim split",
 }
+_NAMED_CHOICES = {("autoshard.experts", "t+e"): "experts split, tokens sent to them"}
 _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -138,6 +143,8 @@ def _axis_words(op: Op, strategy: Strategy, choice: Choice, axis: int, graph: Gr
         return "repeated with partial gradients"
     if choice.kind == "linear":
         return "partial sums passed on"
+    if (op.target, choice.factor) in _NAMED_CHOICES:
+        return _NAMED_CHOICES[op.target, choice.factor]
     for position, layout in enumerate(strategy.operands):
         dim = _split_dim(layout, axis)
         if dim is not None and (op.target, position, dim) in _NAMED_SPLITS:

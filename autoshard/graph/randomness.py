@@ -18,7 +18,7 @@ def refuse_random(graph: Graph) -> Graph:
     """`graph` itself. Raises CaptureError that names the line of an operator whose numbers would differ on replicas."""
     for op in graph.ops:
         if _draws(op):
-            raise CaptureError(f"{_what(op)}, at {op.source or op.module or op.name}", _hint(op))
+            raise CaptureError(_what(op), _hint(op))
     return graph
 
 
@@ -35,9 +35,10 @@ def _draws(op: Op) -> bool:
 
 
 def _what(op: Op) -> str:
+    place = op.source or op.module or op.name
     if op.target in _RECURRENT:
-        return f"{op.target} draws dropout between its layers inside, which replicas can't draw alike"
-    return f"{op.target} draws random numbers that replicas can't draw alike"
+        return f"{op.target} draws dropout between its layers inside, which replicas can't draw alike, at {place}"
+    return f"{op.target} draws random numbers that replicas can't draw alike, at {place}"
 
 
 def _hint(op: Op) -> str:

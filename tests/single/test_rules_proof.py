@@ -21,6 +21,7 @@ MESHES = ("tp=2", "tp=3", "dp=2,tp=3", "a=2,b=1,c=2")
 NOT_CUT = [
     "aten.max[4x5]",  # over all of it
     "aten.reshape[6x4]",  # (6, 4) -> (4, 6) keeps no dim
+    "aten.index_put[5x7,4,4,()]",  # every dim is indexed
 ]
 
 
