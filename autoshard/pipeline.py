@@ -117,7 +117,6 @@ def ignored(wanted: PlanRequest) -> tuple[str, ...]:
             "--memory-limit": wanted.limit_bytes is not None,
             "--time-limit": wanted.time_limit_seconds is not None,
             "--pareto": wanted.pareto,
-            "--no-all-to-all": not wanted.all_to_all,
         }
         found += [f"{option} is ignored: a random plan is not searched for" for option, given in said.items() if given]
     if wanted.engine is not None and wanted.solver != "ilp":
@@ -175,7 +174,7 @@ def _random(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishe
         )
     if wanted.mesh is None:
         raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
-    return random_plan(graph, wanted.mesh, hardware, int(seed), origin=wishes.origin)
+    return random_plan(graph, wanted.mesh, hardware, int(seed), origin=wishes.origin, all_to_all=wanted.all_to_all)
 
 
 def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> tuple[Plan, tuple[Point, ...]]:

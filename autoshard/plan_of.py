@@ -12,7 +12,7 @@ from autoshard.graph.serialize import graph_hash
 from autoshard.hardware import Hardware, hardware_text
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
-from autoshard.plan import Certificate, OpPlan, Parts, Plan, PlanStep, RedistributionPlan, TensorPlan
+from autoshard.plan import Certificate, OpPlan, Parts, Plan, PlanStep, RedistributionPlan, Search, TensorPlan
 from autoshard.problem import Solution
 
 
@@ -71,6 +71,7 @@ def plan_of(
         capacity_bytes,
         Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
         _versions(),
+        Search(all_to_all=formulation.all_to_all),
     )
 
 

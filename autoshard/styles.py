@@ -45,10 +45,11 @@ def random_plan(
     *,
     origin: Origin | None = None,
     allowed: Allowed | None = None,
+    all_to_all: bool = True,
 ) -> Plan:
     """A seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory
     is not limited."""
-    formulation = formulate(graph, mesh, hardware, float("inf"), allowed)
+    formulation = formulate(graph, mesh, hardware, float("inf"), allowed, all_to_all)
     choice = sampler.random_choice(formulation.problem, seed)
     return _chosen(formulation, choice, origin, f"random:{seed}")
 

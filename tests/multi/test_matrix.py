@@ -98,6 +98,14 @@ def test_random_plans(model: str, mesh: str) -> None:
         assert proof.passed, f"seed {seed}: {proof.failure}"
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_without_all_to_all(model: str) -> None:
+    where = case(model, uneven=True)
+    plan = random_plan(where.graph, Mesh.parse("dp=2,tp=2"), hardware(), 1, all_to_all=False)
+    _, proof = check(plan, where)
+    assert proof.passed, proof.failure
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_on_gloo_processes(mesh: str) -> None:
     _, proof = check(named_plan("gpt2", mesh, "megatron"), case("gpt2"), "gloo")

@@ -7,6 +7,7 @@ import pytest
 from autoshard.errors import UsageError
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
+from autoshard.plan_io import dumps, loads
 from autoshard.program.check import check
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.reapply import reapply
@@ -34,6 +35,25 @@ def test_fewer_layers_keep_the_strategies_and_steps_of_those_that_stay(seed):
     assert all(decided[op.op] == op.strategy for op in smaller.ops)
     stored = {parameter.path: parameter.layout for parameter in plan.parameters}
     assert all(stored[parameter.path] == parameter.layout for parameter in smaller.parameters)
+
+
+@pytest.mark.parametrize("style", ["best", "random"])
+def test_a_plan_without_all_to_all_stays_one(style):
+    mesh = Mesh.parse("dp=2,tp=2")
+    if style == "best":
+        plan = search(FULL, mesh, HARDWARE, all_to_all=False)
+    else:
+        plan = random_plan(FULL, mesh, HARDWARE, seed=1, all_to_all=False)
+    smaller = reapply(plan, FULL, REDUCED, HARDWARE)
+    for own in (plan, loads(dumps(plan)), smaller):
+        assert not own.search.all_to_all
+        actions = {action for r in own.redistributions for s in r.steps for action in (s.forward, s.backward)}
+        assert (actions or style == "best") and not actions & {"all_to_all", "exchange"}
+    assert style == "best" or _exchanges(random_plan(FULL, mesh, HARDWARE, seed=1))  # where they are not forbidden
+
+
+def _exchanges(plan):
+    return any(step.forward in ("all_to_all", "exchange") for r in plan.redistributions for step in r.steps)
 
 
 def test_more_layers_than_the_plan_has_are_refused():
