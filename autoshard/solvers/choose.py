@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from autoshard.problem import Integers
 from autoshard.solvers import order
 from autoshard.solvers.additive import Additive
-from autoshard.solvers.encode import Encoded, Style, encode
+from autoshard.solvers.encode import Encoded, Style, encode, has_hub
 from autoshard.solvers.tables import Contents, Store, Term
 
 WORK_PER_ENTRY = 8  # joint entries minimised per entry of the budget: the limit on time
@@ -40,6 +40,7 @@ def encodings(
     most = max((len(value.consumers) for value in sum_.problem.values), default=1)
     styles: list[Style] = ["product"]
     styles += ["gates"] if most > 1 else []
+    styles += ["shares"] if has_hub(sum_.problem) else []
     styles += ["sets"] if most > 2 else []
     for style in styles:
         store = Store()

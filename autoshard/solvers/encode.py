@@ -20,14 +20,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.problem import Floats, Integers, Value
+from autoshard.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.additive import Additive, charge, hull, scaled, span_of, unary
 from autoshard.solvers.tables import Contents, Store, Term
 
 Flags = NDArray[np.bool_]
-Style = Literal["product", "sets", "gates"]  # the form that is preferred
+Style = Literal["product", "sets", "gates", "shares"]  # the form that is preferred; shares: gates, but of hubs
 _MOST_SETS = 1 << 14
 _MOST_GATED = 4  # consumers
+_HUB = 8  # a value with more consumers is relaxed where shares are preferred: its sets would be around everything
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,11 @@ class _Ends:
     @property
     def scope(self) -> tuple[int, ...]:
         return (self.value.producer, *self.value.consumers)
+
+
+def has_hub(problem: Problem) -> bool:
+    """Whether a value has so many consumers that shares of it are worth trying."""
+    return any(len(value.consumers) > _HUB for value in problem.values)
 
 
 def encode(
@@ -107,7 +113,10 @@ class _Encoder:
         sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
         set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
         pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))
-        if self.style == "gates" and 1 < len(ends.columns) <= _MOST_GATED and pairs < product:
+        gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= _MOST_GATED and pairs < product
+        if self.style == "shares" and len(ends.columns) > _HUB:
+            self.add_relaxed(v, ends)
+        elif gated:
             self.add_gates(v, ends)
         elif set_fits and (product > self.largest or (self.style == "sets" and sets < product / len(ends.rows))):
             self.add_set(v, ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import eliminate
+from autoshard.solvers import dp, eliminate
 from autoshard.solvers.additive import additive
-from autoshard.solvers.choose import best
-from autoshard.solvers.domains import reduce
+from autoshard.solvers.choose import best, encodings, fitting
+from autoshard.solvers.domains import finite, reduce
 from autoshard.solvers.fold import solve_short
 from autoshard.solvers.repeats import runs
 from autoshard.solvers.shorten import shortened
@@ -150,6 +151,34 @@ def chain_of(blocks: int, copies: bool) -> Problem:
         Value(f"v{i}", i, (i + 1,), own, (own,), move, np.zeros(3), ((0, 0),)) for i in range(len(nodes) - 1)
     )
     return Problem(nodes, values)
+
+
+@given(SEEDS)
+@settings(max_examples=60)
+def test_shares_of_a_hub_bound_the_optimum(seed: int) -> None:
+    """One value that nine nodes in a chain read: exact where it says so, else a bound, and the same choice is valid."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node(f"n{n}", _costs(rng, (2,), 0.0), np.zeros(2)) for n in range(10))
+    hub_seconds, own = _costs(rng, (2, 3), 0.0), np.arange(2)
+    none = ((0, 0),) * 9
+    targets = tuple(rng.integers(0, 3, 2) for _ in range(9))
+    hub = Value("hub", 0, tuple(range(1, 10)), own, targets, hub_seconds, np.zeros(3), none)
+    chained = tuple(
+        Value(f"v{n}", n, (n + 1,), own, (own,), _costs(rng, (2, 2), 0.0), np.zeros(2), none[:1]) for n in range(1, 9)
+    )
+    problem = Problem(nodes, (hub, *chained))
+    expected = min(objective(problem, choice) for choice in itertools.product(range(2), repeat=10))
+    contents, sum_ = Contents(problem), additive(problem)
+    kept, found = finite(problem), set()
+    for store, encoded in encodings(sum_, kept, contents, BUDGET):
+        plan = fitting(store, encoded, encoded.terms, "size", BUDGET)
+        assert plan is not None
+        bound = eliminate.run(store, plan)
+        found.add(bool(encoded.relaxed))
+        assert bound <= expected + 1e-9
+        assert encoded.relaxed or math.isclose(bound, expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert found == {False, True}
+    assert math.isclose(dp.solve(problem).objective, expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_most_random_problems_with_blocks_fold() -> None:
