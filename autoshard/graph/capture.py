@@ -29,6 +29,7 @@ from autoshard.graph.precision import PRECISIONS, apply_precision
 from autoshard.graph.randomness import refuse_random
 from autoshard.graph.registrations import note_registrations
 from autoshard.graph.rename import rename
+from autoshard.graph.repeats import fold_repeats
 from autoshard.graph.reshapes import merge_reshapes
 from autoshard.graph.rewrite import deadcode
 from autoshard.graph.saved import note_saved
@@ -36,8 +37,8 @@ from autoshard.graph.translate import constant_op, tensor_of, translate
 
 OPTIMIZERS = ("adamw", "sgd")
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, deadcode,
-    refuse_random, rename, mark_gradients, note_saved,
+    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, fold_repeats,
+    deadcode, refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 

@@ -112,7 +112,8 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 _RULES: dict[str, Rule] = {
     **_each(
         "add sub neg reshape transpose permute expand slice select split unbind unsqueeze squeeze cat stack sum mean "
-        "to detach alias pad constant_pad_nd narrow roll flip full select_scatter slice_scatter repeat cumsum",
+        "to detach alias pad constant_pad_nd narrow roll flip full select_scatter slice_scatter repeat cumsum "
+        "repeat_interleave",
         _keeps(),
     ),
     **_each("relu tanh sigmoid exp sqrt rsqrt softmax _softmax log_softmax reciprocal", _keeps(results=(0,))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.kinds import (
+    Axes,
     Call,
     Local,
     LocalAttribute,
@@ -204,13 +205,17 @@ def tile(call: Call) -> str:
 
 
 def repeat_interleave(call: Call) -> str:
-    """Each entry of a dim is repeated in place, the same number of times."""
+    """Each entry of a dim is repeated in place, the same number of times: key heads for the query heads that share
+    them. `heads` cuts the result anywhere; each device repeats the entries that it needs."""
     times = call.get("repeats")
     if call.present != 1 or not isinstance(times, int) or call.get("dim") is None:
         raise NoRule
     names = letters(call.rank)
-    right = replaced(names, {call.dim(): f"({names[call.dim()]} {times})"})
-    return f"{term(names)} -> {right} | linear: 0"
+    own = names[call.dim()]
+    loops = f"{term(names)} -> {replaced(names, {call.dim(): f'({own} times)'})}"
+    if times == 1 or call.shape[call.dim()] == 1:
+        return f"{loops} | linear: 0"
+    return f"{loops} | linear: 0 | together: heads {own}*times repeated_part"
 
 
 def glu(call: Call) -> str:
@@ -247,7 +252,14 @@ def localise_split(local: Local) -> dict[str, LocalAttribute]:
 
 
 def localise_interleave(local: Local) -> dict[str, LocalAttribute]:
-    return {"output_size": None}
+    times = {"repeats": local.factor("times")} if local.axes("times") else {}
+    return {**times, "output_size": None}
+
+
+def localise_repeated(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    given, x = dict(local.op.attributes), local.instance.operands[0]
+    assert x is not None and isinstance(given["dim"], int)
+    return {"repeats": given["repeats"], "dim": given["dim"] % len(x.shape)}, (("heads", local.axes("heads")),)
 
 
 SAME = "... -> ... | linear: 0"
@@ -295,4 +307,4 @@ LOCALISE: dict[str, Localise] = {
     "aten.unflatten": localise_unflatten,
     "aten.view": result_shape("size"),
 }
-VARIANTS: dict[str, LocaliseVariant] = {}
+VARIANTS: dict[str, LocaliseVariant] = {"repeated_part": localise_repeated}

@@ -15,6 +15,7 @@ from autoshard.graph.linears import fold_linears
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.rename import rename
+from autoshard.graph.repeats import fold_repeats
 from autoshard.graph.reshapes import merge_reshapes
 from autoshard.graph.rewrite import deadcode
 
@@ -63,6 +64,10 @@ def noops(graph: Graph) -> Graph:
 
 def linears(graph: Graph) -> Graph:
     return deadcode(drop_noops(merge_reshapes(fold_linears(graph))))
+
+
+def repeats(graph: Graph) -> Graph:
+    return deadcode(fold_repeats(graph))
 
 
 CASES = [
@@ -166,6 +171,26 @@ CASES = [
      """a[2] = aten.relu(x)
      c[1], d[1] = aten.split(a, split_size=(1, 1), dim=0)
      -> d"""),
+    (repeats, """x:f[2,3,4]
+     a:f[2,3,1,4] = aten.unsqueeze(x, dim=2)
+     b:f[2,3,5,4] = aten.expand(a, size=(2, 3, 5, 4))
+     c:f[2,15,4] = aten.reshape(b, shape=(2, 15, 4))
+     d:f[2,3,20] = aten.reshape(b, shape=(2, 3, 20))
+     -> c d""",
+     """a[2, 3, 1, 4] = aten.unsqueeze(x, dim=2)
+     b[2, 3, 5, 4] = aten.expand(a, size=(2, 3, 5, 4))
+     c[2, 15, 4] = aten.repeat_interleave(x, repeats=5, dim=1, output_size=None)
+     d[2, 3, 20] = aten.reshape(b, shape=(2, 3, 20))
+     -> c d"""),
+    (repeats, """x:f[2,3]
+     a:f[1,2,3] = aten.unsqueeze(x, dim=0)
+     b:f[2,2,3] = aten.expand(a, size=(2, 2, 3))
+     c:f[4,3] = aten.reshape(b, shape=(4, 3))
+     -> c""",
+     """a[1, 2, 3] = aten.unsqueeze(x, dim=0)
+     b[2, 2, 3] = aten.expand(a, size=(2, 2, 3))
+     c[4, 3] = aten.reshape(b, shape=(4, 3))
+     -> c"""),
     (rename, """x:f[2] w_relu:f[2] xrelu:f[2]
      q:f[2] = aten.relu(x)
      r:f[2] = aten.relu(q)

@@ -8,7 +8,7 @@ Launched by torchrun on gloo, NCCL or HCCL. On each mesh axis a tensor lies as o
 A layout is written with one placement per axis, in mesh order: "S0 R".
 """
 
-from .attention import parallel_attention, random_attention
+from .attention import parallel_attention, random_attention, repeated_part
 from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
 from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
 from .convolution import (
@@ -117,6 +117,7 @@ __all__ = [
     "regather",
     "regathering",
     "register_operators",
+    "repeated_part",
     "ring_attention",
     "save_checkpoint",
     "shard_bounds",

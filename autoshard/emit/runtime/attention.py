@@ -111,6 +111,12 @@ def own_heads(
     return k.index_select(-3, used), v.index_select(-3, used), False
 
 
+def repeated_part(x: Tensor, *, repeats: int, dim: int, heads: Sequence[Axis]) -> Tensor:
+    """This device's part, cut by `heads`, of `x.repeat_interleave(repeats, dim)`."""
+    start, stop = held_range(x.shape[dim] * repeats, heads)
+    return x.index_select(dim, torch.arange(start, stop, device=x.device) // repeats)
+
+
 def causal_mask(start: int, stop: int, first: int, last: int, device: torch.device) -> Tensor:
     """True where the query at a row [start, stop) sees the key at a column [first, last)."""
     return torch.arange(start, stop, device=device).unsqueeze(-1) >= torch.arange(first, last, device=device)

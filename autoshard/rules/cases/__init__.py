@@ -10,12 +10,12 @@ from autoshard.rules.cases.losses import LOSSES
 from autoshard.rules.cases.moving import INDEXING, VIEWS
 from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
 from autoshard.rules.cases.random import RANDOM
-from autoshard.rules.cases.variants import ATTENTION_VARIANTS, DROPOUT_VARIANTS, NORMALISATION_VARIANTS
+from autoshard.rules.cases.variants import ATTENTION_VARIANTS, DROPOUT_VARIANTS, NORMALISATION_VARIANTS, REPEATS
 
 ALL = [
     *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
     *VIEWS, *INDEXING, *WRITES, *CONVOLUTION, *IMAGES, *RECURRENT, *LOSSES, *RANDOM, *EXPERTS,
-    *ATTENTION_VARIANTS, *DROPOUT_VARIANTS, *NORMALISATION_VARIANTS,
+    *ATTENTION_VARIANTS, *DROPOUT_VARIANTS, *NORMALISATION_VARIANTS, *REPEATS,
 ]  # fmt: skip
 
 __all__ = ["ALL", "RANDOM", "booleans", "case", "case_id", "constants", "floats", "integers", "positive"]

@@ -15,6 +15,10 @@ ATTENTION_VARIANTS = [
     case(_ATTENTION, floats((4, 7, 3), (4, 5, 3), (4, 5, 2), None), is_causal=True, scale=0.7),
     case(_ATTENTION, floats((5, 3), (8, 3), (8, 4), None), is_causal=True),
 ]
+REPEATS = [
+    case("aten.repeat_interleave", floats((2, 3, 4)), repeats=4, dim=1, output_size=None),
+    case("aten.repeat_interleave", floats((2, 4)), repeats=2, dim=-2, output_size=None),
+]
 DROPOUT_VARIANTS = [
     case(_ATTENTION, (*floats(*[(2, 3, 5, 3)] * 3), booleans((2, 1, 1, 5))), dropout_p=0.2),
     case(
