@@ -5,16 +5,19 @@
    integral and fits: then it is the optimum.
 3. Choices that the reduced costs (marginals.py) put above the best plan known are in no better plan, and go; again.
 4. A search among the choices that cost least finds a better plan, so that more go.
-5. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
+5. While many are left, the node whose bytes the relaxation leaves most undecided has few or many: two programs.
+6. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
 The bound is recomputed from the duals, so that no tolerance of HiGHS is in it.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +38,8 @@ _ROUNDS = 40  # of adding rows
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
 _DIVE = 0.2  # the part of the gap that a choice may cost to be looked at first
 _DIVE_NODES = 500
+_PARTS = 60  # relaxations between which choices are cut in two
+_FEW = 8  # choices a node, on average, that are left to HiGHS's own search
 _NEAR = 0.05  # the relative gap that is hoped for while no plan is known
 _FULL = 0.98  # of the capacity
 _SMALLER = 0.8  # the part of the choices below which the program is written again without the rest
@@ -58,6 +63,14 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
     return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)
 
 
+class _Part(NamedTuple):
+    """Some of the choices of each node, and a bound on the plans among them."""
+
+    bound: float
+    number: int
+    kept: list[Integers]
+
+
 @dataclass
 class _Search:
     """The state of one solve; `problem` is on condensed times. `bound` only rises, `best` only gets better."""
@@ -66,6 +79,7 @@ class _Search:
     clock: Clock
     bound: float = 0.0
     best: Choice | None = None
+    times: list[int] = field(default_factory=list)
     prices: Floats = field(default_factory=lambda: np.zeros(0))
     value: float = math.inf
     exhausted: bool = False
@@ -86,33 +100,56 @@ class _Search:
 
     @property
     def closed(self) -> bool:
-        if math.isinf(self.value):
-            return self.exhausted
-        return self.exhausted or self.value - self.bound <= TOLERANCE * abs(self.value)
+        return self.exhausted or self.reached(self.bound)
 
     def run(self) -> None:
         kept = worth_keeping(self.problem)
-        times = self.full_times()
+        self.times = self.full_times()
         if self.prices.any() and self.best is not None and not self.clock.over:
             kept = self.under_prices(kept)
-        while not (self.closed or self.clock.over):
-            program = _Program(self, kept, times)
+        open_, settled = [_Part(self.bound, 0, kept)], math.inf
+        for number in range(_PARTS):
+            if not open_ or self.closed or self.clock.over:
+                break
+            least, halves = self.part(heapq.heappop(open_))
+            settled = min(settled, least)
+            for i, (bound, half) in enumerate(halves):
+                heapq.heappush(open_, _Part(bound, 2 * number + i + 1, half))
+            left = min(settled, *(part.bound for part in open_)) if open_ else settled
+            self.exhausted = math.isinf(left)
+            self.bound = max(self.bound, min(left, self.value))
+
+    def part(self, part: _Part) -> tuple[float, list[tuple[float, list[Integers]]]]:
+        """(bound on what is in the part, inf where nothing better is; or that of nothing and its two halves)."""
+        kept, bound = part.kept, part.bound
+        while True:
+            program = _Program(self, kept, self.times)
             relaxed = program.relax()
-            times = program.memory.times
-            if relaxed is None or self.closed or self.clock.over:
-                return
+            self.times = program.memory.times
+            if relaxed is None:
+                return (math.inf if program.infeasible else bound), []
+            bound = max(bound, relaxed.bound)
+            if self.reached(bound):
+                return math.inf, []
+            if self.clock.over:
+                return bound, []
             more = excess(program.model, relaxed.reduced)
             self.round(program.model, relaxed)
-            fewer = self.within(program.model, more, self.value - relaxed.bound)
-            if size(fewer) > _SMALLER * size(kept):
+            if part.number == 0 and size(self.within(program.model, more, self.value - relaxed.bound)) > _FEW * len(
+                kept
+            ):
                 self.dive(program, more, relaxed)
-                fewer = self.within(program.model, more, self.value - relaxed.bound)
-            if self.closed:
-                return
+            fewer = self.within(program.model, more, self.value - relaxed.bound)
+            if not all(map(len, fewer)):
+                return math.inf, []
             if size(fewer) > _SMALLER * size(kept):
-                program.branch(_NODES)
-                return
+                halves = halved(self.problem, program.model, relaxed.x) if size(kept) > _FEW * len(kept) else []
+                return (math.inf, [(bound, half) for half in halves]) if halves else (program.branch(_NODES, bound), [])
             kept = fewer
+
+    def reached(self, bound: float) -> bool:
+        """Nothing above `bound` is better than the best plan known."""
+        return math.isfinite(self.value) and self.value - bound <= TOLERANCE * abs(self.value)
 
     def under_prices(self, kept: list[Integers]) -> list[Integers]:
         """Prunes by a relaxation without memory rows, their prices being in its costs: it is solved much faster."""
@@ -139,7 +176,7 @@ class _Search:
         most = self.value - relaxed.bound if math.isfinite(self.value) else _NEAR * relaxed.bound
         few = self.within(program.model, more, _DIVE * most)
         if size(few) < size(program.model.kept):
-            _Program(self, few, program.memory.times).branch(_DIVE_NODES, bounding=False)
+            _Program(self, few, program.memory.times).branch(_DIVE_NODES, 0.0)
 
     def round(self, model: Linear, relaxed: Relaxed) -> None:
         """The nearest plan to a fractional one, improved one node at a time."""
@@ -173,6 +210,7 @@ class _Program:
         model = linear(search.problem, kept)
         self.highs = Highs(model, search.clock, search.value if search.best else float(model.cost.mean()) * len(kept))
         self.memory = MemoryRows(search.problem, model, len(model.cost))
+        self.infeasible = False
         self.limit(times)
 
     @property
@@ -190,45 +228,61 @@ class _Program:
         for _ in range(_ROUNDS):
             relaxed = self.highs.relax()
             if relaxed is None:
-                self.search.exhausted = not self.search.clock.over
+                self.infeasible = not self.search.clock.over
                 return None
             last = relaxed
-            self.search.bound = max(self.search.bound, min(relaxed.bound, self.search.value))
             if is_integral(relaxed.x[: self.model.choices]):
                 self.search.offer(self.model.picked(relaxed.x))
             over = overflows(
                 self.search.problem, expected(self.search.problem, self.model, relaxed.x), self.memory.times
             )
-            if not over or self.search.closed or self.search.clock.over:
+            if not over or self.search.reached(relaxed.bound) or self.search.clock.over:
                 return last
             self.limit(over)
         return last
 
-    def branch(self, nodes: int, bounding: bool = True) -> None:
+    def branch(self, nodes: int, bound: float) -> float:
         """Branch and bound; rows for what its solutions overflow, and again.
 
-        `bounding`: what it proves holds for the whole problem, no better plan being outside of this program.
+        Returns a bound that is at least `bound`; inf where nothing better is left.
         """
         search, model = self.search, self.model
         for _ in range(_ROUNDS):
-            start = model.columns_of(search.best) if search.best is not None else None
-            found = self.highs.integer(start, nodes, 0.0)
-            if bounding:
-                search.bound = max(search.bound, min(found.bound, search.value))
+            found = self.highs.integer(self.start(), nodes, 0.0)
+            bound = max(bound, found.bound)
             if found.x is None:
-                search.exhausted = bounding and found.done
-                return
+                return math.inf if found.done else bound
             choice = model.picked(found.x)
-            fits = search.offer(choice)
-            if bounding:
-                search.bound = min(search.bound, search.value)
-            if fits or search.clock.over:
-                return
+            if search.offer(choice) or search.clock.over:
+                return math.inf if search.reached(bound) else bound
             over = overflows(search.problem, memory(search.problem, choice), self.memory.times)
             if over:
                 self.limit(over)
             else:
                 self.highs.exclude(model.columns_of(choice))
+        return bound
+
+    def start(self) -> Integers | None:
+        best = self.search.best
+        inside = best is not None and all(s in some for s, some in zip(best, self.model.kept, strict=True))
+        return self.model.columns_of(best) if best is not None and inside else None
+
+
+def halved(problem: Problem, model: Linear, x: Floats) -> list[list[Integers]]:
+    """Two parts: the node whose bytes are the most undecided in x has at most its mean, or more. None where all are."""
+    widest, most = -1, 0.0
+    for n, (node, some, a, b) in enumerate(zip(problem.nodes, model.kept, model.first, model.first[1:], strict=False)):
+        if node.interval[0] < node.interval[1] and len(some) > 1:
+            mean = float(x[a:b] @ node.bytes[some])
+            spread = float(x[a:b] @ (node.bytes[some] - mean) ** 2)
+            if spread > max(most, 1e-6 * mean**2):
+                widest, most = n, spread
+    if widest < 0:
+        return []
+    some, sizes = model.kept[widest], problem.nodes[widest].bytes[model.kept[widest]]
+    mean = float(x[model.first[widest] : model.first[widest + 1]] @ sizes)
+    halves = [some[sizes <= mean], some[sizes > mean]]
+    return [[half if n == widest else kept for n, kept in enumerate(model.kept)] for half in halves if len(half)]
 
 
 def size(kept: Sequence[Integers]) -> int:
