@@ -10,7 +10,7 @@ from types import ModuleType
 
 from autoshard.rules.cases import ALL
 from autoshard.rules.kinds import RuleFor
-from autoshard.rules.notation import Rule
+from autoshard.rules.notation import Rule, Together
 from autoshard.rules.prove import OpCase, one_op_graph
 from autoshard.rules.table import KINDS, instance, rule_text
 
@@ -33,7 +33,7 @@ operand, result and gradient lies (the notation: `autoshard/rules/notation.py`; 
 - *whole* factors can't be cut: the operator needs all of them on each device;
 - *a partial passes in* `0+1`: summands in operands 0 and 1 together give a summand; in `0, 1`: in either alone;
 - a *variant* of the runtime replaces the operator, where an axis is on its factors (or always); `joined` factors are
-  joined by its own collectives.
+  joined by its own collectives; a choice like `ring` (s+t) cuts several factors at once, `heads` (g*r) their product.
 
 Where a rule depends on arguments, examples show it; sizes are of the operands. Every operator here is proved on each of
 its strategies, forward and backward, by `autoshard prove`. For an operator that is not here a rule is looked for by
@@ -86,8 +86,14 @@ def _cells(rule: Rule) -> list[str]:
     linear = ", ".join("+".join(map(str, group)) for group in rule.linear)
     factors = " ".join(rule.variant_factors)
     variant = f"`{rule.variant}`" + (f" on `{factors}`" if factors else "") if rule.variant else ""
+    several = [f"`{one.variant}` on `{one.name}` ({_joined(one)})" for one in rule.together]
+    variant = ", ".join([*([variant] if variant else []), *several])
     variant += f", joined: `{' '.join(rule.joined)}`" if rule.joined else ""
     return [f"`{loops}`", _factors(rule.sum), _factors(rule.whole), linear, variant]
+
+
+def _joined(several: Together) -> str:
+    return ("*" if several.product else "+").join(several.factors)
 
 
 def _factors(names: Sequence[str]) -> str:
