@@ -1,6 +1,6 @@
 """Integer programming: the tight relaxation on HiGHS, memory rows where they are violated, then branch and bound.
 
-1. A start from dp with small tables (an upper bound; dp's lower bound is not used, so that the two check each other).
+1. A start from dp with small tables (an upper bound; dp's lower bound is not used, unless the clock ends it all).
 2. The relaxation. While its expected bytes overflow the capacity at some time, a row for that time. Often its vertex is
    integral and fits: then it is the optimum.
 3. Choices that the reduced costs (marginals.py) put above the best plan known are in no better plan, and go; again.
@@ -56,9 +56,11 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
     started = time.perf_counter()
     search = _Search(condensed(problem), options.clock)
     if start:
-        choice, search.prices = starting_plan(search.problem, options)
+        choice, known, search.prices = starting_plan(search.problem, options)
         search.offer(choice)
     search.run()
+    if start and search.clock.over:  # cut short: dp's bound may be the better one
+        search.bound = max(search.bound, min(known, search.value))
     best = search.answer()
     return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)
 

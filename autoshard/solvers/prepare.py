@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,16 @@ _START_ENTRIES = 20_000_000  # dp's tables for a start: it is to be a good plan,
 _TIMES_AT_ONCE = 8  # memory rows added together
 
 
-def starting_plan(problem: Problem, options: Options) -> tuple[Choice | None, Floats]:
-    """A plan of dp within a small budget, None where it finds none; and prices of memory, seconds a byte over time.
+class Start(NamedTuple):
+    """A plan of dp, or None; its bound; and its prices of memory, seconds a byte over time."""
+
+    choice: Choice | None
+    bound: float
+    prices: Floats
+
+
+def starting_plan(problem: Problem, options: Options) -> Start:
+    """What dp finds within a small budget.
 
     `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
     """
@@ -35,11 +44,11 @@ def starting_plan(problem: Problem, options: Options) -> tuple[Choice | None, Fl
     try:
         free = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget)
         choice, dual = priced_fit(problem, free, budget)
-        return choice, dual.multipliers
+        return Start(choice, dual.bound, dual.multipliers)
     except InfeasibleError as error:
         if "not proven" not in error.message:
             raise
-        return None, np.zeros(problem.horizon)
+        return Start(None, 0.0, np.zeros(problem.horizon))
 
 
 def worth_keeping(problem: Problem) -> list[Integers]:

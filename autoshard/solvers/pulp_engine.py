@@ -2,7 +2,7 @@
 
 PuLP's `status` says "Optimal" where a time limit stopped a solver; `sol_status` tells the two apart and is read here. A
 solver's own bound does not come back through PuLP: unless it says that its solution is optimal, the bound reported is
-that of star_bound.
+that of dp's start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
     started = time.perf_counter()
     make = _solver(options.engine)
     small = condensed(problem)
-    best, _ = starting_plan(small, options)
+    best, known, _ = starting_plan(small, options)
     value = objective(problem, best) if best is not None else math.inf
     program = _Program(small, value)
     for _ in range(_ROUNDS):
@@ -80,7 +80,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
             break
     if best is None:
         raise infeasible(problem, proven=False)
-    return finish(problem, best, value if proven else min(value, star_bound(problem)), "ilp", started)
+    return finish(problem, best, value if proven else min(value, max(known, star_bound(problem))), "ilp", started)
 
 
 def available() -> list[str]:
