@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def _sent(shape: tuple[int, ...], kernel: int, stride: int, padding: int, parts:
     def work(local: runtime.ParallelMesh) -> int:
         sent: list[int] = []
         axis = local["a"]
-        counted = runtime.Axis(axis.name, axis.size, axis.index, _Counting(axis.transport, sent))  # type: ignore[arg-type]
+        counted = replace(axis, transport=_Counting(axis.transport, sent))
         mine = part(x, Layout.parse("S2"), mesh, local.rank)
         y = runtime.halo_convolution(
             mine, weight, sizes=shape[2:], stride=(stride,) * 2, padding=(padding,) * 2, dilation=(1, 1),
