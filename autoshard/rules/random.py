@@ -45,7 +45,17 @@ def is_random(op: Op) -> bool:
 
 def random_index(graph: Graph, op: Op) -> int:
     """Ordinal of a random op in execution order."""
-    return [other.name for other in graph.ops if is_random(other)].index(op.name)
+    return _ordinals(graph)[op.name]
+
+
+_recent: list[tuple[Graph, dict[str, int]]] = []  # of the last graph that was asked about
+
+
+def _ordinals(graph: Graph) -> dict[str, int]:
+    if not _recent or _recent[0][0] is not graph:
+        drawing = [op.name for op in graph.ops if is_random(op)]
+        _recent[:] = [(graph, {name: ordinal for ordinal, name in enumerate(drawing)})]
+    return _recent[0][1]
 
 
 def _where(local: Local) -> dict[str, LocalAttribute]:

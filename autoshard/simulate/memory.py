@@ -93,10 +93,11 @@ def plan_memory(program: Program, graph: Graph) -> MemoryPlan:
 def _static(program: Program, graph: Graph) -> list[Held]:
     parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
     held = []
-    for stored in (*program.parameters, *program.buffers):
+    kinds = [("parameter", program.parameters), ("buffer", program.buffers)]
+    for own, stored in ((own, stored) for own, group in kinds for stored in group):
         parameter = parameters[program.value(stored.value).tensor]
         parts = parameter_parts(graph, parameter, stored.layout, program.mesh)
-        names = ("parameter" if stored in program.parameters else "buffer", "gradient", "optimizer")
+        names = (own, "gradient", "optimizer")
         held += [Held(stored.path, kind, size) for kind, size in zip(names, parts, strict=True) if size]
     held += [Held(name, "input", _bytes(program.value(name), program.mesh)) for name in program.inputs]
     return held

@@ -1,0 +1,233 @@
+"""How long the search takes on large models: seconds of each part, from strategies to plan, capture excluded.
+
+python benchmarks/search_scale.py [--repeat 3] [--only gpt2-96] [--write]
+
+Each run is a process of its own, so that nothing is remembered from the one before; the table holds medians of CPU
+seconds (one thread). --write puts it into benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- search_scale: written by the command below -->", "<!-- search_scale end -->"
+HARDWARE = "a100-80g-sxm"
+GPT2, PAIRS = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/encoder_decoders.py")
+MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "gpt2-96": (GPT2, {"n_layer": 96, "batch": 256, "sequence": 1024}),
+    "gpt2-960": (GPT2, {"n_layer": 960, "batch": 256, "sequence": 1024}),
+    "whisper": (f"{PAIRS}:whisper", {}),
+    "t5": (f"{PAIRS}:t5", {}),
+}
+ROWS = (  # model, mesh, the most seconds from strategies to plan
+    ("gpt2-96", "dp=8,tp=8", 1.0),
+    ("gpt2-960", "dp=8,tp=8", None),
+    ("gpt2-96", "dp=4,sp=8,tp=8", 10.0),
+    ("gpt2-960", "dp=4,sp=8,tp=8", None),
+    ("whisper", "dp=2,tp=4", 60.0),
+    ("whisper", "dp=8,tp=8", 60.0),
+    ("t5", "dp=2,tp=4", 60.0),
+    ("t5", "dp=8,tp=8", 60.0),
+)
+MOST_SIMULATED = 10_000  # operators
+PARTS = ("strategies", "formulate", "solve", "plan")
+
+
+def measure(graph_file: str, mesh_text: str) -> dict[str, Any]:
+    """One run in this process: the sizes of the problem, the solution, CPU seconds of each part."""
+    from autoshard import rules, solvers
+    from autoshard.formulate import formulate
+    from autoshard.graph.serialize import load
+    from autoshard.hardware import load_hardware
+    from autoshard.mesh import Mesh
+    from autoshard.plan_of import Origin, plan_of
+    from autoshard.problem import objective
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    graph, mesh, hardware = load(graph_file), Mesh.parse(mesh_text), load_hardware(HARDWARE)
+    seconds: dict[str, float] = {}
+
+    def timed(part: str, work: Callable[[], Any]) -> Any:
+        start = time.process_time()
+        result = work()
+        seconds[part] = time.process_time() - start
+        return result
+
+    def strategies() -> None:
+        candidates = rules.candidates(graph, mesh)
+        for op in graph.ops:
+            rules.strategies(graph, op, mesh, candidates)
+
+    timed("strategies", strategies)
+    formulation = timed("formulate", lambda: formulate(graph, mesh, hardware, float("inf")))
+    problem = formulation.problem
+    solution = timed("solve", lambda: solvers.solve(problem))
+    plan = timed("plan", lambda: plan_of(formulation, solution, Origin(graph.source), float("inf"), "search"))
+    if len(graph.ops) < MOST_SIMULATED:
+        program = timed("lower", lambda: lower(plan, graph))
+        timed("simulate", lambda: simulate(program, graph, hardware))
+    assert solution.objective == objective(problem, solution.choice)  # of all layers, folded or not
+    return {
+        "nodes": len(problem.nodes),
+        "choices": sum(len(node.seconds) for node in problem.nodes),
+        "most": max(len(node.seconds) for node in problem.nodes),
+        "width": width(problem),
+        "gap": solution.objective / solution.lower_bound - 1,
+        "seconds": seconds,
+    }
+
+
+def width(problem: Any) -> int:
+    """The most other nodes that a node stands with when it is eliminated, by min-fill on the nodes and values alone.
+
+    A value links all its nodes. Repeated blocks are shortened first: they add nothing.
+    """
+    from autoshard.solvers.additive import additive
+    from autoshard.solvers.shorten import shortened
+    from autoshard.solvers.tables import Contents
+
+    short = shortened(additive(problem), Contents(problem))
+    small = short.problem if short else problem
+    around: dict[int, set[int]] = {node: set() for node in range(len(small.nodes))}
+    for value in small.values:
+        ends = {value.producer, *value.consumers}
+        for node in ends:
+            around[node] |= ends - {node}
+
+    def fill(node: int) -> tuple[int, int]:
+        near = around[node]
+        return sum(len(near - around[other]) - 1 for other in near), node
+
+    widest = 0
+    while around:
+        node = min(around, key=fill)
+        near = around.pop(node)
+        widest = max(widest, len(near))
+        for other in near:
+            around[other] = (around[other] | near) - {node, other}
+    return widest
+
+
+def captured(folder: Path, model: str) -> Path:
+    from autoshard.graph.capture import capture
+    from autoshard.graph.serialize import save
+
+    path = folder / f"{model}.json"
+    if not path.exists():
+        source, sizes = MODELS[model]
+        save(capture(source, dict(sizes)), path)
+    return path
+
+
+def medians(graph_file: Path, mesh: str, repeat: int) -> dict[str, Any]:
+    """The same in `repeat` fresh processes."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure", str(graph_file), mesh]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    runs = []
+    for _ in range(repeat):
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        runs.append(json.loads(done.stdout))
+    middle = {part: statistics.median(run["seconds"][part] for run in runs) for part in runs[0]["seconds"]}
+    return {**runs[0], "seconds": middle}
+
+
+def line(model: str, mesh: str, limit: float | None, found: dict[str, Any]) -> str:
+    seconds = found["seconds"]
+    total = sum(seconds[part] for part in PARTS)
+    cells = [model, mesh.replace(",", " "), f"{found['nodes']}", f"{found['choices']}", f"{found['most']}"]
+    cells += [f"{found['width']}", *(f"{seconds[part]:.2f}" for part in PARTS), f"{total:.2f}"]
+    cells += [f"{limit:.0f}" if limit else "", f"{100 * found['gap']:.2g} %"]
+    cells += [f"{seconds[part]:.2f}" if part in seconds else "" for part in ("lower", "simulate")]
+    return "| " + " | ".join(cells) + " |"
+
+
+def section(lines: list[str], ratios: list[str], repeat: int) -> str:
+    heads = ["model", "mesh", "nodes", "choices", "most", "width", *PARTS, "sum", "limit", "gap", "lower", "simulate"]
+    return "\n".join([
+        BEGIN,
+        "## The search on large models",
+        "",
+        "`python benchmarks/search_scale.py --write`",
+        "",
+        "From strategies to plan, every strategy that the table offers, no memory limit; capture excluded. CPU seconds",
+        f"of one thread, medians of {repeat} fresh processes; {platform.machine()}, profile {HARDWARE}, load average",
+        f"{os.getloadavg()[0]:.1f} at the end. gpt2-96, gpt2-960: Hugging Face GPT-2 with that many layers, batch 256,",
+        "sequence 1024; T5-base and Whisper small from configuration, batch 64. *most*: choices of one node. *width*:",
+        "of the strategy graph, by min-fill. *gap*: proven. *lower* and *simulate* come after the plan.",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---|---|" + "--:|" * (len(heads) - 2),
+        *lines,
+        "",
+        *ratios,
+        END,
+    ])  # fmt: skip
+
+
+def growth(results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    """What ten times the layers cost, for each mesh on which both were run."""
+    found = []
+    for (model, mesh), small in results.items():
+        large = results.get(("gpt2-960", mesh))
+        if model == "gpt2-96" and large:
+            ratio = large["seconds"]["solve"] / small["seconds"]["solve"]
+            found.append(f"From 96 to 960 layers on {mesh.replace(',', ' ')} `dp` takes {ratio:.2f} times as long.")
+    return found
+
+
+def write(text: str) -> None:
+    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
+    path = ROOT / "benchmarks" / "README.md"
+    old = path.read_text() if path.exists() else "# Benchmarks\n"
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", choices=sorted(MODELS), action="append")
+    parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser.add_argument("--measure", nargs=2, metavar=("GRAPH", "MESH"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(*arguments.measure)))
+        return 0
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    lines: list[str] = []
+    missed = False
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.graphs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for model, mesh, limit in ROWS:
+            if arguments.only and model not in arguments.only:
+                continue
+            found = medians(captured(folder, model), mesh, arguments.repeat)
+            results[model, mesh] = found
+            lines.append(line(model, mesh, limit, found))
+            missed |= limit is not None and sum(found["seconds"][part] for part in PARTS) > limit
+            print(lines[-1], flush=True)
+    text = section(lines, growth(results), arguments.repeat)
+    print(text)
+    if arguments.write:
+        write(text)
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
