@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.pareto import Point
     from autoshard.simulate import Timeline
 
+SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has stands in the list of profiles
 SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
 
 
@@ -148,12 +149,24 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
     how = f"({certificate.solver}, {certificate.status})"
     if level == 2:
-        return [("objective", f"{objective}, lower bound {bound}, gap {gap_words(plan)} {how}")]
+        row = ("objective", f"{objective}, lower bound {bound}, gap {gap_words(plan)} {how}")
+        return [row, *_optimum_rows(plan)]
     show = format_bytes if level == 1 else format_seconds
     name = "least memory" if level == 1 else "communication and repeated work"
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     text = f"{name} {found}, lower bound {least}, gap {gap_words(plan)} ({certificate.solver}, level {level})"
     return [("objective", objective), (f"level {level}", text)]
+
+
+def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The additive optimum and its own gap, where another plan has the faster program."""
+    bound = plan.certificate.lower_bound_seconds
+    for tried in plan.search.candidates:
+        if tried.name.startswith("optimum") and tried.outcome == "not better" and tried.objective_seconds > 0:
+            share = max(0.0, 1 - bound / tried.objective_seconds)
+            text = f"{format_seconds(tried.objective_seconds)}, gap {share:.2%}; its program is slower"
+            return [("  solver's optimum", text)]
+    return []
 
 
 MESHES_SHOWN = 6
@@ -287,7 +300,9 @@ def profile_table(profiles: Mapping[str, Hardware]) -> str:
     """One line a profile."""
     rows: list[Sequence[str]] = [("profile", "memory", "peak", "links, innermost first", "what it is")]
     for name, hardware in profiles.items():
-        dtype, flops = max(hardware.peaks, key=lambda peak: peak[1])
+        dtype, flops = next(
+            (peak for name in SHOWN_DTYPES for peak in hardware.peaks if peak[0] == name), hardware.peaks[0]
+        )
         peak = f"{format_flop_rate(flops, 3)} {dtype}"
         links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
         rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
