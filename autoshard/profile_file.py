@@ -23,7 +23,7 @@ _KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
 
 @dataclass
 class Faults:
-    """What is wrong with a file. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
+    """What is wrong with a file, told in its order. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
 
     place: Callable[[str], str]
     found: list[tuple[str, str]] = field(default_factory=list)
@@ -35,7 +35,9 @@ class Faults:
     def raise_all(self) -> None:
         """InvalidFileError with a line for each fault, if there is one."""
         if self.found:
-            lines = [f"{self.place(key)}: {key or 'the file'}: {message}" for key, message in self.found]
+            places = [(*self.place(key).rpartition(":")[::2], key, message) for key, message in self.found]
+            places.sort(key=lambda place: (place[0], int(place[1])))
+            lines = [f"{file}:{line}: {key or 'the file'}: {message}" for file, line, key, message in places]
             more = f"{len(lines)} faults:\n  " if len(lines) > 1 else ""
             raise InvalidFileError(more + "\n  ".join(lines))
 

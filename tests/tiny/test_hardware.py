@@ -160,7 +160,7 @@ def test_all_faults_are_told_at_once():
     lines = fault(text).splitlines()
     assert lines[0] == "4 faults:"
     assert [line.split(": ")[1] for line in lines[1:]] == [
-        "costmodel", "device.memory", "links[1].devices", "device.launch_overhed",
+        "costmodel", "device.memory", "device.launch_overhed", "links[1].devices",
     ]  # fmt: skip
 
 
