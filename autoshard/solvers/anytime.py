@@ -25,6 +25,8 @@ from autoshard.solvers.options import Clock
 from autoshard.solvers.pairwise import pairwise
 from autoshard.solvers.polish import polished
 from autoshard.solvers.result import TOLERANCE, finish
+from autoshard.solvers.shortfall import explained, refuse_if_short
+from autoshard.units import format_bytes
 
 _LARGE = 500  # nodes: below, elimination is tried at once
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
@@ -32,11 +34,16 @@ _ROUNDS = 150  # of messages, where no clock ends them
 _FIRST = 20  # rounds before the first plan is polished
 _EVERY = 10  # rounds between polished plans
 _POLISH = 30  # forests for one plan
+_POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for messages
+_THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
+_THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
+_SETTLE = 20  # sweeps
+_NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program
 _SECTION = 20_000  # edge variables of one section
 _SECTIONS = 60  # where no clock ends them
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
-_SECTION_SECONDS = 5.0
+_SECTION_SECONDS = 3.0
 
 
 @dataclass
@@ -65,7 +72,7 @@ def suits(problem: Problem) -> bool:
         if id(value.seconds) not in known:
             known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
         fenced += known[id(value.seconds)]
-    return fenced > len(problem.values) / 4
+    return fenced > len(problem.values) / 8
 
 
 def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
@@ -74,13 +81,23 @@ def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
     Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
     """
     started = time.perf_counter()
+    refuse_if_short(problem)
     pairs = pairwise(problem)
     search = _Search(core(pairs, len(problem.nodes)), clock, seed)
     search.run()
     if search.best is None:
-        raise InfeasibleError("no plan found that fits" + ("" if search.exhausted else ", which is not proven"))
+        raise _nothing(problem, search.exhausted)
     bound = search.value if search.exhausted else search.bound
     return finish(problem, search.core.lifted(search.best), bound, "dp", started)
+
+
+def _nothing(problem: Problem, proven: bool) -> InfeasibleError:
+    capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
+    alive = f" ({why})" if why else ""
+    if proven:
+        return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
+    unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
+    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch")
 
 
 class _Search:
@@ -94,6 +111,7 @@ class _Search:
         self.bound, self.value = -math.inf, math.inf
         self.best: Integers | None = None
         self.exhausted = False
+        self.pool: list[Integers] = []
 
     @property
     def closed(self) -> bool:
@@ -115,12 +133,24 @@ class _Search:
             self.offer(np.zeros(0, np.int64))
             self.exhausted = True
             return
+        self.offer(self.smallest())
         if entries(self.core.graph) <= _PROGRAM:
             self.climb(2 * _EVERY, math.inf)
             self.close([np.arange(len(own)) for own in self.core.graph.unary])
             return
-        self.climb(_ROUNDS, _SHARE * self.clock.left)
+        ranked = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
+        if entries(self.core.graph, [some[:_THIN] for some in ranked]) <= _THIN_ENTRIES:
+            self.climb(_ROUNDS // 4, _SHARE * self.clock.left)
+            self.thin()
+        else:
+            self.climb(_ROUNDS, _SHARE * self.clock.left)
         self.sections()
+
+    def smallest(self) -> Integers:
+        """Every node's choice that uses least over time, the cheaper of equals: a plan at once."""
+        none = [np.zeros(len(own)) for own in self.core.graph.unary]
+        sizes = self.core.items.priced(none, np.ones(len(self.core.items.base)))
+        return np.array([np.lexsort((own, size))[0] for own, size in zip(self.core.graph.unary, sizes, strict=True)])
 
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, with a plan polished every few of them."""
@@ -130,11 +160,37 @@ class _Search:
             self.raise_bound(found.bound)
             if number >= _FIRST and number % _EVERY == 0:
                 self.polish(found.choice, found.multipliers, part)
+                self.combine()
             if part.over or self.closed:
                 break
 
     def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
-        self.offer(polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock))
+        found = polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock)
+        if found is not None:
+            self.offer(found)
+            self.pool = [*self.pool[-_POOL:], found]
+
+    def combine(self) -> None:
+        """The best mixture of the last plans: a program over what they differ in."""
+        if self.best is None or self.clock.over:
+            return
+        plans = np.stack([self.best, *self.pool])
+        differing = np.flatnonzero((plans != self.best).any(axis=0))
+        kept = {int(n): np.unique(plans[:, n]) for n in differing}
+        size = sum(len(kept[n]) * len(kept[o]) for n in kept for o, _ in self.forests.around[n] if o in kept) // 2
+        if kept and size <= _SECTION:
+            self.improve(kept)
+
+    def improve(self, kept: dict[int, Integers]) -> None:
+        """The best plan anew in some nodes, over some of their choices, the others fixed."""
+        assert self.best is not None
+        part = section(self.core, self.forests.around, kept, self.best)
+        clock = Part(_SECTION_SECONDS, whole=self.clock)
+        start = part.inside(self.best)
+        everything = [np.arange(len(some)) for some in part.kept]
+        found = Program(part.inner, everything, clock, part.inner.cost(start)).search(start)
+        if found.choice is not None:
+            self.offer(part.outside(self.best, found.choice))
 
     def close(self, kept: Sequence[Integers]) -> None:
         """The whole program: relaxation, pruning, and branch and bound."""
@@ -157,6 +213,33 @@ class _Search:
                 return
             kept = fewer
 
+    def thin(self) -> None:
+        """The program over the few choices of every node that the messages think best, and what its prices add."""
+        kept = self.promising(_THIN)
+        for _ in range(_THIN_ROUNDS):
+            program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            relaxed = program.relax()
+            if relaxed is None or self.clock.over:
+                return
+            self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
+            self.ascent.to(program.multipliers())
+            for _ in range(_SETTLE):
+                found = self.ascent.step(move=False)
+            self.raise_bound(found.bound)
+            self.polish(found.choice, found.multipliers, self.clock)
+            useful = undercut(program.model, relaxed, relaxed.bound + _NEAR * abs(relaxed.bound))
+            kept = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
+        part = Part(_SHARE * self.clock.left, whole=self.clock)
+        start = self.best
+        found_ = Program(self.core, kept, part, self.value - self.core.graph.constant).search(start)
+        self.offer(found_.choice)
+
+    def promising(self, width: int) -> list[Integers]:
+        """Of every node the best few choices by the messages, and that of the best plan."""
+        few = [np.sort(np.argsort(costs, kind="stable")[:width]) for costs in self.ascent.beliefs()]
+        best = self.best
+        return few if best is None else [np.union1d(some, best[n : n + 1]) for n, some in enumerate(few)]
+
     def branch(self, program: Program) -> None:
         inside = self.best is not None and all(
             s in some for s, some in zip(self.best.tolist(), program.kept, strict=True)
@@ -176,13 +259,8 @@ class _Search:
             if self.clock.over or self.closed:
                 return
             kept = self.region(ranked, int(self.rng.choice(_WIDTHS)))
-            part = section(self.core, self.forests.around, kept, self.best)
-            clock = Part(_SECTION_SECONDS, whole=self.clock)
-            start = part.inside(self.best)
-            everything = [np.arange(len(some)) for some in part.kept]
-            found = Program(part.inner, everything, clock, part.inner.cost(start)).search(start)
-            if found.choice is not None:
-                self.offer(part.outside(self.best, found.choice))
+            if kept:
+                self.improve(kept)
 
     def region(self, ranked: Sequence[Integers], width: int) -> dict[int, Integers]:
         """Nodes around a random one, and the choices of each: the current one and the `width` best."""

@@ -41,8 +41,8 @@ class Ascent:
         self.number = 0
         self.bound = -np.inf
 
-    def step(self) -> Round:
-        """One sweep each way; then the multipliers move."""
+    def step(self, *, move: bool = True) -> Round:
+        """One sweep each way; then the multipliers move, unless told not to."""
         items, multipliers = self.core.items, self.now
         self.messages.on(self.unary)
         free = items.capacity - items.base if self.limited else 0.0 * items.base
@@ -50,7 +50,7 @@ class Ascent:
         choice = self.messages.rounded(self.unary)
         if bound > self.bound:
             self.bound, self.multipliers = bound, multipliers
-        if self.limited:
+        if self.limited and move:
             self._move(choice, bound)
         return Round(bound, multipliers, choice)
 

@@ -21,6 +21,8 @@ from autoshard.solvers.options import Clock
 from autoshard.solvers.result import finish
 from autoshard.solvers.tables import Contents
 
+_ENTRIES_PER_SECOND = 20_000_000  # of the time limit: tables that are made in about that time
+
 
 def solve(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, clock: Clock | None = None) -> Solution:
     """The fastest plan within the memory capacity, with a lower bound; the best so far when the clock is over.
@@ -31,6 +33,8 @@ def solve(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, clock: Cloc
     clock = clock or Clock()
     if anytime.suits(problem):
         return anytime.solve(problem, clock)
+    if math.isfinite(clock.limit_seconds):
+        budget_entries = int(min(budget_entries, _ENTRIES_PER_SECOND * clock.left))
     contents = Contents(problem)
     found = improved(
         problem, contents, minimise(problem, contents, budget_entries=budget_entries), budget_entries, clock

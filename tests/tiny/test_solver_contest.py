@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, InvalidFileError
-from autoshard.problem import Problem, Solution, memory, objective
-from autoshard.solvers import anytime, ascent, contest, exhaustive
+from autoshard.problem import Node, Problem, Solution, Value, memory, objective
+from autoshard.solvers import Options, anytime, ascent, contest, exhaustive, solve
 from autoshard.solvers.core import core
 from autoshard.solvers.forest import Forests
-from autoshard.solvers.options import Clock
+from autoshard.solvers.options import Clock, Computing
 from autoshard.solvers.pairwise import extended, pairwise
 from tests.random_problems import limited, random_problem
 
@@ -255,3 +256,60 @@ def test_a_forest_is_solved_exactly(seed: int) -> None:
     exact = brute(problem)
     if exact is not None and edges == 0:
         assert math.isclose(before, exact.objective, rel_tol=1e-9)
+
+
+def network(layers: int, seed: int = 0, k: int = 12) -> Problem:
+    """Blocks of eight nodes with a residual, some fenced, and weights that are alive throughout."""
+    rng = np.random.default_rng(seed)
+    own, zero = np.arange(k), np.zeros(k)
+    same = np.where(np.eye(k, dtype=bool), 0.0, np.inf)
+    moves = [np.round(rng.random((k, k)) ** 2 * 100) for _ in range(6)]
+    count = 8 * layers
+    nodes, values = [], []
+
+    def link(a: int, b: int, cost: np.ndarray) -> None:
+        values.append(Value(f"v{len(values)}", a, (b,), own, (own,), cost, zero, ((0, 0),)))
+
+    for n in range(count):
+        span = (0, count) if n % 8 == 0 else (n, min(n + 4, count))
+        size = np.round(64 / 2.0 ** rng.integers(0, 4, k))
+        nodes.append(Node(f"n{n}", np.round(640 / (1 + size) * rng.random(k)), size, span))
+        if n:
+            link(n - 1, n, same if n % 8 in (2, 5, 6) else moves[n % 6])
+        if n >= 8:
+            link(n - 8, n, moves[(n // 8) % 6])
+    least = np.sum([node.bytes.min() for node in nodes if node.interval[1] == count])
+    return Problem(tuple(nodes), tuple(values), capacity_bytes=float(2.0 * least), horizon=count)
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.0])
+def test_the_time_limit_holds_and_the_gap_is_honest(limit: float) -> None:
+    problem = network(80)
+    clock = Clock(limit, timer=Computing())
+    found = solve(problem, "dp", Options(clock=clock))
+    assert clock.seconds <= 1.1 * limit + 1.0
+    assert found.peak_bytes <= problem.capacity_bytes
+    assert 0 < found.lower_bound <= found.objective == objective(problem, found.choice)
+
+
+def test_ctrl_c_gives_the_best_so_far() -> None:
+    clock = Clock()
+    problem = network(120)
+    timer = threading.Timer(1.0, clock.stop)
+    timer.start()
+    found = anytime.solve(problem, clock)
+    timer.join()
+    assert clock.stopped and found.peak_bytes <= problem.capacity_bytes
+
+
+def test_large_fenced_problems_are_searched_by_contraction() -> None:
+    assert anytime.suits(network(80))
+    assert not anytime.suits(network(8)), "small: elimination is exact"
+
+
+def test_nothing_fits_names_what_is_alive() -> None:
+    problem = replace(network(80), capacity_bytes=100.0)
+    with pytest.raises(
+        InfeasibleError, match=r"no plan fits: every plan needs at least .*at time \d+, at their smallest: n"
+    ):
+        solve(problem, "dp")
