@@ -97,7 +97,7 @@ def plainly(problem: Problem, multipliers: np.ndarray | None = None) -> float:
 
 
 @given(SEEDS, st.integers(12, 40), st.sampled_from([0.0, 0.1]))
-@settings(max_examples=150)
+@settings(max_examples=70)
 def test_folded_is_unfolded(seed: int, blocks: int, forbid: float) -> None:
     problem = repeated(seed, blocks, forbid)
     contents, sum_ = Contents(problem), additive(problem)
@@ -117,7 +117,7 @@ def test_folded_is_unfolded(seed: int, blocks: int, forbid: float) -> None:
 
 
 @given(SEEDS, st.integers(12, 40), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: list[float]) -> None:
     """Prices at one or two times: the runs break where a price begins to count, and fold between."""
     problem = repeated(seed, blocks, charged=True)
@@ -154,7 +154,7 @@ def chain_of(blocks: int, copies: bool) -> Problem:
 
 
 @given(SEEDS)
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_shares_of_a_hub_bound_the_optimum(seed: int) -> None:
     """One value that nine nodes in a chain read: exact where it says so, else a bound, and the same choice is valid."""
     rng = np.random.default_rng(seed)
