@@ -388,3 +388,11 @@ def test_neighbours_that_disagree_are_told(
     plan, _ = planned(words(graph_file, tmp_path / "out", *more), capsys)
     assert any("relu_0" in note and "wants" in note and "it took" in note for note in plan.search.notes)
     assert "propagated (neighbours disagree)" in {op.decided_by for op in plan.ops}
+
+
+def test_the_help_lists_every_solver(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    listed = text.partition("--solver SOLVER ")[2].partition(" --")[0]
+    assert set(listed.replace("(default)", "").replace(",", " ").split()) == set(solvers.SOLVERS)
