@@ -6,8 +6,9 @@ where they apply; a redistribution `S -> R+`, with `joined`, `blocked` and `unev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -139,8 +140,9 @@ def _offered_steps(formulation: Formulation) -> set[str]:
     return kinds
 
 
+@lru_cache(maxsize=4096)
 def _step_kinds(
-    formulation: Formulation, tensor: Tensor, sources: Sequence[Layout], targets: Sequence[Layout]
+    formulation: Formulation, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]
 ) -> set[str]:
     """The kinds of steps on the cheapest ways from these sources to these targets."""
     terms = costs.moving_terms(
@@ -186,9 +188,11 @@ def _forcing_pair(formulation: Formulation, kind: str) -> Pins | None:
     """A producer and a consumer between whose choices a step of `kind` is made."""
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
         tensor = formulation.graph.tensor(site.tensor)
+        if site.tied or kind not in _step_kinds(formulation, tensor, site.sources, site.targets):
+            continue
         for i, source in enumerate(site.sources):
             for j, target in enumerate(site.targets):
-                if site.tied or not _may_step(source, target, kind):
+                if not _may_step(source, target, kind):
                     continue
                 users = [(c, np.flatnonzero(t == j)) for c, t in zip(value.consumers, value.targets, strict=True)]
                 users = [(consumer, choices) for consumer, choices in users if len(choices)]
@@ -200,7 +204,9 @@ def _forcing_pair(formulation: Formulation, kind: str) -> Pins | None:
 def _may_step(source: Layout, target: Layout, kind: str) -> bool:
     """Does an axis go from one to the other as `kind` says? A quick test before the way is worked out."""
     if kind.startswith(redistribute.BY_INDEX):
-        return source != target
+        shards = [p for p in (*source.placements, *target.placements) if isinstance(p, Shard)]
+        blocked = any((shard.blocks, shard.unit) != (1, 1) for shard in shards)
+        return source != target and (blocked or "blocked" not in kind)
     pairs = zip(source.placements, target.placements, strict=True)
     return any(x != y and kind.startswith(f"{redistribute.kind(x)} -> {redistribute.kind(y)}") for x, y in pairs)
 

@@ -119,6 +119,17 @@ def pairs(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...], Mesh]:
 FACTORS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 0.3}
 
 
+ALL_KINDS = [Layout.parse(f"{x} {y}") for x, y in itertools.product(("R", "R+", "P", "S0", "S1"), repeat=2)]
+
+
+@pytest.mark.parametrize("source", ALL_KINDS, ids=str)
+def test_the_direct_way_between_all_kinds(source: Layout) -> None:
+    mesh, shape = Mesh.parse("a=2,b=2"), (4, 6)
+    for target in ALL_KINDS:
+        for all_to_all in (True, False):
+            check(direct_steps(source, target, True, all_to_all), source, shape, mesh)
+
+
 def price(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
     return FACTORS[primitive] * (1e-5 + full_bytes * 1e-8 / (axes[0] + 1))
 
