@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from autoshard.errors import UserError
@@ -21,6 +22,9 @@ from autoshard.problem import memory, objective
 from autoshard.solvers import Clock, Options, contest, solve
 from autoshard.solvers.options import Computing, interruptible
 
+TITLE = """## The ASPLOS 2025 contest on intra-operator parallelism
+
+`python benchmarks/contest.py FOLDER --write`"""
 HEADER = (
     "| instance | nodes | choices | edges | cost | / published | bound | gap proved | wall s | CPU s | GiB |\n"
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -65,12 +69,27 @@ def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, so
     return f"| {' | '.join(cells)} |"
 
 
-def report(path: Path, name: str, best: float | None, seconds: float, cpu: bool, solver: str) -> None:
+def report(
+    path: Path, name: str, best: float | None, seconds: float, cpu: bool, solver: str, back: Connection | None = None
+) -> None:
     """The body of a process."""
     try:
-        print(row(path, name, best, seconds, cpu, solver), flush=True)
+        line = row(path, name, best, seconds, cpu, solver)
     except UserError as error:
-        print(f"| {name} | {error.message} |", flush=True)
+        line = f"| {name} | {error.message} |"
+    print(line, flush=True)
+    if back is not None:
+        back.send(line)
+
+
+def put(head: str, rows: list[str]) -> None:
+    """Into benchmarks/README.md, in place of the last such table."""
+    path = Path(__file__).with_name("README.md")
+    text = f"<!-- contest: written by the command below -->\n{TITLE}\n\n{head}\n\n{HEADER}\n" + "\n".join(rows)
+    text += "\n<!-- contest end -->"
+    pattern = re.compile(r"<!-- contest: .*?<!-- contest end -->", re.DOTALL)
+    old = path.read_text()
+    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
 
 
 def main() -> None:
@@ -79,6 +98,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="instances, all by default")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds instead of wall time")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--solver", default="dp")
     arguments = parser.parse_args()
     if arguments.folder is None:
@@ -89,14 +109,23 @@ def main() -> None:
     unknown = [name for name in names if name not in paths]
     if unknown:
         parser.error(f"no instance {', '.join(unknown)} in {arguments.folder}: there are {', '.join(paths) or 'none'}")
-    print(f"{arguments.seconds:g} s each of {'CPU' if arguments.cpu else 'wall'} time, {os.cpu_count()} cores, "
-          f"load average {os.getloadavg()[0]:.1f}\n\n{HEADER}", flush=True)  # fmt: skip
+    head = (
+        f"At most {arguments.seconds:g} s of {'CPU' if arguments.cpu else 'wall'} time each, reading included; "
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the start."
+    )
+    print(f"{head}\n\n{HEADER}", flush=True)
     fresh = multiprocessing.get_context("spawn")
+    rows = []
     for name in names:
-        given = (paths[name], name, best.get(name), arguments.seconds, arguments.cpu, arguments.solver)
+        here, there = fresh.Pipe(duplex=False)
+        given = (paths[name], name, best.get(name), arguments.seconds, arguments.cpu, arguments.solver, there)
         process = fresh.Process(target=report, args=given)
         process.start()
         process.join()
+        if here.poll():
+            rows.append(here.recv())
+    if arguments.write:
+        put(head, rows)
 
 
 if __name__ == "__main__":

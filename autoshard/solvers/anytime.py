@@ -30,12 +30,13 @@ from autoshard.units import format_bytes
 
 _LARGE = 500  # nodes: below, elimination is tried at once
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
-_ROUNDS = 150  # of messages, where no clock ends them
+_ROUNDS = 200  # of messages, where no clock ends them
 _FIRST = 20  # rounds before the first plan is polished
 _EVERY = 10  # rounds between polished plans
 _POLISH = 30  # forests for one plan
 _POOL = 5  # plans that are combined with a new one
-_SHARE = 0.6  # of the time that is left, for messages
+_SHARE = 0.6  # of the time that is left, for a step before others
+_CLIMB = 0.85  # the same for messages, where they do most of the work
 _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
 _THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
 _SETTLE = 20  # sweeps
@@ -143,7 +144,8 @@ class _Search:
             self.climb(_ROUNDS // 4, _SHARE * self.clock.left)
             self.thin()
         else:
-            self.climb(_ROUNDS, _SHARE * self.clock.left)
+            self.climb(_ROUNDS, _CLIMB * self.clock.left)
+        self.combine()
         self.sections()
 
     def smallest(self) -> Integers:
@@ -160,6 +162,7 @@ class _Search:
             self.raise_bound(found.bound)
             if number >= _FIRST and number % _EVERY == 0:
                 self.polish(found.choice, found.multipliers, part)
+            if number % (_POOL * _EVERY) == 0:
                 self.combine()
             if part.over or self.closed:
                 break

@@ -18,6 +18,8 @@ from autoshard.problem import Floats, Integers
 from autoshard.solvers.contract import Contracted, Graph, contracted
 from autoshard.solvers.pairwise import Pairwise
 
+_ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
+
 
 @dataclass(frozen=True, eq=False)
 class Items:
@@ -211,7 +213,9 @@ def _items(pairs: Pairwise, way: Contracted) -> Items:
         if owner >= 0 and float(size.max()) > least:
             found.append((owner, low, high, size - least))
     ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
-    return _packed(_joined(found), np.cumsum(change)[:-1], pairs.capacity, ends)
+    whole = all((usage == np.floor(usage)).all() for usage in pairs.usage)
+    capacity = pairs.capacity if whole else pairs.capacity * (1 - _ROUNDING)
+    return _packed(_joined(found), np.cumsum(change)[:-1], capacity, ends)
 
 
 def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
