@@ -113,6 +113,7 @@ def _terms(steps: Sequence[Step], mesh: Mesh) -> list[Term]:
     return terms
 
 
+@lru_cache(maxsize=65536)
 def _example_steps(code: int, axes: int) -> tuple[Step, ...]:
     before: list[Placement] = []
     after: list[Placement] = []
