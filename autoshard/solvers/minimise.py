@@ -10,6 +10,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem
 from autoshard.solvers import eliminate
 from autoshard.solvers.additive import Additive, additive
+from autoshard.solvers.around import around
 from autoshard.solvers.choose import best
 from autoshard.solvers.domains import reduce
 from autoshard.solvers.fold import solve_short
@@ -55,6 +56,16 @@ def minimise(
         folded = solve_short(sum_, short, contents, budget_entries) if short else None
         if folded is not None:
             return Minimum(folded.value, folded.choice, True, (), folded.work)
+    few = around(sum_, allowed) if allowed is not None else None
+    if few is None or allowed is None:
+        return _minimum(sum_, contents, allowed, budget_entries)
+    there = Additive(few.part, scale, sum_.cumulative, few.shares)
+    found = _minimum(there, contents, few.allowed, budget_entries)
+    relaxed = tuple(few.values[v] for v in found.relaxed)
+    return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact, relaxed, found.work)
+
+
+def _minimum(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None, budget_entries: int) -> Minimum:
     kept = reduce(sum_, contents, allowed)
     store, encoded, plan = best(sum_, kept, contents, budget_entries)
     bound = eliminate.run(store, plan)

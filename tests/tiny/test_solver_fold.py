@@ -17,6 +17,7 @@ from autoshard.solvers.additive import additive
 from autoshard.solvers.choose import best, encodings, fitting
 from autoshard.solvers.domains import finite, reduce
 from autoshard.solvers.fold import solve_short
+from autoshard.solvers.minimise import minimise
 from autoshard.solvers.repeats import runs
 from autoshard.solvers.shorten import shortened
 from autoshard.solvers.tables import Contents
@@ -151,6 +152,32 @@ def chain_of(blocks: int, copies: bool) -> Problem:
         Value(f"v{i}", i, (i + 1,), own, (own,), move, np.zeros(3), ((0, 0),)) for i in range(len(nodes) - 1)
     )
     return Problem(nodes, values)
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.1]), st.floats(0.0, 1.0), st.sampled_from([0.0, 1.0]))
+@settings(max_examples=80)
+def test_few_free_nodes_are_solved_by_themselves(seed: int, forbid: float, price: float, scale: float) -> None:
+    """Two free nodes, the rest fixed: the least of all choices, under prices of memory too."""
+    rng = np.random.default_rng(seed)
+    problem = repeated(seed, 4, forbid, charged=True)
+    counts = [len(node.seconds) for node in problem.nodes]
+    fixed = [int(rng.integers(count)) for count in counts]
+    free = [int(n) for n in rng.permutation(len(counts))[:2]]
+    allowed = [np.arange(count) if n in free else np.array([fixed[n]]) for n, count in enumerate(counts)]
+    prices = np.where(rng.random(problem.horizon) < 0.2, price, 0.0)
+
+    def cost(choice: list[int]) -> float:
+        return scale * objective(problem, choice) + float(prices @ memory(problem, choice))
+
+    every = [[int(s) for s in choice] for choice in itertools.product(*allowed)]
+    expected = min((cost(choice) for choice in every if math.isfinite(objective(problem, choice))), default=math.inf)
+    try:
+        found = minimise(problem, Contents(problem), multipliers=prices, scale=scale, allowed=allowed)
+    except InfeasibleError:
+        assert math.isinf(expected)
+        return
+    assert math.isclose(found.bound, expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(cost(list(found.choice)), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @given(SEEDS)
