@@ -156,6 +156,7 @@ def line(model: str, mesh: str, limit: float | None, found: dict[str, Any]) -> s
 
 
 def section(lines: list[str], ratios: list[str], repeat: int) -> str:
+    runs = "one fresh process a row" if repeat == 1 else f"medians of {repeat} fresh processes"
     heads = ["model", "mesh", "nodes", "choices", "most", "width", *PARTS, "sum", "limit", "gap", "lower", "simulate"]
     return "\n".join([
         BEGIN,
@@ -164,7 +165,7 @@ def section(lines: list[str], ratios: list[str], repeat: int) -> str:
         "`python benchmarks/search_scale.py --write`",
         "",
         "From strategies to plan, every strategy that the table offers, no memory limit; capture excluded. CPU seconds",
-        f"of one thread, medians of {repeat} fresh processes; {platform.machine()}, profile {HARDWARE}, load average",
+        f"of one thread, {runs}; {platform.machine()}, profile {HARDWARE}, load average",
         f"{os.getloadavg()[0]:.1f} at the end. gpt2-96, gpt2-960: Hugging Face GPT-2 with that many layers, batch 256,",
         "sequence 1024; T5-base and Whisper small from configuration, batch 64. *most*: choices of one node. *width*:",
         "of the strategy graph, by min-fill. *gap*: proven. *lower* and *simulate* come after the plan.",
