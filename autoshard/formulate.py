@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard import costs, redistribute, rules
+from autoshard.costs.variants import EXCHANGING
 from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.hardware import Hardware
 from autoshard.layout import PARTIAL, REPLICATE, Layout, Placement, Shard, largest_shape, local_sizes, normalise
@@ -74,12 +75,12 @@ def formulate(
     all_to_all: bool = True,
 ) -> Formulation:
     """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
-    without `all_to_all` no redistribution exchanges anything.
+    without `all_to_all` no redistribution exchanges anything, nor does a variant.
 
     What repeats is made once: equal operators share a `Kind`, equal layouts at an end of a value an `End`, and equal
     nodes and values their arrays, by which a solver sees what repeats.
     """
-    kinds = _kinds(graph, mesh, allowed)
+    kinds = _kinds(graph, mesh, allowed, all_to_all)
     sites, ends = _Sites(graph, mesh, kinds).made()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
     pricer = Pricer(graph, mesh, hardware, all_to_all)
@@ -124,7 +125,7 @@ def _present(layout: Layout | None) -> Layout:
     return layout
 
 
-def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None) -> dict[str, Kind]:
+def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) -> dict[str, Kind]:
     """Op name -> its kind. `allowed` may tell equal operators apart."""
     candidates = rules.candidates(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
@@ -135,7 +136,8 @@ def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None) -> dict[str, Kind]
         key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same)
         if key not in offered:
             every = rules.strategies(graph, op, mesh, candidates)
-            offered[key] = tuple(strategy for strategy in every if _consistent(op, strategy))
+            usable = every if all_to_all else [s for s in every if s.variant not in EXCHANGING]
+            offered[key] = tuple(strategy for strategy in usable if _consistent(op, strategy))
         strategies, chosen = offered[key], None
         if allowed:
             chosen = tuple(index for index, strategy in enumerate(strategies) if allowed(op, strategy)) or None

@@ -86,7 +86,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--solver", help="dp (default), ilp, propagation, recursive, exhaustive")
     engine = "of --solver ilp: highs (default), or pulp:CBC, pulp:GUROBI, …"
     parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
-    parser.add_argument("--no-all-to-all", action="store_true", help="plan without all-to-all in redistributions")
+    parser.add_argument("--no-all-to-all", action="store_true", help="no all-to-all: redistributions, halos, experts")
     limit = "stop the search after this long, such as 30s, and keep the best plan so far; Ctrl-C does the same"
     parser.add_argument("--time-limit", metavar="TIME", help=limit)
 

@@ -196,6 +196,7 @@ def _experts(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside
 
 
 HALOS = ("halo_convolution", "halo_transposed_convolution", "halo_max_pool", "halo_avg_pool")
+EXCHANGING = frozenset({*HALOS, "dispatched_experts"})  # variants with an all-to-all inside
 COLLECTIVES: dict[str, Callable[[Mesh, Op, Operands, Layouts], Inside]] = {
     "parallel_attention": _gathered_attention,
     "parallel_cross_entropy": _cross_entropy,

@@ -1,0 +1,35 @@
+"""`--no-all-to-all`: neither a redistribution nor a variant of a plan exchanges anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoshard.costs.variants import COLLECTIVES, EXCHANGING
+from autoshard.formulate import formulate
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.pipeline import ModelRequest, read_graph
+
+MODELS = [
+    ("tests/small_models.py:mixtral", {"batch": 4, "sequence": 8}, {"dispatched_experts"}),
+    ("examples/lenet.py:build", {"batch": 4}, {"halo_convolution"}),
+]
+
+
+@pytest.mark.parametrize(("model", "arguments", "exchanging"), MODELS)
+def test_no_variant_exchanges(model: str, arguments: dict[str, Any], exchanging: set[str]) -> None:
+    graph = read_graph(ModelRequest(model, arguments))
+    mesh, hardware = Mesh.parse("tp=2"), load_hardware("a100-80g-sxm")
+
+    def variants(all_to_all: bool) -> set[str]:
+        made = formulate(graph, mesh, hardware, float("inf"), all_to_all=all_to_all)
+        return {strategy.variant for site in made.sites for strategy in site.strategies}
+
+    assert variants(True) >= exchanging
+    assert not variants(False) & EXCHANGING
+
+
+def test_every_exchanging_variant_is_known() -> None:
+    assert set(COLLECTIVES) >= EXCHANGING
