@@ -1,0 +1,150 @@
+"""Steps of emitted packages, measured and simulated, on this machine: `python benchmarks/cpu_local.py [--write]`.
+
+Calibrates the processor and gloo (`autoshard calibrate`), plans GPT-2 with the profile that this gives, runs every
+package in turn, several rounds, each process pinned to a core of its own where there are enough, and compares the
+median step with the simulated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "benchmarks" / "README.md"
+BEGIN, END = "<!-- cpu_local: written by the command below -->", "<!-- cpu_local end -->"
+MODEL = "examples/gpt2.py:build"
+SIZES = ["n_layer=4", "n_embd=384", "vocabulary=8192", "batch=8", "sequence=128", "dropout=0.0"]
+STEP_LINE = re.compile(r"^step (\d+): .*?, ([\d.]+) ms", re.MULTILINE)
+WARM_UP, STEPS, ROUNDS = 2, 6, 4
+# Name, mesh, what is asked of the search.
+CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("tensor parallel, 2 processes", "dp=1,tp=2", ("--strategy", "megatron")),
+    ("data parallel, 2 processes", "dp=2,tp=1", ("--strategy", "megatron")),
+    ("search, 2 processes", "dp=1,tp=2", ()),
+    ("search, 4 processes", "dp=2,tp=2", ()),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of single steps, all rounds, without the first of each run."""
+
+    name: str
+    processes: int
+    simulated_seconds: float
+    seconds: tuple[float, ...]
+
+    @property
+    def row(self) -> str:
+        middle = statistics.median(self.seconds)
+        low, high = (statistics.quantiles(self.seconds, n=10)[i] for i in (0, -1))
+        error = self.simulated_seconds / middle - 1
+        return (
+            f"| {self.name} | {len(self.seconds)} | {middle * 1e3:.0f} | {low * 1e3:.0f} to {high * 1e3:.0f} | "
+            f"{self.simulated_seconds * 1e3:.0f} | {error:+.1%} |"
+        )
+
+
+def call(*words: str, **more: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def autoshard(*words: str) -> str:
+    return call(sys.executable, "-m", "autoshard", *words)
+
+
+def plan(profile: Path, out: Path, mesh: str, wishes: Sequence[str]) -> float:
+    """Writes a package; gives the simulated seconds of its step."""
+    import json
+
+    words = ["plan", MODEL, "--with", *SIZES, "--mesh", mesh, "--hardware", str(profile), "--out", str(out)]
+    made = json.loads(autoshard(*words, *wishes, "--json"))
+    return float(made["predicted_seconds"])
+
+
+def run(out: Path, processes: int) -> list[float]:
+    """Seconds of the steps of one run, the first ones left out."""
+    cores = sorted(os.sched_getaffinity(0))
+    pinned = "taskset -c $((LOCAL_RANK % " + str(len(cores)) + ")) "
+    script = f"{pinned}{sys.executable} {out / 'train.py'} --backend gloo --steps {STEPS + WARM_UP}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    printed = call(*torchrun, "--no-python", "bash", "-c", script)
+    return [float(ms) * 1e-3 for number, ms in STEP_LINE.findall(printed) if int(number) > WARM_UP]
+
+
+def measure(folder: Path) -> list[Measured]:
+    profile = folder / "machine.toml"
+    autoshard("calibrate", "--hardware", "cpu-local", "--processes", "2", "--out", str(profile))
+    outs = [folder / f"package{number}" for number in range(len(CASES))]
+    simulated = [plan(profile, out, mesh, wishes) for out, (_, mesh, wishes) in zip(outs, CASES, strict=True)]
+    counts = [devices(mesh) for _, mesh, _ in CASES]
+    found: list[list[float]] = [[] for _ in CASES]
+    for _ in range(ROUNDS):
+        for number, out in enumerate(outs):
+            found[number] += run(out, counts[number])
+    return [
+        Measured(name, count, seconds, tuple(steps))
+        for (name, _, _), count, seconds, steps in zip(CASES, counts, simulated, found, strict=True)
+    ]
+
+
+def devices(mesh: str) -> int:
+    """`dp=2,tp=2` -> 4."""
+    product = 1
+    for part in mesh.split(","):
+        product *= int(part.partition("=")[2])
+    return product
+
+
+def section(rows: Sequence[Measured]) -> str:
+    load = os.getloadavg()[0]
+    lines = [
+        BEGIN,
+        "## Simulated and measured steps on this machine",
+        "",
+        "`python benchmarks/cpu_local.py --write`",
+        "",
+        f"GPT-2 ({', '.join(SIZES)}) in float32 with AdamW: emitted packages under torchrun with gloo, one thread a",
+        f"process, each on a core of its own where there are enough ({os.cpu_count()} here, {platform.machine()}, load",
+        f"{load:.1f} at the end). The profile is `autoshard calibrate` of the same minutes. {ROUNDS} interleaved runs of",
+        f"{STEPS} steps each;",
+        "the spread is from the tenth to the ninetieth percentile.",
+        "",
+        "| plan | steps | measured ms, median | spread | simulated ms | error |",
+        "|---|--:|--:|---|--:|--:|",
+        *(row.row for row in rows),
+        END,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        text = section(measure(Path(folder)))
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        after = rest.partition(END)[2].lstrip("\n")
+        PAGE.write_text(before.rstrip("\n") + "\n\n" + text + ("\n" + after if after else ""), encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
