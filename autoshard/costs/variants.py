@@ -103,11 +103,16 @@ def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> Local
     return replace(local, operands=(q, key, value, *local.operands[3:]), causal=causal)
 
 
+def is_unfused(operands: Operands) -> bool:
+    """Whether a ring makes scores: no fused kernel takes a mask, or float32."""
+    masked = len(operands) > 3 and operands[3] is not None
+    return masked or (operands[0] is not None and operands[0].dtype not in ("bfloat16", "float16"))
+
+
 def unfused_bytes(local: LocalOp) -> tuple[float, float]:
     """What a ring reads and writes of its scores, in float32, forward and backward, where no fused kernel takes them:
     with a mask, and not in half precision."""
-    masked = len(local.operands) > 3 and local.operands[3] is not None
-    if local.variant != "ring_attention" or not (masked or local.operand(0).dtype not in ("bfloat16", "float16")):
+    if local.variant != "ring_attention" or not is_unfused(local.operands):
         return 0.0, 0.0
     scores = 4.0 * math.prod(local.operand(0).shape[:-1]) * local.operand(1).shape[-2]
     return 10 * scores, 15 * scores

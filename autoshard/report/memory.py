@@ -15,6 +15,7 @@ KINDS = {
     "input": "inputs",
     "activation": "activations",
     "extra": "saved by operators for their backward (masks, statistics)",
+    "working": "held by operators while they run",
 }
 
 

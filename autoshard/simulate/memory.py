@@ -3,12 +3,16 @@
 Static: parameters, gradients, optimizer state, buffers and inputs. A value lives from its instruction to its last
 use, or where autograd keeps it until the backward of the first that saved it; values that share storage count once. The
 gradient of a value lives from the backward of its last consumer to that of its producer. A weight gathered from its
-shard is kept as the shard, and whole again only in the backward that needs it. No allocator is modelled.
+shard is kept as the shard, and whole again only in the backward that needs it. Where a value has several consumers, the
+gradient of each is beside the sum of those before. `working`: what operators and the runtime's variants hold while they
+run (costs.temporaries); a fused optimizer holds nothing. Gradients of parameters count for the whole step, as when
+steps accumulate. No allocator is modelled.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +21,7 @@ import numpy as np
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.memory import parameter_parts
 from autoshard.costs.operator import extra_bytes
+from autoshard.costs.temporaries import temporary
 from autoshard.graph.model import DTYPE_BYTES, Graph
 from autoshard.layout import LocalSize
 from autoshard.mesh import Mesh
@@ -25,6 +30,7 @@ from autoshard.simulate.storage import Facts, facts, storage
 from autoshard.simulate.timeline import Held
 
 PEAK_TENSORS = 12
+_PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
 BUCKETS_IN_FLIGHT = 2  # as the runtime: one more is flattened before the oldest is written back
 
 
@@ -44,6 +50,10 @@ class MemoryPlan:
     bytes: tuple[float, ...]
     spans: tuple[Span, ...]
     static_bytes: float
+
+    def bytes_of(self, *kinds: str) -> tuple[float, ...]:
+        """`bytes` of some kinds alone."""
+        return levels([span for span in self.spans if span.held.kind in kinds], len(self.bytes))
 
     @property
     def peak_step(self) -> int:
@@ -82,12 +92,17 @@ def plan_memory(program: Program, graph: Graph) -> MemoryPlan:
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
     spans = (*static, *lives.spans(), *_bucket_spans(program, steps))
+    static_bytes = sum(span.held.bytes for span in static if span.held.kind != "input")
+    return MemoryPlan(levels(spans, steps), spans, static_bytes)
+
+
+def levels(spans: Iterable[Span], steps: int) -> tuple[float, ...]:
+    """Bytes at each step."""
     delta = np.zeros(steps + 1)
     for span in spans:
         delta[span.start] += span.held.bytes
         delta[span.last + 1] -= span.held.bytes
-    static_bytes = sum(span.held.bytes for span in static if span.held.kind != "input")
-    return MemoryPlan(tuple(np.maximum(np.cumsum(delta)[:-1], 0.0).tolist()), spans, static_bytes)
+    return tuple(np.maximum(np.cumsum(delta)[:-1], 0.0).tolist())
 
 
 def _static(program: Program, graph: Graph) -> list[Held]:
@@ -124,6 +139,7 @@ class _Lives:
         self.made: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
+        self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
         for index, instruction in enumerate(program.instructions):
             self._visit(index, facts(instruction, graph))
 
@@ -135,8 +151,16 @@ class _Lives:
         for name in known.results:
             if root[name] == name:
                 self.made[name] = index
+        for position, name in enumerate(known.operands):
+            if name is not None and position not in known.aliases.values() and not self._passes_on(index):
+                self.users.setdefault(root[name], []).append(index)
         for name in known.kept:
             self.kept.setdefault(root[name], []).append(index)
+
+    def _passes_on(self, index: int) -> bool:
+        """Whether backward gives the operands the gradient of the result itself."""
+        instruction = self.program.instructions[index]
+        return isinstance(instruction, Compute) and instruction.target in _PASSES_ON
 
     def spans(self) -> list[Span]:
         last = len(self.program.instructions) - 1
@@ -146,7 +170,7 @@ class _Lives:
             held = Held(name, "activation", _bytes(self.program.value(name), self.program.mesh))
             forward = Span(held, made, last if name in outputs else self.used[name])
             spans += [forward] if self.program.loss is None else self._backward(name, made, forward)
-        return spans + (self._extras() if self.program.loss is not None else [])
+        return [*spans, *(self._extras() if self.program.loss is not None else []), *self._working()]
 
     def _local(self, name: str) -> LocalTensor:
         return local_tensor(self.program.value(name), self.program.mesh)
@@ -164,6 +188,8 @@ class _Lives:
             spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]
         if self.program.value(name).requires_grad:
             spans.append(Span(Held(name, "gradient", held.bytes), self._mirror(self.used[name]), self._mirror(made)))
+            earlier = [self._mirror(user) for user in self.users.get(name, []) if user != self.used[name]]
+            spans += [Span(Held(name, "gradient", held.bytes), step, step) for step in earlier]
         return spans
 
     def _extras(self) -> list[Span]:
@@ -176,4 +202,19 @@ class _Lives:
                 results = tuple(self._local(name) for name in instruction.results)
                 size = extra_bytes(self.graph, op, operands, results)
                 spans += [Span(Held(op.name, "extra", size), index, self._mirror(index))] if size else []
+        return spans
+
+    def _working(self) -> list[Span]:
+        spans = []
+        for index, instruction in enumerate(self.program.instructions):
+            if not isinstance(instruction, Compute):
+                continue
+            names, op = instruction.operands, self.graph.by_op[instruction.op]
+            operands = tuple(None if name is None else self._local(name) for name in names)
+            layouts = tuple(None if name is None else self.program.value(name).layout for name in names)
+            size = temporary(self.program.mesh, op, instruction.variant, operands, layouts)
+            there, back = Held(op.name, "working", size.forward), Held(op.name, "working", size.backward)
+            spans += [Span(there, index, index)] if there.bytes else []
+            if back.bytes and self.program.loss is not None:
+                spans.append(Span(back, self._mirror(index), self._mirror(index)))
         return spans

@@ -42,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor in memory. `kind`: parameter, gradient, optimizer, buffer, input, activation or extra."""
+    """A tensor in memory. `kind`: parameter, gradient, optimizer, buffer, input, activation, extra or working."""
 
     name: str
     kind: str

@@ -1,0 +1,57 @@
+"""The bytes of all tensors that are alive, by distinct storage, after every operator that torch dispatches."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Meter(TorchDispatchMode):
+    """Counts `known` tensors from the start, and every result of an operator from then on.
+
+    `curve` has (phase, operator, changes so far) of each operator, `changes` (serial number of a storage, bytes).
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[int, int]] = {}  # address of a storage -> serial number, bytes
+        self.changes: list[tuple[int, int]] = []
+        self.curve: list[tuple[str, str, int]] = []
+        self.phase = ""
+        self.made = 0
+        for tensor in known:
+            self.hold(tensor)
+        self.start = len(self.changes)
+
+    def hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.alive:
+            self.alive[storage._cdata] = self.made, storage.nbytes()
+            self.changes.append((self.made, storage.nbytes()))
+            self.made += 1
+            weakref.finalize(storage, self.drop, storage._cdata)
+
+    def drop(self, address: int) -> None:
+        serial, size = self.alive.pop(address)
+        self.changes.append((serial, -size))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.hold(leaf)
+        self.curve.append((self.phase, str(func), len(self.changes)))
+        return out
+
+    def peak(self, phase: str, without: Iterable[Tensor] = ()) -> tuple[int, str]:
+        """Bytes above the start, and the operator after which they are most; `without` what is still alive of these."""
+        apart = {self.alive[tensor.untyped_storage()._cdata][0] for tensor in without}
+        totals = [0]
+        for serial, size in self.changes[self.start :]:
+            totals.append(totals[-1] + (0 if serial in apart else size))
+        return max((totals[seen - self.start], name) for own, name, seen in self.curve if own == phase)
