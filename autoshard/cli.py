@@ -74,12 +74,16 @@ def trace(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard import folder, package, pipeline, plan_text
+    from autoshard.graph import serialize
     from autoshard.hardware import check_mesh, load_hardware
 
     wanted = _wanted(options)
     hardware = load_hardware(options.hardware)
     if wanted.mesh is not None:
         check_mesh(hardware, wanted.mesh)
+    wants_check = options.verify or options.verify_with
+    if wants_check:
+        serialize.check_has_code(options.model)
     request, quiet = _request(options), options.json
     folder.check_target(options.out)
     for sentence in pipeline.ignored(wanted):
@@ -99,7 +103,6 @@ def plan(options: argparse.Namespace) -> int:
         if made.front:
             print("\n".join(["", *plan_text.front_table(made.front)]))
         print(f"written to {options.out}: {plan_text.file_names(files)}")
-    wants_check = options.verify or options.verify_with
     code = _verify(options, summary) if wants_check else 0
     if options.json:
         _print_json(summary)

@@ -90,13 +90,27 @@ def text(found: Difference) -> str:
         names = ", ".join(found.missing[:5]) + (" …" if len(found.missing) > 5 else "")
         lines += ["", f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"]
     if not found.changes:
-        return "\n".join([*lines, "", f"all {found.same} decisions are the same"])
+        same = (
+            f"the {found.same} that both have are the same"
+            if found.missing
+            else f"all {found.same} decisions are the same"
+        )
+        return "\n".join([*lines, "", same])
     differ = sum(change.times for change in found.changes)
     lines += ["", f"{differ} decisions differ, {found.same} are the same", ""]
     rows: list[Sequence[str]] = [("choice of", "A", "B", "B costs more")]
     rows += map(_cells, found.changes[:SHOWN])
-    rest = found.changes[SHOWN:]
-    return "\n".join([*lines, *table(rows), *([f"and {len(rest)} more groups"] if rest else [])])
+    more = found.changes[SHOWN:]
+    if not more and not found.missing:
+        unchanged, total = map(signed, rest(found))
+        rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
+    return "\n".join([*lines, *table(rows), *([f"and {len(more)} more groups"] if more else [])])
+
+
+def rest(found: Difference) -> tuple[float, float]:
+    """Seconds that choices which stay cost more by what now reaches them, and that all choices do."""
+    total = found.other.certificate.objective_seconds - found.one.certificate.objective_seconds
+    return total - sum(change.seconds for change in found.changes), total
 
 
 def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:

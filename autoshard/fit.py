@@ -136,8 +136,6 @@ def _fitted(task: Task) -> Found:
         try:
             levelled = solve_level(task.formulation, task.wishes.level, target, task.solve, task.stopped)
         except InfeasibleError:
-            if not attempt:
-                raise
             break
         plan = task.plan(levelled.solution)
         if plan.predicted_peak_bytes <= task.limit_bytes:
@@ -159,9 +157,19 @@ def _bounded(levelled: Levelled, free: Levelled) -> Levelled:
 
 
 def _smallest(task: Task, before: tuple[Candidate, ...]) -> Found:
-    """The plan of least memory; InfeasibleError where its program does not fit either."""
-    levelled = solve_level(task.formulation, MEMORY, task.limit_bytes, task.solve, task.stopped)
+    """The plan of least memory; InfeasibleError where its program does not fit either.
+
+    A program may need less than the solver says, which counts a weight where it is stored and where it is used.
+    """
+    refused = None
+    try:
+        levelled = solve_level(task.formulation, MEMORY, task.limit_bytes, task.solve, task.stopped)
+    except InfeasibleError as error:
+        refused = error
+        levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped)
     plan = task.plan(levelled.solution)
+    if plan.predicted_peak_bytes > task.limit_bytes and refused:
+        raise refused
     if plan.predicted_peak_bytes > task.limit_bytes:
         raise InfeasibleError(
             "no plan found that fits, which is not proven: the program of the smallest plan found needs "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,17 @@ EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be cap
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with our one-sentence errors."""
+    """argparse with our one-sentence errors; a misspelt option is told before one that is missing because of it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        own, before = self._option_string_actions, list(args or ())
+        if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            for word in before[: before.index("--")] if "--" in before else before:
+                name = word.partition("=")[0]
+                if name.startswith("--") and name not in own:
+                    near = difflib.get_close_matches(name, own, 1)
+                    raise UsageError(f"{self.prog} has no option {name}", near[0] if near else f"{self.prog} --help")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"{self.prog} --help")

@@ -200,7 +200,10 @@ def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wis
 
 def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:
     """Run the package's own files against the original model, and note the outcome in the package and its report."""
+    from autoshard.graph import serialize
+
     read = read_package(path)  # before torch is imported: a missing folder is told at once
+    serialize.check_has_code(read[0].model)
     from autoshard.verify import verify_package as verify
 
     proof = verify(root_of(path), backend=backend, full=full, arguments=arguments)

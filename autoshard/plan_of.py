@@ -161,15 +161,14 @@ def redistribution(
     consumers: Sequence[str],
     all_to_all: bool = True,
 ) -> RedistributionPlan:
-    """The cheapest path from `source` to `target`, with its price."""
+    """The cheapest path from `source` to `target`, with its price: what backward gathers again is in its seconds."""
     from autoshard import costs
 
     terms = costs.moving_terms(hardware, mesh, graph, graph.tensor(tensor), all_to_all)
     path = redistribute.path(source, target, terms)
     steps = tuple(_plan_step(step, mesh) for step in path.steps)
-    return RedistributionPlan(
-        tensor, source, target, tuple(consumers), steps, path.forward_seconds, path.backward_seconds
-    )
+    backward = path.backward_seconds + (terms.forward_times - 1) * path.forward_seconds
+    return RedistributionPlan(tensor, source, target, tuple(consumers), steps, path.forward_seconds, backward)
 
 
 def _plan_step(step: redistribute.Step, mesh: Mesh) -> PlanStep:

@@ -97,6 +97,7 @@ def collectives(move: RedistributionPlan) -> str:
 def _figures(plan: Plan, graph: Graph) -> list[str]:
     compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
     moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
+    updated = sum(parameter.parts.compute_seconds for parameter in plan.parameters)
     memory = format_bytes(plan.predicted_peak_bytes)
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
@@ -104,6 +105,7 @@ def _figures(plan: Plan, graph: Graph) -> list[str]:
         ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated), {difference(plan)}"),
         ("  operators", f"{format_seconds(compute)}, forward and backward"),
         ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
+        *([("  optimizer", format_seconds(updated))] if updated else []),
         ("  error band", str(error_band(plan, graph))),
         ("memory per device", memory),
         *certificate_rows(plan),
@@ -149,10 +151,11 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
     how = f"({certificate.solver}, {certificate.status})"
     if level == 2:
-        row = ("objective", f"{objective}, lower bound {bound}, gap {gap_words(plan)} {how}")
+        known = "no lower bound" if gap(plan) is None else f"lower bound {bound}, gap {gap_words(plan)}"
+        row = ("objective", f"{objective}, {known} {how}")
         return [row, *_optimum_rows(plan)]
     show = format_bytes if level == 1 else format_seconds
-    name = "least memory" if level == 1 else "communication and repeated work"
+    name = "least memory as the solver counts" if level == 1 else "communication and repeated work"
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     text = f"{name} {found}, lower bound {least}, gap {gap_words(plan)} ({certificate.solver}, level {level})"
     return [("objective", objective), (f"level {level}", text)]

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autoshard.errors import InvalidFileError
+from autoshard.errors import InvalidFileError, UsageError
 from autoshard.graph.check import check
 from autoshard.graph.codec import decode, encode
 from autoshard.graph.model import SCHEMA_VERSION, Graph
@@ -68,6 +68,15 @@ def load(path: str | Path) -> Graph:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise InvalidFileError(f"can't read the graph {path}: {reason}") from None
     return loads(text, str(path))
+
+
+def check_has_code(model: str) -> None:
+    """Raises UsageError where `model` is a saved graph: it has no code to compare with."""
+    if model.endswith(".json"):
+        raise UsageError(
+            f"the original model is needed to verify, but the plan was made from the saved graph {model}",
+            "plan from the model itself: autoshard plan file.py:callable …",
+        )
 
 
 def graph_hash(graph: Graph) -> str:

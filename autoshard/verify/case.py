@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import torch
 
-from autoshard.errors import UsageError
 from autoshard.graph.load import load_model
 from autoshard.graph.model import Graph
+from autoshard.graph.serialize import check_has_code
 from autoshard.program.model import Program
 from autoshard.verify.compare import RankResult, compare_ranks
 from autoshard.verify.exchange import load_result, save_job
@@ -44,11 +44,7 @@ class Case:
 
 def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS) -> Case:
     """Builds the original model for real, randomises it and trains it in float64."""
-    if spec.endswith(".json"):
-        raise UsageError(
-            f"the original model is needed to verify, but the plan was made from the saved graph {spec}",
-            "plan from the model itself: autoshard plan file.py:callable …",
-        )
+    check_has_code(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")

@@ -82,7 +82,8 @@ BAD_OPTIONS = [
     ({"precision": "bf16-mixed"}, 2, "--precision can't change the saved graph"),
     ({"with": "n=2"}, 2, "--with can't change the saved graph"),
     ({"with": "n"}, 2, "expected NAME=VALUE, got 'n'"),
-    ({"frobnicate": "1"}, 2, "unrecognized arguments"),
+    ({"frobnicate": "1"}, 2, "autoshard plan has no option --frobnicate"),
+    ({"memory-limits": "1"}, 2, "try: --memory-limit"),
 ]
 
 
@@ -115,6 +116,9 @@ def test_no_verb_and_no_options(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(["plan", "x.graph.json"], capsys)
     assert code == 2
     assert "--hardware" in err
+    code, _, err = run(["plan", "x.graph.json", "--hardwear", "cpu-local"], capsys)
+    assert code == 2
+    assert "has no option --hardwear" in err and "try: --hardware" in err
     code, _, err = run(["plan", "x.graph.json", "--hardware", "cpu-local"], capsys)
     assert code == 2
     assert "--mesh, or --devices to search for one" in err

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autoshard import cli, explain, fit, plan_io, solvers
+from autoshard import cli, diff, explain, fit, plan_io, solvers
 from autoshard.graph import serialize
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -114,6 +115,41 @@ def test_messages(
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The solver counts a weight where it is stored and where it is used; what fits in truth is found all the same."""
+    path = tmp_path / "sgd.graph.json"
+    path.write_text(serialize.dumps(replace(mlp_graph(3, 256, 2048), optimizer="sgd")), encoding="utf-8")
+    least, _ = planned(words(path, tmp_path / "least", "--level", "memory"), capsys)
+    limit = least.predicted_peak_bytes + 1024
+    assert least.certificate.level_bound > limit
+    for level in ("0", "1", "2"):
+        out, limited = tmp_path / level, f"{limit / 1024:.0f} KiB"
+        plan, _ = planned(words(path, out, "--level", level, "--memory-limit", limited), capsys)
+        assert plan.predicted_peak_bytes <= limit
+        assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
+    assert run(words(path, tmp_path / "none", "--memory-limit", f"{limit / 2048:.0f} KiB"), capsys)[0] == 3
+
+
+def test_a_saved_graph_is_not_verified(graph_file: Path, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (words(graph_file, package / "none", "--verify"), ["verify", str(package)]):
+        code, out, err = run(command, capsys)
+        assert (code, out) == (2, "")
+        assert f"the original model is needed to verify, but the plan was made from the saved graph {graph_file}" in err
+    assert not (package / "none").exists()
+
+
+def test_printed_figures_add_up(tmp_path: Path) -> None:
+    """Operators, redistributions (what backward gathers again, too) and the optimizer make the objective."""
+    mesh, both = Mesh.parse("dp=2,tp=2"), "Shard(0)@dp,Shard(0)@tp"
+    pins = [parse_pin(f"{what}={both}", mesh) for what in ("h.0.fc.weight", "h.0.fc")]
+    plan = search(mlp_graph(3, 256, 512), mesh, load_hardware("a100-80g-sxm"), pins=pins)
+    assert "w0" in {move.tensor for move in plan.redistributions if move.steps[0].forward == "all_gather"}
+    spent = [op.forward_seconds + op.backward_seconds for op in plan.ops]
+    spent += [move.forward_seconds + move.backward_seconds for move in plan.redistributions]
+    spent += [parameter.parts.compute_seconds for parameter in plan.parameters]
+    assert sum(spent) == pytest.approx(plan.certificate.objective_seconds, rel=1e-6)
 
 
 def test_mesh_search(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,6 +379,11 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
     assert changed > 0
     code, out, _ = run(["diff", str(package), str(tmp_path / "out" / "plan.json")], capsys)
     assert f"{changed} decisions differ, {found['same']} are the same" in out
+    told = diff.diff(*read_package(package)[:2], *read_package(tmp_path / "out")[:2])
+    rest, total = diff.rest(told)
+    assert total == found["objective_seconds"]
+    assert rest + sum(change["seconds"] for change in found["changes"]) == pytest.approx(total)
+    assert out.split()[-4:-1] == ["all", "choices", diff.signed(total).split()[0]]
 
 
 def test_repeated_modules_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
