@@ -169,7 +169,8 @@ def _smallest(task: Task, before: tuple[Candidate, ...]) -> Found:
         levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped)
     plan = task.plan(levelled.solution)
     if plan.predicted_peak_bytes > task.limit_bytes and refused:
-        raise refused
+        needs = format_bytes(plan.predicted_peak_bytes)
+        raise InfeasibleError(f"{refused.message}; the program of the smallest plan found needs {needs}")
     if plan.predicted_peak_bytes > task.limit_bytes:
         raise InfeasibleError(
             "no plan found that fits, which is not proven: the program of the smallest plan found needs "

@@ -81,7 +81,14 @@ def best(task: Task, found: Found) -> Plan:
         all_to_all=wishes.all_to_all,
         cut_short=wishes.options.clock.over,
     )
-    certificate = replace(plan.certificate, level_objective=found.levelled.objective, level_bound=found.levelled.bound)
+    levelled, solved = found.levelled, found.levelled.solution  # what was proved of it, not of a tighter limit
+    certificate = replace(
+        plan.certificate,
+        status=solved.status,
+        lower_bound_seconds=solved.lower_bound,
+        level_objective=levelled.objective,
+        level_bound=levelled.bound,
+    )
     return replace(plan, certificate=certificate, search=record)
 
 
@@ -117,6 +124,9 @@ def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
         yield "optimum", fastest.choice
         yield from _between(task, found.levelled.objective, fastest.peak_bytes)
+    elif found.target_bytes > task.limit_bytes:  # no plan fits by the solver's count, some programs do
+        fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
+        yield from _between(task, found.target_bytes, fastest.peak_bytes)
     capacity = found.target_bytes if task.wishes.level == SPEED else float("inf")
     yield from contenders(task.formulation, best, parts(task.formulation, best), capacity, task.quickly)
 
