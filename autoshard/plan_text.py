@@ -38,8 +38,10 @@ def summary(plan: Plan, graph: Graph) -> str:
 
 
 def purpose(plan: Plan, graph: Graph) -> str:
-    """The optimizer, or that there is nothing to train."""
-    return plan.optimizer if graph.loss else "inference: no scalar output to train on"
+    """The optimizer, or that nothing is trained."""
+    if graph.loss:
+        return plan.optimizer
+    return "inference: no scalar output to train on" if graph.training else "inference"
 
 
 def _block_table(plan: Plan, graph: Graph) -> list[str]:
@@ -103,7 +105,7 @@ def _figures(plan: Plan, graph: Graph) -> list[str]:
         memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
     rows = [
         ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated), {difference(plan)}"),
-        ("  operators", f"{format_seconds(compute)}, forward and backward"),
+        ("  operators", format_seconds(compute) + (", forward and backward" if graph.loss else "")),
         ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
         *([("  optimizer", format_seconds(updated))] if updated else []),
         ("  error band", str(error_band(plan, graph))),
@@ -134,6 +136,8 @@ def error_band(plan: Plan, graph: Graph) -> Band:
 def difference(plan: Plan) -> str:
     """How far the simulated step is from the objective of the additive problem, which nothing overlaps in."""
     apart = plan.predicted_seconds - plan.certificate.objective_seconds
+    if abs(apart) < 1e-6 * plan.predicted_seconds:
+        return "equal to the objective"
     return f"{format_seconds(abs(apart), 3)} {'above' if apart > 0 else 'below'} the objective"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, diff, explain, fit, plan_io, solvers
+from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers
 from autoshard.graph import serialize
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -152,6 +152,22 @@ def test_printed_figures_add_up(tmp_path: Path) -> None:
     spent += [move.forward_seconds + move.backward_seconds for move in plan.redistributions]
     spent += [parameter.parts.compute_seconds for parameter in plan.parameters]
     assert sum(spent) == pytest.approx(plan.certificate.objective_seconds, rel=1e-6)
+
+
+def test_inference_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for training, told in ((False, ", inference\n"), (True, "inference: no scalar output to train on\n")):
+        path = tmp_path / f"{training}.graph.json"
+        path.write_text(serialize.dumps(replace(mlp_graph(2), loss=None, training=training)), encoding="utf-8")
+        out = run(words(path, tmp_path / "out", mesh="dp=1"), capsys)[1]
+        assert told in out
+        assert "backward" not in out and "optimizer" not in out
+
+
+def test_a_difference_too_small_to_tell(package: Path) -> None:
+    plan = plan_io.load(package / "plan.json")
+    assert plan_text.difference(plan).endswith((" above the objective", " below the objective"))
+    near = replace(plan, predicted_seconds=plan.certificate.objective_seconds * (1 + 1e-9))
+    assert plan_text.difference(near) == "equal to the objective"
 
 
 def test_mesh_search(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
