@@ -128,7 +128,7 @@ def test_the_megatron_plan_is_one() -> None:
     assert layouts["transformer.h.0.attn.c_attn.weight"].placements[1] == Shard(1, 3)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [pytest.param(m, marks=pytest.mark.slow) if m == "gpt2" else m for m in MODELS])
 def test_every_kind_is_executed(model: str) -> None:
     where, mesh = case(model, uneven=True, steps=1), Mesh.parse("dp=2,tp=2")
     formulation = formulate(where.graph, mesh, hardware(), float("inf"))
