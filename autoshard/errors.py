@@ -24,7 +24,7 @@ class UsageError(UserError):
 
 
 class InfeasibleError(UserError):
-    """No plan exists: a lower bound is above the capacity."""
+    """No plan was found that fits; the message says what is proved."""
 
     exit_code = 3
 
