@@ -74,7 +74,7 @@ def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
     paths = {parameter.tensor: parameter.path for parameter in graph.parameters}
     groups: dict[tuple[str, str], list[RedistributionPlan]] = {}
     for move in moves:
-        done = collectives(move)
+        done = collectives(move, graph.loss is not None and graph.tensor(move.tensor).requires_grad)
         if done:
             groups.setdefault(("" if move.tensor in paths else move.tensor, done), []).append(move)
     lines = []
@@ -86,12 +86,15 @@ def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
     return lines
 
 
-def collectives(move: RedistributionPlan) -> str:
-    """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local."""
+def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
+    """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local.
+
+    A value that is not `differentiable` has no backward.
+    """
     axes: dict[str, list[str]] = {}
     for step in move.steps:
         for action, where in ((step.forward, ""), (step.backward, " in backward")):
-            if action and action not in LOCAL:
+            if action and action not in LOCAL and (differentiable or not where):
                 axes.setdefault(f"{action.replace('_', '-')} over {{}}{where}", []).append("+".join(step.axes))
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 

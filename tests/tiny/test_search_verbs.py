@@ -170,6 +170,18 @@ def test_a_difference_too_small_to_tell(package: Path) -> None:
     assert plan_text.difference(near) == "equal to the objective"
 
 
+def test_inputs_have_no_backward(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = words(graph_file, tmp_path / "out", "--strategy", "random:1")
+    graph, told = serialize.load(graph_file), 0
+    for seed in range(8):
+        plan = planned([*command[:-1], f"random:{seed}"], capsys)[0]
+        for move in plan.redistributions:
+            if move.tensor in graph.inputs and any(step.backward for step in move.steps):
+                told += 1
+                assert not any("backward" in line for line in plan_text.move_lines([move], graph))
+    assert told > 0
+
+
 def test_mesh_search(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = words(graph_file, tmp_path / "out", "--devices", "8", mesh=None)
     code, out, _ = run(command, capsys)
