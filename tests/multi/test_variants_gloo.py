@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.forced import check
 from tests.models import NAMES
 from tests.single.test_experts import experts_by
@@ -9,6 +11,7 @@ from tests.single.test_halo import spatial
 from tests.small_models import spec
 
 
+@pytest.mark.slow
 def test_halos_of_a_resnet() -> None:
     found, largest = check(NAMES["resnet"], "tp=2", spatial(("conv", "pool")), backend="gloo")
     assert {"halo_convolution", "halo_max_pool"} <= found
