@@ -125,6 +125,9 @@ def _wanted(options: argparse.Namespace) -> Any:
         raise UsageError(f"--devices {options.devices}: expected at least 1")
     if mesh is not None and options.devices not in (None, mesh.size):
         raise UsageError(f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}")
+    time_limit = parse_seconds(options.time_limit) if options.time_limit else None
+    if time_limit is not None and time_limit <= 0:
+        raise UsageError(f"--time-limit {options.time_limit}: expected more than no time", "--time-limit 30s")
     return PlanRequest(
         mesh,
         options.devices,
@@ -135,7 +138,7 @@ def _wanted(options: argparse.Namespace) -> Any:
         tuple(options.pin),
         options.pins,
         parse_bytes(options.memory_limit) if options.memory_limit else None,
-        parse_seconds(options.time_limit) if options.time_limit else None,
+        time_limit,
         options.pareto,
         not options.no_all_to_all,
     )

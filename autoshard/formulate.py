@@ -20,7 +20,17 @@ from autoshard import costs, redistribute, rules
 from autoshard.costs.variants import EXCHANGING
 from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.hardware import Hardware
-from autoshard.layout import PARTIAL, REPLICATE, Layout, Placement, Shard, largest_shape, local_sizes, normalise
+from autoshard.layout import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_PARTIAL,
+    Layout,
+    Placement,
+    Shard,
+    largest_shape,
+    local_sizes,
+    normalise,
+)
 from autoshard.mesh import Mesh
 from autoshard.problem import Floats, Integers, Node, Problem, Value
 from autoshard.rules.strategy import Strategy
@@ -417,7 +427,10 @@ class Pricer:
         needed = tuple(np.array([position[x] for x in end.distinct], dtype=np.int64)[end.index] for end in demand.needs)
         sources = demand.source.distinct
         seconds = _tie(sources, targets) if demand.tied else self._pair_seconds(tensor, sources, targets)
-        return _Moves(targets, needed, seconds, self._sizes(tensor, targets))
+        sizes = self._sizes(tensor, targets)
+        if tensor.name in self.parameters:
+            sizes = _beside_storage(sizes, sources, targets)
+        return _Moves(targets, needed, seconds, sizes)
 
     def _sizes(self, tensor: Tensor, layouts: tuple[Layout, ...]) -> Floats:
         key = (tensor.shape, tensor.dtype, layouts)
@@ -455,6 +468,17 @@ class _Moves:
     needed: tuple[Integers, ...]
     seconds: Floats
     sizes: Floats
+
+
+def _beside_storage(sizes: Floats, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+    """What a use of a weight takes at least beside what is stored: nothing where it may be stored as it is used."""
+    stored = {_as_stored(source) for source in sources}
+    return np.where([_as_stored(target) in stored for target in targets], 0.0, sizes)
+
+
+def _as_stored(layout: Layout) -> Layout:
+    """A partial gradient changes nothing about the value."""
+    return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
 
 
 def _ties(strategy: Strategy) -> float:

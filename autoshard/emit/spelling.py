@@ -185,7 +185,8 @@ def _batch_norm(speller: Speller, operands: Operands, given: Attributes) -> str:
     training = bool(given.get("training"))
     numbers = f"{training}, {speller.literal(given.get('momentum'))}, {speller.literal(given.get('eps'))}"
     if training and mean is not None:
-        inputs = f"{x}, {weight}, {bias}, {mean}, {variance}"
+        # Autograd keeps the statistics that it is given, and the new ones are written over the buffers.
+        inputs = f"{x}, {weight}, {bias}, {mean}.clone(), {variance}.clone()"
         return f"torch.ops.aten._native_batch_norm_legit_functional({inputs}, {numbers})"
     return f"F.batch_norm({x}, {mean}, {variance}, {weight}, {bias}, {numbers})"
 

@@ -28,11 +28,24 @@ def text(made: Estimate, hardware: Hardware) -> str:
             f"  {name:<40} {format_seconds(seconds):>10}  {seconds / made.step_seconds:6.1%}"
             for name, seconds in _shown(made)
         ),
+        *_ignored(made),
         "",
         f"memory of the fullest device {format_bytes(made.memory.peak)}: {_fits(made, hardware)}",
         *(f"  {name:<40} {format_bytes(size):>10}" for name, size in asdict(made.memory).items() if size),
     ]
     return "\n".join(lines)
+
+
+def _ignored(made: Estimate) -> list[str]:
+    """Settings that say nothing at these sizes."""
+    run = made.run
+    idle = {
+        "--sequence-parallel": run.sequence_parallel and run.tp == 1,
+        f"--zero {run.zero}": run.zero > 0 and run.dp == 1,
+        f"--schedule {run.schedule}": run.schedule != "1f1b" and run.pp == 1,
+    }
+    names = [name for name, holds in idle.items() if holds]
+    return [f"ignored: {', '.join(names)}, there is nothing to share it with"] if names else []
 
 
 def _shown(made: Estimate) -> list[tuple[str, float]]:

@@ -25,7 +25,7 @@ _VARINT, _LENGTH, _DOUBLE = 0, 2, 1  # wire types
 
 
 def execution_trace(timeline: Timeline, mesh: Mesh) -> bytes:
-    """The nodes of a step; the same on every rank but for the groups, which the numbers of `group_files` name."""
+    """The nodes of a step; the same on every rank: a group is a number, whose ranks `groups.RANK.json` lists."""
     nodes = [_node(number, event, mesh) for number, event in enumerate(timeline.events)]
     return b"".join(map(_delimited, [_string(1, VERSION), *nodes]))
 

@@ -190,7 +190,7 @@ def _timeline(program: Program, graph: Graph, schedule: Schedule, starts: list[f
     events = tuple(schedule.events)
     step_seconds = max((event.end_seconds for event in events), default=0.0)
     streams = (COMPUTE, *(axis_stream(name) for name, size in program.mesh.axes if size > 1))
-    busy = tuple((s, math.fsum(event.duration_seconds for event in events if event.stream == s)) for s in streams)
+    busy = tuple((s, math.fsum(event.duration_seconds for event in events if s in event.streams)) for s in streams)
     peak = memory.peak_step
     return Timeline(
         events,

@@ -39,6 +39,11 @@ class Event:
     def end_seconds(self) -> float:
         return self.start_seconds + self.duration_seconds
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """All that it occupies: a collective over joined axes is shown on the first, and keeps every one busy."""
+        return tuple(map(axis_stream, self.axes)) or (self.stream,)
+
 
 @dataclass(frozen=True)
 class Held:
@@ -75,4 +80,5 @@ class Timeline:
 
     @property
     def communication_seconds(self) -> float:
-        return sum(seconds for stream, seconds in self.busy_seconds if stream != COMPUTE)
+        """Of all collectives, each once."""
+        return sum(event.duration_seconds for event in self.events if event.stream != COMPUTE)
