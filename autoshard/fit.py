@@ -159,7 +159,7 @@ def _bounded(levelled: Levelled, free: Levelled) -> Levelled:
 def _smallest(task: Task, before: tuple[Candidate, ...]) -> Found:
     """The plan of least memory; InfeasibleError where its program does not fit either.
 
-    A program may need less than the solver says, which counts a weight where it is stored and where it is used.
+    A program may need less than the solver says, which counts a value once for every layout that it is used in.
     """
     refused = None
     try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from autoshard.emit import emit
 from autoshard.graph.capture import capture_model
@@ -196,22 +197,34 @@ FUNCTIONS = POINTWISE | SHAPES | REDUCTIONS | CREATION
 GALLERY = {**{name: (function, {}, (X, Y)) for name, function in FUNCTIONS.items()}, **LAYERS}
 
 
-def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, dict[str, Tensor], str]:
-    """The outputs and the state afterwards of the emitted model on a mesh of one, and its source."""
+def leaves(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    return [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+
+
+def backward(outputs: object, inputs: list[Tensor]) -> list[Tensor | None]:
+    """The gradients of the inputs, of the sum of all that has one."""
+    total = sum(x.sum() for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad)
+    if isinstance(total, Tensor):
+        total.backward()
+    return [x.grad for x in inputs]
+
+
+def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, object, dict[str, Tensor], str]:
+    """The outputs, the inputs' gradients and the state afterwards of the emitted model on a mesh of one; its source."""
     graph = capture_model(model, inputs)
     plan = search(graph, Mesh.parse("dp=1"), load_hardware("a100-80g-sxm"))
     files = emit(lower(plan, graph), plan, graph)
     with written(files) as folder:
         package = load_package(folder)
 
-    def rank(mesh: object) -> tuple[object, dict[str, Tensor]]:
+    def rank(mesh: object) -> tuple[object, object, dict[str, Tensor]]:
         copy = package.model.build_model(mesh)
         package.runtime.load_full_state_dict(copy, model.state_dict())
-        outputs = copy(*[x.clone() for x in inputs])
-        return outputs, package.runtime.full_state_dict(copy)
+        own = leaves(inputs)
+        outputs = copy(*own)
+        return outputs, backward(outputs, own), package.runtime.full_state_dict(copy)
 
-    outputs, state = run_lockstep({"dp": 1}, rank)[0]
-    return outputs, state, files["model_parallel.py"]
+    return *run_lockstep({"dp": 1}, rank)[0], files["model_parallel.py"]
 
 
 @pytest.mark.parametrize("name", GALLERY)
@@ -220,11 +233,13 @@ def test_the_emitted_operator_computes_the_same(name: str) -> None:
     torch.manual_seed(0)
     model = Layers(function, layers).train()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found, after, source = run_emitted(model, inputs)
+    found, gradients, after, source = run_emitted(model, inputs)
     model.load_state_dict(state)
-    expected = model(*inputs)
-    torch.testing.assert_close(
-        found, expected, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda text: f"{text}\n{source}"
-    )
+    own = leaves(inputs)
+    expected = model(*own)
+    for ours, theirs in ((found, expected), (gradients, backward(expected, own))):
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda text: f"{text}\n{source}"
+        )
     for key, value in model.state_dict().items():
         torch.testing.assert_close(after[key], value, rtol=1e-5, atol=1e-5)

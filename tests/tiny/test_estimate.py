@@ -137,3 +137,11 @@ def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(events) == 2 * 2 * 8  # both ways, on both stages, 8 micro-batches
     assert main(words[:-1]) == 0
     assert "pipeline bubble" in capsys.readouterr().out
+
+
+def test_what_says_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["estimate", "--hardware", "a100-80g-sxm", *WORDS]
+    assert main([*words, "--sequence-parallel", "--zero", "1", "--schedule", "gpipe"]) == 0
+    assert "ignored: --sequence-parallel, --zero 1, --schedule gpipe" in capsys.readouterr().out
+    assert main([*words, "--tp", "2", "--sequence-parallel"]) == 0
+    assert "ignored" not in capsys.readouterr().out

@@ -99,6 +99,7 @@ MESSAGES = [
     (["--pins", "none.toml"], 5, "can't read the pins none.toml"),
     (["--solver", "fastest"], 2, "unknown solver 'fastest': expected one of dp, exhaustive, ilp"),
     (["--solver", "exhaustive"], 2, "exhaustive search over"),
+    (["--time-limit", "0s"], 2, "--time-limit 0s: expected more than no time"),
     (["--time-limit", "soon"], 2, "'soon' is not a quantity of seconds"),
     (["--memory-limit", "1 KiB", "--pin", "x=(2, 1)"], 3, "pinned: x=(2, 1)"),
     (["--memory-limit", "1 KiB"], 3, "h.0.fc.weight 16 MiB"),
