@@ -75,16 +75,14 @@ def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard import folder, package, pipeline, plan_text
     from autoshard.graph import serialize
-    from autoshard.hardware import check_mesh, load_hardware
+    from autoshard.hardware import load_hardware
 
-    wanted = _wanted(options)
+    wanted, request, quiet = _wanted(options), _request(options), options.json
     hardware = load_hardware(options.hardware)
-    if wanted.mesh is not None:
-        check_mesh(hardware, wanted.mesh)
+    pipeline.check(request, wanted, hardware)
     wants_check = options.verify or options.verify_with
     if wants_check:
         serialize.check_has_code(options.model)
-    request, quiet = _request(options), options.json
     folder.check_target(options.out)
     for sentence in pipeline.ignored(wanted):
         print(f"warning: {sentence}", file=sys.stderr)
@@ -118,13 +116,14 @@ def _wanted(options: argparse.Namespace) -> Any:
     from autoshard.pipeline import PlanRequest
     from autoshard.units import parse_bytes, parse_seconds
 
-    mesh = Mesh.parse(options.mesh) if options.mesh else None
+    mesh = None if options.mesh is None else Mesh.parse(options.mesh)
     if mesh is None and options.devices is None:
         raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
     if options.devices is not None and options.devices < 1:
-        raise UsageError(f"--devices {options.devices}: expected at least 1")
+        raise UsageError(f"--devices {options.devices}: expected at least 1", "--devices 8")
     if mesh is not None and options.devices not in (None, mesh.size):
-        raise UsageError(f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}")
+        told = f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}"
+        raise UsageError(told, f"--mesh {mesh} alone, or --devices {options.devices} alone to search for a mesh")
     time_limit = parse_seconds(options.time_limit) if options.time_limit else None
     if time_limit is not None and time_limit <= 0:
         raise UsageError(f"--time-limit {options.time_limit}: expected more than no time", "--time-limit 30s")

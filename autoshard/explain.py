@@ -73,7 +73,10 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
     Raises UsageError where `what` names nothing, or `how` can't be read.
     """
     if how is not None and what is None:
-        raise UsageError("--why-not needs to know where: name an operator, a module or a parameter")
+        raise UsageError(
+            "--why-not needs to know where: name an operator, a module or a parameter",
+            f"autoshard explain DIR WHAT --why-not {how!r}",
+        )
     fixed = _formulated(plan, graph, hardware) if what is not None else None
     formulation = fixed.formulation if fixed else None
     nodes = nodes_of(formulation, Pin(what, what)) if formulation is not None and what is not None else []

@@ -19,6 +19,7 @@ from autoshard.errors import InvalidFileError, UsageError
 
 MANIFEST = "manifest.json"
 KIND = "autoshard.package"
+_ELSEWHERE = "a path in a folder that exists and that you may write to"
 _OTHER_FOLDER = "--out with another folder, or move these files away"
 
 
@@ -28,7 +29,7 @@ def check_target(folder: Path) -> None:
         raise UsageError(f"--out {folder} is a file, expected a folder", "--out with another name")
     existing = next((parent for parent in folder.absolute().parents if parent.exists()), None)
     if existing is not None and not os.access(folder if folder.exists() else existing, os.W_OK):
-        raise UsageError(f"--out {folder}: no permission to write in {existing}")
+        raise UsageError(f"--out {folder}: no permission to write in {existing}", "--out with another folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not (folder / MANIFEST).exists():
@@ -70,7 +71,7 @@ def write_text(path: Path, text: str) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise UsageError(f"can't write {path}: {error.strerror}") from None
+        raise UsageError(f"can't write {path}: {error.strerror}", _ELSEWHERE) from None
 
 
 def read_file(folder: Path, name: str) -> str:
@@ -94,7 +95,7 @@ def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.absolute().parent))
     except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror}") from None
+        raise UsageError(f"--out {folder}: {error.strerror}", _ELSEWHERE) from None
     try:
         stage.chmod(0o777 & ~_umask())
         for name, text in files.items():

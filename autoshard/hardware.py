@@ -16,7 +16,7 @@ from pathlib import Path
 from autoshard import units
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.mesh import Mesh
-from autoshard.profile_file import Faults, Silent, Table, figures, line_numbers, line_of
+from autoshard.profile_file import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
 from autoshard.profile_parts import Link, read_constants, read_links, read_peaks
 from autoshard.resources import data_folder
 
@@ -107,7 +107,7 @@ def _precision_hint(hardware: Hardware) -> str:
 def check_precision(hardware: Hardware, precision: str) -> None:
     """UsageError where the devices lack a dtype that `precision` computes in, e.g. bf16-mixed on the Ascend 910A."""
     if precision not in PRECISION_DTYPES:
-        raise UsageError(f"unknown precision {precision!r}: expected {', '.join(PRECISION_DTYPES)}")
+        raise UsageError(f"unknown precision {precision!r}: expected {', '.join(PRECISION_DTYPES)}", "--precision fp32")
     missing = [dtype for dtype in PRECISION_DTYPES[precision] if dtype not in hardware._peaks]
     if missing:
         message = f"--precision {precision}: {hardware.name} has no {' and no '.join(missing)}"
@@ -118,8 +118,13 @@ def check_mesh(hardware: Hardware, mesh: Mesh) -> None:
     """UsageError where the mesh is larger than the profile's cluster."""
     if mesh.size > hardware.max_devices:
         raise UsageError(
-            f"mesh {mesh} has {mesh.size} devices: {hardware.name} describes at most {hardware.max_devices}"
+            f"mesh {mesh} has {mesh.size} devices: {hardware.name} describes at most {hardware.max_devices}", larger()
         )
+
+
+def larger() -> str:
+    """What to try where there are more devices than a profile has."""
+    return "fewer devices, or a copy of the profile with larger links: autoshard profiles NAME > mine.toml"
 
 
 def list_profiles() -> tuple[str, ...]:
@@ -149,7 +154,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFileError(f"can't read the hardware profile {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or "not a text file"
+        hint = "`autoshard profiles` for those that ship, `autoshard profiles NAME > mine.toml` for a copy"
+        raise InvalidFileError(f"can't read the hardware profile {path}: {reason}", hint) from error
 
 
 def hardware_text(hardware: Hardware) -> str:
@@ -221,7 +228,7 @@ def _parse(text: str, place: Callable[[str], str]) -> Table:
         return Table(tomllib.loads(text), Faults(place))
     except tomllib.TOMLDecodeError as error:
         where = place("").rpartition(":")[0]
-        raise InvalidFileError(f"{where} is not TOML: {error}") from error
+        raise InvalidFileError(f"{where} is not TOML: {error}", PROFILE_HINT) from error
 
 
 def _costmodel_path(root: Table, where: str) -> Path | None:

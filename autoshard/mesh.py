@@ -34,7 +34,7 @@ class Mesh:
     def index(self, axis: str) -> int:
         """Position of an axis; raises UsageError that lists the axes."""
         if axis not in self.names:
-            raise UsageError(f"unknown mesh axis {axis!r}: the mesh {self} has {', '.join(self.names)}")
+            raise UsageError(f"unknown mesh axis {axis!r}: the mesh {self} has {', '.join(self.names)}", self.names[0])
         return self.names.index(axis)
 
     def axis_size(self, axis: str) -> int:
@@ -56,6 +56,10 @@ class Mesh:
     def parse(text: str) -> Mesh:
         """`dp=2,tp=4` -> Mesh. Raises UsageError on bad syntax, a zero size or a repeated name."""
         axes: list[tuple[str, int]] = []
+        if not text.strip():
+            raise UsageError(
+                "the mesh is empty: expected name=size", "--mesh dp=2,tp=4, or --devices 8 to search for one"
+            )
         for part in text.split(","):
             match = _AXIS.match(part.strip())
             if match is None:
@@ -64,7 +68,20 @@ class Mesh:
         names = [name for name, _ in axes]
         for name, size in axes:
             if size < 1:
-                raise UsageError(f"mesh {text!r}: axis {name} has size {size}, expected at least 1")
+                raise UsageError(
+                    f"mesh {text!r}: axis {name} has size {size}, expected at least 1", f"--mesh {_mended(axes)}"
+                )
             if names.count(name) > 1:
-                raise UsageError(f"mesh {text!r}: axis {name} is named twice")
+                raise UsageError(f"mesh {text!r}: axis {name} is named twice", f"--mesh {_mended(axes)}")
         return Mesh(tuple(axes))
+
+
+def _mended(axes: list[tuple[str, int]]) -> str:
+    """The axes with sizes of at least 1, each name once: what was perhaps meant."""
+    names = [name for name, _ in axes]
+    spare = iter(
+        name for name in ("dp", "tp", "pp", "cp", "ep", *(f"axis{n}" for n in range(len(axes)))) if name not in names
+    )
+    return ",".join(
+        f"{next(spare) if name in names[:n] else name}={max(size, 1)}" for n, (name, size) in enumerate(axes)
+    )

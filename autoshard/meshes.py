@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.fit import Found, Task, Wishes, fitted, prepare
 from autoshard.graph.model import Graph
-from autoshard.hardware import Hardware
+from autoshard.hardware import Hardware, larger
 from autoshard.levels import MEMORY
 from autoshard.mesh import Mesh
 from autoshard.parts import Split
@@ -77,7 +77,7 @@ def search_meshes(
     there is no plan on any mesh.
     """
     if devices > hardware.max_devices:
-        raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}")
+        raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}", larger())
     tried: list[_Tried] = []
     errors: list[UserError] = []
     for mesh in meshes(hardware, devices):

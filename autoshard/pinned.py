@@ -19,6 +19,8 @@ from autoshard.rules import explain, instance
 from autoshard.rules.candidates import candidates
 from autoshard.rules.strategy import Strategy
 
+_NARROWER = "a pattern that matches less, or one of the two pins only"
+_RESULTS = "after ->, a count for each dim of each result: {}"
 NEAREST = 3  # shown where a pin is not offered
 
 
@@ -41,7 +43,7 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
             both = [s for s in keep.get(node, fitting) if s in fitting]
             if not both:
                 name = label(formulation.graph, formulation.sites[node])
-                raise UsageError(f"pins {str(by[node])!r} and {pin.text!r} contradict each other at {name}")
+                raise UsageError(f"pins {str(by[node])!r} and {pin.text!r} contradict each other at {name}", _NARROWER)
             keep[node], by[node] = both, pin
             if pin.out_cuts is not None:
                 taken |= _taken(formulation, node, pin, both)
@@ -223,30 +225,34 @@ def _rule_reason(formulation: Formulation, site: Site) -> str:
     return "; ".join(dict.fromkeys(single[:2]))
 
 
+def _free(results: Sequence[str], graph: Graph) -> str:
+    """Cuts that leave every result whole: `((1, 1),)`."""
+    return str(tuple((1,) * len(graph.tensor(name).shape) for name in results))
+
+
 def _taken(formulation: Formulation, node: int, pin: Pin, fitting: Sequence[int]) -> dict[int, list[int]]:
     """Value -> the layouts in which its consumers may take it, for results whose cuts the pin says."""
     graph, mesh = formulation.graph, formulation.mesh
     site = formulation.sites[node]
     if site.kind != "op" or pin.out_cuts is None:
-        raise UsageError(f"pin {pin.text!r}: only an operator has results to cut")
+        without = pin.text.partition("->")[0].strip()
+        raise UsageError(f"pin {pin.text!r}: only an operator has results to cut", f"--pin {without!r}")
     results = graph.by_op[site.name].results
     found = cuts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
     if isinstance(found, str):
-        raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {found}")
+        raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {found}", _RESULTS.format(_free(results, graph)))
     kept: dict[int, list[int]] = {}
     for position, wanted in enumerate(found):
         if wanted is None:
             continue
         reason = cuts.result_problem(wanted, [site.strategies[s].results[position] for s in fitting], mesh)
         if reason:
-            raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {reason}")
+            raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {reason}", "other counts after ->, or none")
         for v, value in enumerate(formulation.values):
             if value.tensor == results[position] and not value.tied:
                 own = [cuts.counts(layout, len(wanted), mesh) for layout in value.targets]
                 kept[v] = [t for t, cut in enumerate(own) if cut == wanted]
                 if not kept[v]:
                     near = "the nearest offered: " + _listed(cuts.text([cut]) for cut in own)
-                    raise UsageError(
-                        f"pin {pin.text!r}: no consumer of {value.tensor} takes it so", f"the nearest offered: {near}"
-                    )
+                    raise UsageError(f"pin {pin.text!r}: no consumer of {value.tensor} takes it so", near)
     return kept

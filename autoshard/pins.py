@@ -26,6 +26,7 @@ from autoshard.mesh import Mesh
 
 KINDS = ("parameter", "input", "op", "module")
 EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
+FILE_EXAMPLE = """a line such as "*.mlp.c_fc" = "Shard(2)@tp" in a .toml file"""
 _TORCH = re.compile(r"^(Shard)\((-?\d+)\)$|^(Replicate|Partial)(?:\(\))?$")
 Cut = tuple[int, ...] | None
 
@@ -89,7 +90,8 @@ def _want(part: str, mesh: Mesh, text: str) -> Want:
         placement, axis = part, mesh.names[0] if len(mesh.names) == 1 else ""
     if axis not in mesh.names:
         said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"
-        raise UsageError(f"pin {text!r}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", EXAMPLE)
+        hint = " or ".join(f"{placement}@{name}" for name in mesh.names)
+        raise UsageError(f"pin {text!r}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", hint)
     torch = _TORCH.match(placement)
     if torch and torch[1]:
         return Want(axis, "shard", placement, int(torch[2]))
@@ -144,14 +146,15 @@ def _file_texts(path: Path) -> list[str]:
         content = path.read_text(encoding="utf-8")
         data = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
     except OSError as error:
-        raise InvalidFileError(f"can't read the pins {path}: {error.strerror}") from None
-    except ValueError as error:
         raise InvalidFileError(
-            f"the pins {path} are not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}"
+            f"can't read the pins {path}: {error.strerror}", "--pins with a .toml or .json file"
         ) from None
+    except ValueError as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise InvalidFileError(f"the pins {path} are not {kind}: {error}", FILE_EXAMPLE) from None
     table = data.get("pins", data) if isinstance(data, dict) else data
     if not isinstance(table, dict):
-        raise InvalidFileError(f"the pins {path}: expected a table of WHAT = HOW")
+        raise InvalidFileError(f"the pins {path}: expected a table of WHAT = HOW", FILE_EXAMPLE)
     return [f"{what}={_how(how, what, path)}" for what, how in table.items()]
 
 
@@ -160,4 +163,4 @@ def _how(how: Any, what: str, path: Path) -> str:
         return how
     if isinstance(how, list):
         return repr(how)
-    raise InvalidFileError(f"the pins {path}: {what} is {how!r}, expected text or a list of cuts")
+    raise InvalidFileError(f"the pins {path}: {what} is {how!r}, expected text or a list of cuts", FILE_EXAMPLE)

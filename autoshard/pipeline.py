@@ -15,6 +15,7 @@ from autoshard import folder
 from autoshard.errors import UsageError
 from autoshard.mesh import Mesh
 from autoshard.package import REPORT, VERIFICATION, build, read_package, report_text, root_of
+from autoshard.spec import check_spec
 
 if TYPE_CHECKING:
     from autoshard.fit import Wishes
@@ -41,6 +42,7 @@ class ModelRequest:
 
 def read_graph(request: ModelRequest) -> Graph:
     """Capture the model, or read a graph saved by `autoshard trace`."""
+    check_spec(request.spec)  # before torch is imported
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.graph.capture import capture
@@ -124,6 +126,39 @@ def ignored(wanted: PlanRequest) -> tuple[str, ...]:
     return tuple(found)
 
 
+def check(request: ModelRequest, wanted: PlanRequest, hardware: Hardware) -> None:
+    """What can be known to be wrong before torch is imported and the model captured. Raises a UserError."""
+    from autoshard.hardware import check_mesh, check_precision
+    from autoshard.pins import read_pins
+    from autoshard.solvers import check_names
+
+    check_spec(request.spec)
+    if not request.spec.endswith(".json"):
+        check_precision(hardware, request.precision or "fp32")
+    seed = _seed(wanted)
+    if seed is None:
+        check_names(wanted.solver or "dp", wanted.engine)
+    if wanted.mesh is not None:
+        check_mesh(hardware, wanted.mesh)
+        read_pins(wanted.pins, wanted.pins_file, wanted.mesh)
+
+
+def _seed(wanted: PlanRequest) -> int | None:
+    """Of a random plan, None for a searched one. UsageError where there is no such strategy."""
+    kind, _, seed = wanted.strategy.partition(":")
+    if kind != "random":
+        if wanted.strategy not in ("best", "megatron"):
+            raise UsageError(f"unknown strategy {wanted.strategy!r}", "--strategy best, megatron or random:SEED")
+        return None
+    if not seed.isdecimal():
+        raise UsageError(
+            f"--strategy {wanted.strategy}: expected a whole number after the colon", "--strategy random:1"
+        )
+    if wanted.mesh is None:
+        raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
+    return int(seed)
+
+
 def make_plan(graph: Graph, hardware: Hardware, request: ModelRequest, wanted: PlanRequest) -> Made:
     """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for.
 
@@ -131,9 +166,9 @@ def make_plan(graph: Graph, hardware: Hardware, request: ModelRequest, wanted: P
     """
     from autoshard.solvers.options import interruptible
 
-    wishes = _wishes(request, wanted)
-    if wanted.strategy.startswith("random"):
-        return Made(_random(graph, hardware, wanted, wishes), ignored(wanted))
+    wishes, seed = _wishes(request, wanted), _seed(wanted)
+    if seed is not None:
+        return Made(_random(graph, hardware, wanted, wishes, seed), ignored(wanted))
     with interruptible(wishes.options.clock):
         plan, points = _searched(graph, hardware, wanted, wishes)
     notes = (*plan.search.notes, *ignored(wanted))
@@ -146,8 +181,6 @@ def _wishes(request: ModelRequest, wanted: PlanRequest) -> Wishes:
     from autoshard.solvers.options import Clock, Options
     from autoshard.styles import megatron
 
-    if wanted.strategy not in ("best", "megatron") and not wanted.strategy.startswith("random:"):
-        raise UsageError(f"unknown strategy {wanted.strategy!r}", "--strategy best, megatron or random:SEED")
     style = wanted.strategy == "megatron"
     limit = wanted.time_limit_seconds
     if limit is None:
@@ -164,17 +197,11 @@ def _wishes(request: ModelRequest, wanted: PlanRequest) -> Wishes:
     )
 
 
-def _random(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> Plan:
+def _random(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes, seed: int) -> Plan:
     from autoshard.styles import random_plan
 
-    seed = wanted.strategy.partition(":")[2]
-    if not seed.isdecimal():
-        raise UsageError(
-            f"--strategy {wanted.strategy}: expected a whole number after the colon", "--strategy random:1"
-        )
-    if wanted.mesh is None:
-        raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
-    return random_plan(graph, wanted.mesh, hardware, int(seed), origin=wishes.origin, all_to_all=wanted.all_to_all)
+    assert wanted.mesh is not None  # `_seed` says so to a person
+    return random_plan(graph, wanted.mesh, hardware, seed, origin=wishes.origin, all_to_all=wanted.all_to_all)
 
 
 def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> tuple[Plan, tuple[Point, ...]]:

@@ -13,6 +13,7 @@ from autoshard.graph.codec import decode, encode
 from autoshard.plan import SCHEMA_VERSION, Plan
 
 KIND = "autoshard.plan"
+_AGAIN = "make the plan again with `autoshard plan`"
 
 
 def dumps(plan: Plan) -> str:
@@ -28,7 +29,7 @@ def loads(text: str, where: str = "plan") -> Plan:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidFileError(f"{where} is not JSON: {error}") from None
+        raise InvalidFileError(f"{where} is not JSON: {error}", _AGAIN) from None
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise InvalidFileError(
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
@@ -37,13 +38,13 @@ def loads(text: str, where: str = "plan") -> Plan:
         found = data.get("schema_version")
         raise InvalidFileError(
             f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",
-            "make the plan again with `autoshard plan`",
+            _AGAIN,
         )
     body = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
     try:
         plan: Plan = decode(Plan, body, "plan")
     except ValueError as error:
-        raise InvalidFileError(f"{where} is damaged: {error}") from None
+        raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
     return plan
 
 
@@ -61,7 +62,7 @@ def load(path: str | Path) -> Plan:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidFileError(f"can't read the plan {path}: {reason}") from None
+        raise InvalidFileError(f"can't read the plan {path}: {reason}", _AGAIN) from None
     return loads(text, str(path))
 
 

@@ -17,6 +17,7 @@ from autoshard.errors import InvalidFileError, UsageError
 
 KINDS = ("measured", "datasheet", "derived", "default")
 _FIGURE = frozenset({"value", "kind", "source"})
+PROFILE_HINT = "compare with one that ships: autoshard profiles cpu-local"
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
 
@@ -39,7 +40,7 @@ class Faults:
             places.sort(key=lambda place: (place[0], int(place[1])))
             lines = [f"{file}:{line}: {key or 'the file'}: {message}" for file, line, key, message in places]
             more = f"{len(lines)} faults:\n  " if len(lines) > 1 else ""
-            raise InvalidFileError(more + "\n  ".join(lines))
+            raise InvalidFileError(more + "\n  ".join(lines), PROFILE_HINT)
 
 
 def line_numbers(text: str) -> dict[str, int]:

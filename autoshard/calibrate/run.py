@@ -70,9 +70,14 @@ def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> Non
     if there:
         raise UsageError(f"{there[0]} exists already", "--out with another name")
     if not request.out.absolute().parent.is_dir():
-        raise UsageError(f"--out {request.out}: there is no folder {request.out.parent}")
+        raise UsageError(
+            f"--out {request.out}: there is no folder {request.out.parent}", f"mkdir -p {request.out.parent}"
+        )
     if request.processes > hardware.max_devices:
-        raise UsageError(f"--processes {request.processes}: {hardware.name} has at most {hardware.max_devices} devices")
+        most = hardware.max_devices
+        raise UsageError(
+            f"--processes {request.processes}: {hardware.name} has at most {most} devices", f"--processes {most}"
+        )
 
 
 def measure(request: Request) -> dict[str, Any]:
@@ -87,11 +92,12 @@ def measure(request: Request) -> dict[str, Any]:
             try:
                 run_processes("autoshard.calibrate.worker", arguments, ranks, LIMIT_SECONDS)
             except RankFailed as error:
-                raise UserError(f"measuring on {request.device} failed: {error}") from error
+                raise UserError(f"measuring on {request.device} failed: {error}", "--device cpu, or --debug") from error
             found |= _read(Path(path))
     return found
 
 
+_AGAIN = "measure again, without --measured"
 COLUMNS = {
     "matmul": {"m", "n", "k", "item_bytes", "seconds", "dgrad_seconds", "wgrad_seconds"},
     "attention": {"batch", "length", "heads", "kv_heads", "head_dim", "item_bytes", "seconds", "backward_seconds"},
@@ -104,7 +110,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidFileError(f"can't read the measurements {path}: {error}") from error
+        raise InvalidFileError(f"can't read the measurements {path}: {error}", _AGAIN) from error
     return measured
 
 
@@ -112,11 +118,11 @@ def _checked(measured: dict[str, Any], path: Path) -> dict[str, Any]:
     """InvalidFileError names the table or column that is missing."""
     for key in (*COLUMNS, "machine", "dispatch_seconds"):
         if not measured.get(key) and measured.get(key) != 0:
-            raise InvalidFileError(f"{path}: {key} is missing", "measure again, without --measured")
+            raise InvalidFileError(f"{path}: {key} is missing", _AGAIN)
     for table, columns in COLUMNS.items():
         for number, row in enumerate(measured[table]):
             if missing := columns - row.keys():
-                raise InvalidFileError(f"{path}: {table}[{number}]: {', '.join(sorted(missing))} is missing")
+                raise InvalidFileError(f"{path}: {table}[{number}]: {', '.join(sorted(missing))} is missing", _AGAIN)
     return measured
 
 

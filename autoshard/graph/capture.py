@@ -36,6 +36,7 @@ from autoshard.graph.saved import note_saved
 from autoshard.graph.translate import constant_op, tensor_of, translate
 
 OPTIMIZERS = ("adamw", "sgd")
+_FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, fold_repeats,
     deadcode, refuse_random, rename, mark_gradients, note_saved,
@@ -128,7 +129,7 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
     ops, tensors, name = translate(module.graph, stored.names)
     for node in written:
         if node in stored.parameter_nodes:
-            raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place")
+            raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place", _FROZEN)
     outputs, loss = _outputs(program, name, tensors | stored.tensors)
     return Graph(
         name="",

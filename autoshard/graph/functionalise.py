@@ -21,6 +21,7 @@ _SCATTERS = {
     "slice": aten.slice_scatter.default, "select": aten.select_scatter.default,
     "diagonal": aten.diagonal_scatter.default,
 }  # fmt: skip
+_OUT = "the form of it that returns a new tensor"
 _SAME = ("alias", "detach", "contiguous", "to", "lift_fresh")
 _RESHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as")
 
@@ -114,7 +115,8 @@ class _Functionaliser:
             inverse = sorted(range(len(dims)), key=dims.__getitem__)
             return self._call(aten.permute.default, (value, inverse), {}, shape, view)
         raise CaptureError(
-            f"the forward writes into a {name or 'part'} of a tensor that can't be followed, {node_quote(view)}"
+            f"the forward writes into a {name or 'part'} of a tensor that can't be followed, {node_quote(view)}",
+            "write x = x + y instead of x += y, or use torch.cat or torch.where",
         )
 
     def _write_op(self, node: fx.Node, name: str, target: fx.Node) -> None:
@@ -135,7 +137,9 @@ class _Functionaliser:
         packet = getattr(aten, name.rstrip("_"), None)
         overload = _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
         if overload is None or not name.endswith("_"):
-            raise CaptureError(f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}")
+            raise CaptureError(
+                f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}", _OUT
+            )
         operands = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with val.fake_mode:
             result = overload(*operands[0], **operands[1])
@@ -165,7 +169,9 @@ class _Functionaliser:
     def _rename(self, node: fx.Node, operand: fx.Node) -> None:
         """`squeeze_` and its like change how a tensor looks, not what it holds: from here on its name is a view."""
         if op_name(node) in ("requires_grad_", "resize_"):
-            raise CaptureError(f"{node.target} can't be captured, at {node_quote(node)}")
+            raise CaptureError(
+                f"{node.target} can't be captured, at {node_quote(node)}", "leave the call out of forward"
+            )
         overload = getattr(getattr(aten, op_name(node).rstrip("_")), node.target._overloadname)
         view = self._call(overload, node.args, dict(node.kwargs), node.meta["val"], node)
         self.parent[view] = self._identify(operand)

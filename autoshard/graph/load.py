@@ -16,8 +16,11 @@ from torch.export.passes import move_to_device_pass
 
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph.lines import blame
+from autoshard.spec import check_file, check_spec, split_spec
 
 FILE_PREFIX = "autoshard_model_"  # of the module names of files, which hide no other module
+_NO_WITH = "without --with, or export it again with other inputs"
+_ALONE = "{}, which must run by itself; --debug shows the traceback"
 _RETURNS = "return the model and a tuple of example tensors: `return model, (input_ids, labels)`"
 
 
@@ -31,7 +34,9 @@ def load_model(
     """
     if spec.endswith(".pt2"):
         if arguments:
-            raise UsageError(f"{spec} is an exported program and takes no arguments, got {', '.join(arguments)}")
+            raise UsageError(
+                f"{spec} is an exported program and takes no arguments, got {', '.join(arguments)}", _NO_WITH
+            )
         return saved_module(load_exported(spec), device)
     build = find_callable(spec)
     _check_arguments(spec, build, arguments)
@@ -46,7 +51,8 @@ def verify_arguments(spec: str) -> dict[str, Any]:
     sizes = getattr(module, "VERIFY", {})
     if not isinstance(sizes, dict):
         raise UsageError(
-            f"VERIFY beside {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values"
+            f"VERIFY beside {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values",
+            'VERIFY = {"n_layer": 2}',
         )
     _check_arguments(f"VERIFY of {spec}", find_callable(spec), sizes)
     return dict(sizes)
@@ -71,8 +77,7 @@ def _is_own(module: ModuleType, name: str, value: Any) -> bool:
 
 def load_exported(spec: str) -> Any:
     """The `torch.export.ExportedProgram` of a .pt2 file; InvalidFileError if it is missing or no such file."""
-    if not Path(spec).is_file():
-        raise InvalidFileError(f"there is no file {spec}")
+    check_spec(spec)
     try:
         return torch.export.load(spec)
     except Exception as error:
@@ -105,15 +110,19 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _module_of(spec: str) -> tuple[ModuleType, str]:
-    place, _, name = spec.rpartition(":")
-    if not place or not name:
-        raise UsageError(f"{spec!r} names no model", "file.py:callable, package.module:callable or file.pt2")
+    place, name = split_spec(spec)
+    if place.endswith(".py"):
+        check_file(Path(place), spec)
     try:
         return (_import_file(Path(place)) if place.endswith(".py") else _import_name(place)), name
     except UserError:
         raise
     except Exception as error:
-        raise CaptureError(f"{place} can't be imported: {blame(error)}") from error
+        raise CaptureError(f"{place} can't be imported: {blame(error)}", _ALONE.format(_import_of(place))) from error
+
+
+def _import_of(place: str) -> str:
+    return f"python {place}" if place.endswith(".py") else f'python -c "import {place}"'
 
 
 def _import_name(name: str) -> ModuleType:
@@ -128,8 +137,6 @@ def _import_name(name: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     """The file as a fresh module; its folder is on the import path meanwhile and stays there, as for a script."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -167,7 +174,8 @@ def _call(
     except Exception as error:
         if device == "meta" and isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error).lower():
             return _call(spec, build, arguments, "cpu")
-        raise CaptureError(f"{spec} failed: {blame(error)}") from error
+        hint = "call it by itself in Python, where it must return (model, inputs); --debug shows the traceback"
+        raise CaptureError(f"{spec} failed: {blame(error)}", hint) from error
     return _checked(spec, made)
 
 

@@ -57,7 +57,7 @@ def save(graph: Graph, path: str | Path) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True) if partial.parent.is_dir() else None
-        raise InvalidFileError(f"can't write the graph {path}: {error.strerror}") from None
+        raise InvalidFileError(f"can't write the graph {path}: {error.strerror}", "-o with another path") from None
 
 
 def load(path: str | Path) -> Graph:
@@ -66,7 +66,7 @@ def load(path: str | Path) -> Graph:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidFileError(f"can't read the graph {path}: {reason}") from None
+        raise InvalidFileError(f"can't read the graph {path}: {reason}", _AGAIN) from None
     return loads(text, str(path))
 
 

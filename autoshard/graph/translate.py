@@ -26,6 +26,8 @@ _PLACEMENT = (
 )
 _TENSOR_TYPES = re.compile(r"^(Optional\[)?(List\[)?(Optional\[)?Tensor\]*$")
 CONSTANT_ELEMENTS = 4096
+_VALUES = "express the choice with tensor operations (torch.where), or keep it out of the model"
+_SHAPES = "a fixed size with a mask (torch.where), or keep it out of the model"
 
 
 def translate(
@@ -54,10 +56,12 @@ def translate(
 def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
     """The Tensor that an exported value is; CaptureError where its shape or dtype has no name here."""
     if not all(isinstance(size, int) for size in value.shape):
-        raise CaptureError(f"the shape of a result depends on a tensor's value at {node_quote(node)}")
+        raise CaptureError(f"the shape of a result depends on a tensor's value at {node_quote(node)}", _SHAPES)
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise CaptureError(f"{dtype} tensors are not supported, at {node_quote(node)}")
+        raise CaptureError(
+            f"{dtype} tensors are not supported, at {node_quote(node)}", f"one of {', '.join(DTYPE_BYTES)}"
+        )
     return Tensor(name, tuple(value.shape), dtype)
 
 
@@ -76,11 +80,12 @@ def constant_op(name: str, value: torch.Tensor) -> tuple[Op, Tensor]:
 def _values(node: fx.Node) -> list[torch.Tensor]:
     if not isinstance(node.target, torch._ops.OpOverload):
         name = getattr(node.target, "__name__", str(node.target))
-        raise CaptureError(f"the model uses {name}, which can't be captured, at {node_quote(node)}")
+        message = f"the model uses {name}, which can't be captured, at {node_quote(node)}"
+        raise CaptureError(message, "plain tensor operations at that line")
     value = node.meta.get("val")
     values = [value] if isinstance(value, torch.Tensor) else value
     if not isinstance(values, tuple | list) or not all(isinstance(item, torch.Tensor) for item in values):
-        raise CaptureError(f"the program depends on a tensor's value at {node_quote(node)}")
+        raise CaptureError(f"the program depends on a tensor's value at {node_quote(node)}", _VALUES)
     return list(values)
 
 
@@ -118,7 +123,7 @@ def _attribute(value: Any, node: fx.Node) -> Attribute:
     if value is None or type(value) in (int, float, bool, str):
         attribute: Attribute = value
         return attribute
-    raise CaptureError(f"an argument of {node.target} depends on a tensor's value at {node_quote(node)}")
+    raise CaptureError(f"an argument of {node.target} depends on a tensor's value at {node_quote(node)}", _VALUES)
 
 
 def _module(node: fx.Node) -> str:

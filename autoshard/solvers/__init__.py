@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.problem import Problem, Solution
-from autoshard.solvers import dp, exhaustive, ilp, propagation, recursive
+from autoshard.solvers import dp, exhaustive, ilp, propagation, pulp_engine, recursive
 from autoshard.solvers.check import check, check_pins
 from autoshard.solvers.minimise import BUDGET_ENTRIES
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.pinned import original, restricted
 
-__all__ = ["SOLVERS", "Clock", "Options", "solve"]
+__all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "dp": lambda problem, options: dp.solve(
@@ -27,6 +28,16 @@ SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
 _NAMED = 8  # pins that an error lists
 
 
+def check_names(solver: str, engine: str | None = None) -> None:
+    """UsageError that lists the solvers where this is none of them, or the engines where ilp does not have this one."""
+    if solver not in SOLVERS:
+        near = difflib.get_close_matches(solver, SOLVERS, 1) or ["dp"]
+        known = ", ".join(sorted(SOLVERS))
+        raise UsageError(f"unknown solver {solver!r}: expected one of {known}", f"--solver {near[0]}")
+    if solver == "ilp" and engine not in (None, "highs"):
+        pulp_engine.maker(str(engine))
+
+
 def solve(problem: Problem, solver: str = "dp", options: Options | None = None) -> Solution:
     """Pins (`options.pinned`) hold in every solver.
 
@@ -34,8 +45,7 @@ def solve(problem: Problem, solver: str = "dp", options: Options | None = None) 
     exists or fits.
     """
     options = options or Options()
-    if solver not in SOLVERS:
-        raise UsageError(f"unknown solver {solver!r}: expected one of {', '.join(sorted(SOLVERS))}")
+    check_names(solver)
     check(problem)
     check_pins(problem, options.pinned)
     pinned = dict(options.pinned)

@@ -55,7 +55,7 @@ def solve(problem: Problem, options: Options) -> Solution:
 
 def _solve(problem: Problem, options: Options) -> Solution:
     started = time.perf_counter()
-    make = _solver(options.engine)
+    make = maker(options.engine)
     small = condensed(problem)
     best, known, _ = starting_plan(small, options)
     value = objective(problem, best) if best is not None else math.inf
@@ -91,7 +91,7 @@ def available() -> list[str]:
     return [name for name, known in _NAMES.items() if there.intersection(known)]
 
 
-def _solver(engine: str) -> Callable[..., Any]:
+def maker(engine: str) -> Callable[..., Any]:
     """A function of (time limit in seconds) that makes PuLP's solver. Raises UsageError."""
     import pulp
 

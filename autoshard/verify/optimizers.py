@@ -23,6 +23,9 @@ def set_options(optimizer: torch.optim.Optimizer, name: str) -> None:
     """The package's optimizer must be of the plan's kind; its options are the user's to edit, so ours replace them."""
     kind, options = OPTIMIZERS[name]
     if type(optimizer) is not kind:
-        raise CheckError(f"the package's optimizer is {type(optimizer).__name__}, planned {kind.__name__}")
+        raise CheckError(
+            f"the package's optimizer is {type(optimizer).__name__}, planned {kind.__name__}",
+            f"{kind.__name__} in train.py, or plan again with --optimizer",
+        )
     for group in optimizer.param_groups:
         group.update(options)

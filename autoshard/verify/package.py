@@ -48,7 +48,8 @@ class Recorder:
 
     def take(self, rank: int) -> Seen:
         if rank not in self.seen:
-            raise CheckError("train_step in train.py no longer calls compute_gradients, so its gradients can't be seen")
+            message = "train_step in train.py no longer calls compute_gradients, so its gradients can't be seen"
+            raise CheckError(message, "the call back into train_step, or the package made again")
         return self.seen.pop(rank)
 
 

@@ -105,6 +105,43 @@ def test_bad_options(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+EARLY = [
+    (["missing.py:build"], 2, "there is no file missing.py"),
+    (["missing.pt2"], 5, "there is no file missing.pt2"),
+    (["model"], 2, "'model' names no model"),
+    (["model.py:build", "--precision", "bf16-mixed", "--hardware", "ascend-910a"], 2, "ascend-910a has no bfloat16"),
+    (["model.py:build", "--solver", "fastest"], 2, "unknown solver 'fastest'"),
+    (["model.py:build", "--strategy", "fastest"], 2, "unknown strategy 'fastest'"),
+    (["model.py:build", "--pin", "fc=Shard(0)@xp"], 2, "unknown mesh axis 'xp'"),
+    (["model.py:build", "--pins", "none.toml"], 5, "can't read the pins none.toml"),
+]
+
+
+@pytest.mark.parametrize(("more", "code", "message"), EARLY, ids=[message for _, _, message in EARLY])
+def test_what_is_cheap_to_see_is_told_before_torch_is_imported(
+    more: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    monkeypatch.setattr("autoshard.pipeline.read_graph", lambda request: pytest.fail("captured"))
+    where = [] if "--hardware" in more else ["--hardware", "a100-80g-sxm"]
+    found, out, err = run(["plan", *more, *where, "--mesh", "dp=2"], capsys)
+    assert (found, out) == (code, "")
+    assert message in err and "  try: " in err
+
+
+def test_trace_looks_for_the_file_first(tmp_path: Path) -> None:
+    program = "import sys, autoshard.cli as c; print(c.main(sys.argv[1:]), 'torch' in sys.modules)"
+    words = ["trace", str(tmp_path / "missing.py:build"), "-o", str(tmp_path / "out.json")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "2 False\n"
+
+
 def test_a_mesh_larger_than_the_cluster(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(plan_words(graph_file, tmp_path / "out", mesh="dp=100000"), capsys)
     assert code == 2

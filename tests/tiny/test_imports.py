@@ -19,6 +19,7 @@ PACKAGE = ROOT / "autoshard"
 # stands apart from the room that fills it.
 RANKS = [
     ["errors", "progress", "resources"],
+    ["spec"],
     ["estimate.shape"],
     ["estimate.command"],
     ["units", "mesh", "folder", "options", "partition", "topology"],

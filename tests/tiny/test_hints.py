@@ -1,0 +1,101 @@
+"""Every error that a person can meet says what to try."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from autoshard import errors
+from autoshard.errors import InvalidFileError, UserError
+from autoshard.mesh import Mesh
+from autoshard.pins import parse_pin
+from autoshard.solvers import check_names
+from autoshard.spec import check_spec, split_spec
+
+PACKAGE = Path(__file__).resolve().parents[2] / "autoshard"
+KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, UserError)}
+# A problem as arrays is no user's input, and `fit` adds the hint where no plan fits; the package has errors of its own.
+ELSEWHERE = ("solvers/", "fit.py", "emit/package/", "emit/runtime/")
+
+
+def silent(source: str) -> list[int]:
+    """Lines that make an error of a single argument: without a hint."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    names = [(call, getattr(call.func, "id", getattr(call.func, "attr", ""))) for call in calls]
+    return [
+        call.lineno
+        for call, name in names
+        if name in KINDS
+        and len(call.args) + len(call.keywords) < 2
+        and not any(isinstance(a, ast.Starred) for a in call.args)
+    ]
+
+
+def test_every_error_has_a_hint() -> None:
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if "_data" not in path.parts]
+    told = {path.relative_to(PACKAGE).as_posix(): silent(path.read_text(encoding="utf-8")) for path in files}
+    assert {name: lines for name, lines in told.items() if lines and not name.startswith(ELSEWHERE)} == {}
+    assert sum(len(lines) for lines in told.values()) > 0  # those elsewhere: the search for them works
+
+
+MESHES = [
+    ("", "--mesh dp=2,tp=4, or --devices 8 to search for one"),
+    (" ", "--mesh dp=2,tp=4, or --devices 8 to search for one"),
+    ("dp=0,tp=2", "--mesh dp=1,tp=2"),
+    ("dp=2,dp=4", "--mesh dp=2,tp=4"),
+    ("dp=2,tp=2,dp=0", "--mesh dp=2,tp=2,pp=1"),
+    ("2x2", "--mesh dp=2,tp=4"),
+]
+
+
+@pytest.mark.parametrize(("text", "hint"), MESHES, ids=[text for text, _ in MESHES])
+def test_meshes(text: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Mesh.parse(text)
+    assert caught.value.hint == hint
+    for word in hint.split():
+        if "=" in word:
+            Mesh.parse(word.rstrip(","))  # what is proposed is a mesh
+
+
+def test_an_unknown_axis_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_pin("fc=Shard(1)@tp", Mesh.parse("outer=2,inner=4"))
+    assert caught.value.hint == "Shard(1)@outer or Shard(1)@inner"
+
+
+def test_names_of_solvers() -> None:
+    with pytest.raises(UserError) as caught:
+        check_names("propagate")
+    assert caught.value.hint == "--solver propagation"
+    with pytest.raises(UserError, match="the ilp engine 'gurobbi' is not known"):
+        check_names("ilp", "gurobbi")
+    check_names("ilp", "highs")
+    check_names("dp", "gurobbi")  # said to be ignored, no error
+
+
+def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "model.py").write_text("def _own(): ...\ndef build(): ...\n", encoding="utf-8")
+    (tmp_path / "small.graph.json").write_text("{}", encoding="utf-8")
+    assert split_spec("examples/model.py:build") == ("examples/model.py", "build")
+    check_spec("examples/model.py:build")
+    check_spec("some.module:build")
+    hints = {
+        "examples/modle.py:build": "examples/model.py:build",
+        "model.py:build": "examples/model.py:build",
+        "examples/model.py": "examples/model.py:build",
+        "examples/model.py:": "examples/model.py:build",
+    }
+    for spec, hint in hints.items():
+        with pytest.raises(UserError) as caught:
+            check_spec(spec)
+        assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
+    with pytest.raises(InvalidFileError) as missing:
+        check_spec("smal.graph.json")
+    assert missing.value.hint == "small.graph.json"
+    with pytest.raises(UserError, match="names no model"):
+        check_spec("gpt2")
