@@ -8,7 +8,7 @@ from autoshard.costs.collective import joint_seconds
 from autoshard.graph.model import Graph, Tensor
 from autoshard.hardware import Hardware
 from autoshard.mesh import Mesh
-from autoshard.redistribute import CollectiveSeconds, Terms
+from autoshard.redistribute import CollectiveSeconds, Pass, Terms
 
 
 def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, all_to_all: bool = True) -> Terms:
@@ -17,7 +17,13 @@ def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, a
     stored = any(parameter.tensor == tensor.name for parameter in graph.parameters)
     times = 2.0 if stored and differentiable else 1.0
     seconds = _remembered(hardware, mesh)
-    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, times, all_to_all)
+    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, local_pass(hardware), times, all_to_all)
+
+
+def local_pass(hardware: Hardware) -> Pass:
+    """One element-wise kernel that reads and writes memory: a slice, mask, padding, or packing for an exchange."""
+    bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
+    return Pass(hardware.launch_seconds, 1.0 / bandwidth)
 
 
 @lru_cache(maxsize=64)

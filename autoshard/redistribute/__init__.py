@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.layout import Layout
-from autoshard.redistribute.prices import COPY_SECONDS, Floats, Prices, Terms
+from autoshard.redistribute.prices import NOMINAL, Floats, Pass, Prices, Terms
 from autoshard.redistribute.space import space
 from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
 from autoshard.redistribute.table import (
     BACKWARD,
     BY_INDEX,
     COLLECTIVES,
+    CUTS,
     FORWARD,
     LOCAL,
     CollectiveSeconds,
@@ -27,11 +28,13 @@ __all__ = [
     "BACKWARD",
     "BY_INDEX",
     "COLLECTIVES",
-    "COPY_SECONDS",
+    "CUTS",
     "FORWARD",
     "LOCAL",
+    "NOMINAL",
     "CollectiveSeconds",
     "Message",
+    "Pass",
     "Path",
     "Step",
     "Terms",

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
 from autoshard.mesh import Mesh
 from autoshard.redistribute.direct import direct_steps, really_exchanges
-from autoshard.redistribute.steps import Step, messages
+from autoshard.redistribute.steps import Message, Step, messages
+from autoshard.redistribute.table import COLLECTIVES
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -60,7 +61,7 @@ def _columns(layouts: Sequence[Layout]) -> list[tuple[Integers, Integers, list[P
 
 @dataclass(frozen=True)
 class Term:
-    """A message of a direct way, priced by `factor` times the bytes "before" the way, "after" it, or the "smaller"."""
+    """A message of a direct way: see Message; "before" and "after" the exchange."""
 
     backward: bool
     axes: tuple[int, ...]
@@ -70,13 +71,14 @@ class Term:
 
     def full_bytes(self, before: Floats, after: Floats) -> Floats:
         """For all pairs of the sizes before and after."""
-        if self.of == "smaller":
-            return self.factor * np.minimum(before[:, None], after)
-        return self.factor * (before[:, None] if self.of == "before" else after[None, :])
+        return Message(self.primitive, self.factor, self.of).full_bytes(before[:, None], after[None, :])
 
 
 class Signatures:
-    """Which messages a code means on one mesh; many codes mean the same. Filled as codes occur."""
+    """Which messages a code means on one mesh; many codes mean the same. Filled as codes occur.
+
+    The last bit of a code: whether the tensor gets no larger.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -87,7 +89,7 @@ class Signatures:
     def of(self, code: int) -> tuple[int, bool]:
         """The number of the sum of terms that a code means, and whether it really exchanges."""
         if code not in self._known:
-            steps = _example_steps(code, len(self.mesh.axes))
+            steps = _example_steps(code // 2, len(self.mesh.axes), bool(code % 2))
             positions = sorted(self.terms.setdefault(term, len(self.terms)) for term in _terms(steps, self.mesh))
             number = self.sums.setdefault(tuple(positions), len(self.sums))
             self._known[code] = number, really_exchanges(steps)
@@ -98,23 +100,24 @@ signatures = lru_cache(maxsize=64)(Signatures)
 
 
 def _terms(steps: Sequence[Step], mesh: Mesh) -> list[Term]:
-    """The messages of a direct way.
-
-    A step of the table moves the same before and after the exchange; it stands where the tensor is smaller.
-    """
+    """The messages of a direct way. A step of the table beside the exchange changes no size."""
     terms = []
+    side = "before" if any(step.by_index for step in steps) else "after"
     for step in steps:
         for backward, message in enumerate(messages(step, mesh)):
             if message.primitive:
-                of = message.of if step.by_index else "smaller"
-                terms.append(Term(bool(backward), step.axes, message.primitive, message.factor, of))
+                factor = message.factor * (2 if message.of == "both" and not step.by_index else 1)
+                axes = step.axes if message.primitive in COLLECTIVES else ()
+                of = message.of if step.by_index else side
+                terms.append(Term(bool(backward), axes, message.primitive, factor, of))
             if message.packed:
-                terms.append(Term(bool(backward), (), "copy", 0, "smaller"))
+                terms.append(Term(bool(backward), (), "copy", 1, "both"))
+        side = "after" if step.by_index else side
     return terms
 
 
 @lru_cache(maxsize=65536)
-def _example_steps(code: int, axes: int) -> tuple[Step, ...]:
+def _example_steps(code: int, axes: int, shrinks: bool) -> tuple[Step, ...]:
     before: list[Placement] = []
     after: list[Placement] = []
     for axis in range(axes):
@@ -128,7 +131,7 @@ def _example_steps(code: int, axes: int) -> tuple[Step, ...]:
             pair = _example(digit // 4, 2 * axis), _example(digit % 4, 2 * axis + 1)
         before.append(pair[0])
         after.append(pair[1])
-    return direct_steps(Layout(tuple(before)), Layout(tuple(after)), shrinks=True)
+    return direct_steps(Layout(tuple(before)), Layout(tuple(after)), shrinks)
 
 
 def _example(kind: int, dim: int) -> Placement:
@@ -149,7 +152,8 @@ def direct_seconds(
     before, row = np.unique(before_bytes, return_inverse=True)
     after, column = np.unique(after_bytes, return_inverse=True)
     known = signatures(mesh)
-    distinct, position = _distinct(codes, _PAIRS ** len(mesh.axes))
+    codes = 2 * codes + (after_bytes <= before_bytes[:, None])
+    distinct, position = _distinct(codes, 2 * _PAIRS ** len(mesh.axes))
     found = np.array([known.of(code) for code in distinct.tolist()], dtype=np.int64).reshape(-1, 2)
     prices = np.zeros((len(known.sums), len(before), len(after)))
     sums, terms = list(known.sums), list(known.terms)

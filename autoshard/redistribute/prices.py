@@ -19,16 +19,29 @@ from autoshard.redistribute.direct import direct_steps, really_exchanges, repres
 from autoshard.redistribute.direct_prices import Term, direct_seconds, pair_codes
 from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
-from autoshard.redistribute.table import COLLECTIVES, CollectiveSeconds
+from autoshard.redistribute.table import COLLECTIVES, CUTS, LOCAL, CollectiveSeconds
 
 Floats = NDArray[np.float64]
 
 _HOP_SECONDS = 1e-12  # prefers fewer steps where the price is the same
-COPY_SECONDS = 5e-6  # launch of a local slice, mask or padding
-
 _ACTIONS = sorted({action for pair in ACTIONS for action in pair})
 _ALL_TO_ALL = _ACTIONS.index("all_to_all")
 _FORWARDS, _BACKWARDS = (np.array([_ACTIONS.index(pair[side]) for pair in ACTIONS]) for side in (0, 1))
+_LOCAL, _CUT = (np.array([action in some for action in _ACTIONS]) for some in (LOCAL, CUTS))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a local slice, mask or padding takes: one kernel, whatever the number of axes."""
+
+    launch_seconds: float
+    seconds_per_byte: float  # read or written
+
+    def seconds(self, size_bytes: Floats | float) -> Floats | float:
+        return self.launch_seconds + self.seconds_per_byte * size_bytes
+
+
+NOMINAL = Pass(5e-6, 0.0)  # where no device is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +49,8 @@ class Terms:
     """A tensor of global `shape` on a mesh, and what moving it costs.
 
     `seconds(axes, kind, full_bytes)`: axes joined, kind of COLLECTIVES, full_bytes the whole message of a group (output
-    of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all).
-    `forward_times`: how often a forward is paid. Without `all_to_all` nothing is exchanged.
+    of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all). `local`: a
+    step without communication. `forward_times`: how often a forward is paid. Without `all_to_all` nothing is exchanged.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +58,7 @@ class Terms:
     mesh: Mesh
     differentiable: bool
     seconds: CollectiveSeconds
+    local: Pass = NOMINAL
     forward_times: float = 1.0
     all_to_all: bool = True
 
@@ -57,7 +71,7 @@ class Prices:
 
     def __init__(self, space: Space, terms: Terms) -> None:
         self.space, self.differentiable, self.seconds = space, terms.differentiable, terms.seconds
-        self.forward_times, self.all_to_all = terms.forward_times, terms.all_to_all
+        self.forward_times, self.all_to_all, self.local = terms.forward_times, terms.all_to_all, terms.local
         self.item_bytes = DTYPE_BYTES[terms.dtype]
         self.sizes, self.size_of = np.unique(space.elements, return_inverse=True)
         self._sizes_bytes = (self.sizes * float(self.item_bytes)).tolist()
@@ -80,10 +94,13 @@ class Prices:
         return float(self.item_bytes * math.prod(largest_shape(self.space.shape, layout, self.space.mesh)))
 
     def _message_seconds(self, message: Message, axes: tuple[int, ...], own: tuple[float, float]) -> float:
-        if message.primitive in COLLECTIVES:
-            packing = COPY_SECONDS if message.packed else 0.0
-            return packing + self.seconds(axes, message.primitive, float(message.full_bytes(*own)))
-        return COPY_SECONDS if message.primitive else 0.0
+        if not message.primitive:
+            return 0.0
+        size = float(message.full_bytes(*own))
+        if message.primitive not in COLLECTIVES:
+            return float(self.local.seconds(size))
+        packing = float(self.local.seconds(sum(own))) if message.packed else 0.0
+        return packing + self.seconds(axes, message.primitive, size)
 
     def direct(self, source: Layout, target: Layout) -> tuple[Step, ...]:
         return direct_steps(source, target, self._bytes(target) <= self._bytes(source), self.all_to_all)
@@ -104,13 +121,17 @@ class Prices:
         self, axes: tuple[int, ...], start: Integers, stop: Integers, pair: Integers
     ) -> tuple[Integers, Integers, Floats]:
         elements, table = self.space.elements, self._action_table(axes)
-        larger = np.where(elements[start] > elements[stop], start, stop)
+        larger, smaller = np.where(elements[start] > elements[stop], (start, stop), (stop, start))
+        moved = np.stack([elements[start] + elements[stop], 2 * elements[smaller]])  # by local steps; by those that cut
+        moved_seconds = (self.local.seconds_per_byte * self.item_bytes) * moved
         seconds = np.full(len(start), _HOP_SECONDS)
         for times, actions, given in ((self.forward_times, _FORWARDS, start), (1.0, _BACKWARDS, stop)):
             if actions is _FORWARDS or self.differentiable:
                 action = actions[pair]
                 whole = np.where(action == _ALL_TO_ALL, given, larger)
                 seconds += times * table[action, self.size_of[whole]]
+                passed = np.where(_CUT[action], moved_seconds[1], moved_seconds[0])
+                seconds += times * np.where(_LOCAL[action], passed, 0.0)
         if self.all_to_all:
             return start, stop, seconds
         possible = np.isfinite(seconds)
@@ -123,7 +144,7 @@ class Prices:
             if action in COLLECTIVES:
                 table[row] = [self.seconds(axes, action, size) for size in self._sizes_bytes]
             elif action:
-                table[row] = COPY_SECONDS
+                table[row] = self.local.launch_seconds
         if not self.all_to_all:
             table[_ALL_TO_ALL] = np.inf
         return table
@@ -168,9 +189,11 @@ class Prices:
     def _term_seconds(self, term: Term, before: Floats, after: Floats) -> Floats | float:
         """Seconds of a message of the direct way for all pairs of the sizes before and after."""
         times = (1.0 if self.differentiable else 0.0) if term.backward else self.forward_times
-        if term.primitive not in COLLECTIVES or not times:
-            return times * COPY_SECONDS
+        if not times:
+            return 0.0
         sizes = term.full_bytes(before, after)
+        if term.primitive not in COLLECTIVES:
+            return times * self.local.seconds(sizes)
         known = {size: self.seconds(term.axes, term.primitive, size) for size in set(sizes.flat)}
         return times * np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)
 

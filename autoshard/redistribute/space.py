@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, LocalSize, Placement, Shard
 from autoshard.mesh import Mesh
 from autoshard.redistribute.steps import axis_shards, clean_cut
-from autoshard.redistribute.table import BACKWARD, COLLECTIVES, FORWARD
+from autoshard.redistribute.table import BACKWARD, FORWARD
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -142,7 +142,7 @@ class Space:
     def _moves(self, axes: tuple[int, ...]) -> Moves:
         """The steps of all of these axes at once: every pair of combinations of letters in which all axes agree."""
         codes, offsets, leaves, enters = self._combinations(axes)
-        pairs = _pair_table(len(self.shape), len(axes) > 1)[codes[:, None], codes]
+        pairs = _pair_table(len(self.shape))[codes[:, None], codes]
         pairs = np.where(leaves[:, None] & enters, pairs, -1)
         if len(axes) == 1:
             pairs[self._turns(axes[0])] = 0
@@ -205,13 +205,13 @@ class Space:
 
 
 @lru_cache(maxsize=64)
-def _pair_table(dims: int, joined: bool) -> Integers:
-    """[code before, code after] -> index into PAIRS, -1 where there is no step. Joined steps must communicate."""
+def _pair_table(dims: int) -> Integers:
+    """[code before, code after] -> index into PAIRS, -1 where there is no step."""
     codes = _FIRST_DIM + dims
     table = np.full((codes, codes), -1, dtype=np.int64)
     for x, y in itertools.product(range(codes), repeat=2):
         pair = (_KINDS[x] if x < _FIRST_DIM else "S", _KINDS[y] if y < _FIRST_DIM else "S")
-        if x != y and pair in FORWARD and (not joined or {FORWARD[pair], BACKWARD[pair]} & set(COLLECTIVES)):
+        if x != y and pair in FORWARD:
             table[x, y] = PAIRS.index(pair)
     return table
 

@@ -15,7 +15,7 @@ from autoshard.layout import AxisShard, Layout, LocalSize, Placement, Shard
 from autoshard.mesh import Mesh
 from autoshard.partition import Cut, runs
 from autoshard.program.model import Collective, DimCut
-from autoshard.redistribute.table import BACKWARD, BY_INDEX, COLLECTIVES, FORWARD, kind
+from autoshard.redistribute.table import BACKWARD, BY_INDEX, COLLECTIVES, CUTS, FORWARD, kind
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 class Message:
     """`primitive`: one of COLLECTIVES, "copy" (local work) or "" (nothing).
 
-    Its full bytes, which price a collective, are `factor` times those of the largest local tensor: of the one "before"
-    the step, "after" it, or the "larger" of them.
+    Its full bytes, which price a collective or a pass over memory, are `factor` times those of the largest local
+    tensor: of the one "before" the step, "after" it, the "larger" or the "smaller" of them, or of "both".
     """
 
     primitive: str
@@ -167,8 +167,10 @@ class Message:
 
     def full_bytes(self, before: Bytes, after: Bytes) -> Bytes:
         """Of bytes, or of arrays of them."""
-        if self.of == "larger":
-            return self.factor * cast(Bytes, np.maximum(before, after))
+        if self.of in ("larger", "smaller"):
+            return self.factor * cast(Bytes, (np.maximum if self.of == "larger" else np.minimum)(before, after))
+        if self.of == "both":
+            return self.factor * (before + after)
         return self.factor * (before if self.of == "before" else after)
 
 
@@ -193,7 +195,9 @@ def _message(step: Step, name: str, given: str, made: str, mesh: Mesh) -> Messag
         return Message("all_to_all", _summands(step, given == "before", mesh), made, True)
     if name == "gather":
         return Message("all_gather", math.prod(mesh.sizes[a] for a in step.axes), given, True)
-    return Message("copy" if name else "")
+    if name in CUTS:
+        return Message("copy", 2, "smaller")
+    return Message("copy", 1, "both") if name else Message("")
 
 
 def _summands(step: Step, forward: bool, mesh: Mesh) -> int:

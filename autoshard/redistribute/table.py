@@ -25,6 +25,7 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # axes, the same by an all-gather (where all-to-all is forbidden), or what a device can do alone.
 BY_INDEX = ("exchange", "gather", "pick", "pad")
 LOCAL = frozenset({"slice", "zero_pad", "mask", "pick", "pad"})
+CUTS = frozenset({"slice", "pick"})  # read and write only what stays; the others read and write everything
 
 
 def kind(placement: Placement) -> str:

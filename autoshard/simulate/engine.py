@@ -17,6 +17,7 @@ from autoshard.costs.collective import joint_seconds
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.links import joint_link
 from autoshard.costs.memory import optimizer_seconds
+from autoshard.costs.moving import local_pass
 from autoshard.costs.operator import compute_seconds
 from autoshard.costs.variants import Call, variant_collectives
 from autoshard.graph.model import Graph
@@ -137,8 +138,7 @@ class _Pricer:
 
     def _pass_seconds(self, size_bytes: float) -> float:
         """A local pass over memory."""
-        bandwidth = self.hardware.memory_bandwidth * self.hardware.constant("memory.elementwise")
-        return self.hardware.launch_seconds + size_bytes / bandwidth
+        return float(local_pass(self.hardware).seconds(size_bytes))
 
     def _call(self, call: Call, name: str, phase: Phase, module: str, reason: str, index: int | None) -> Task:
         axis, primitive, size = call

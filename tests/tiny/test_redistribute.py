@@ -31,10 +31,10 @@ from autoshard.layout import (
 from autoshard.mesh import Mesh
 from autoshard.redistribute import (
     BACKWARD,
-    COLLECTIVES,
-    COPY_SECONDS,
+    CUTS,
     FORWARD,
     LOCAL,
+    Pass,
     Step,
     Terms,
     all_pairs,
@@ -47,6 +47,7 @@ from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import clean_cut, table_step
 
 KINDS = ("S", "R", "R+", "P")
+LOCAL_PASS = Pass(3e-6, 1e-8)
 FACTORS = {"all_gather": 1.0, "reduce_scatter": 1.1, "all_reduce": 2.0, "all_to_all": 1.1}
 
 
@@ -58,7 +59,7 @@ def terms(
     shape: tuple[int, ...], mesh: str | Mesh, differentiable: bool = True, dtype: str = "float32", **options: Any
 ) -> Terms:
     own = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    return Terms(shape, dtype, own, differentiable, seconds, **options)
+    return Terms(shape, dtype, own, differentiable, seconds, LOCAL_PASS, **options)
 
 
 def layout(text: str) -> Layout:
@@ -257,8 +258,9 @@ def _seconds(step: Step, before: Layout, shape: tuple[int, ...], mesh: Mesh, gra
     }
     total = 0.0
     for name, own in zip((step.forward, step.backward), sizes_of(sizes, step, max(here, there)), strict=True):
-        if name in (*LOCAL, "exchange", "gather"):
-            total += COPY_SECONDS  # alone, or to pack and unpack
+        if name in (*LOCAL, "exchange", "gather"):  # alone, or to pack and unpack
+            total += LOCAL_PASS.launch_seconds
+            total += LOCAL_PASS.seconds_per_byte * (2 * min(here, there) if name in CUTS else here + there)
         if name in LOCAL:
             pass
         elif name:
@@ -292,8 +294,6 @@ def _neighbours(
                 if max(map(len, dims)) > 1 or dims[0] & dims[1]:
                     continue
                 step = table_step(axes, state, other)
-                if count > 1 and not {step.forward, step.backward} & set(COLLECTIVES):
-                    continue
                 if _clean(state, axes, shape, mesh) and _clean(other, axes, shape, mesh):
                     yield other, step
 
