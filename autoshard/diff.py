@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard import words
-from autoshard.explain import decisions, fold
+from autoshard.explain import fold
 from autoshard.graph.model import Graph
 from autoshard.plan import OpPlan, Plan
 from autoshard.plan_text import table
 from autoshard.rules import candidates, find
+from autoshard.stale import decisions, origin
 from autoshard.units import format_bytes, format_seconds
 
 SHOWN = 40
@@ -30,13 +31,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """`missing`: decisions that only one of the plans has, when they are of different graphs."""
+    """`missing`: decisions that only one of the plans has, when they are of different graphs.
+
+    Figures are those that each plan was made with; `notes` say where that was by another version or profile.
+    """
 
     one: Plan
     other: Plan
     changes: tuple[Change, ...]
     same: int
     missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference
         for group, found in groups.items()
     ]
     rows.sort(key=lambda row: -abs(row.seconds))
-    return Difference(one, other, tuple(rows), len(common) - len(changed), tuple(missing))
+    notes = [f"{name}: {note}" for name, plan in (("A", one), ("B", other)) for note in origin(plan)]
+    return Difference(one, other, tuple(rows), len(common) - len(changed), tuple(missing), tuple(notes))
 
 
 def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
@@ -95,7 +101,7 @@ def text(found: Difference) -> str:
             if found.missing
             else f"all {found.same} decisions are the same"
         )
-        return "\n".join([*lines, "", same])
+        return "\n".join([*lines, "", same, *_notes(found)])
     differ = sum(change.times for change in found.changes)
     lines += ["", f"{differ} decisions differ, {found.same} are the same", ""]
     rows: list[Sequence[str]] = [("choice of", "A", "B", "B costs more")]
@@ -104,7 +110,11 @@ def text(found: Difference) -> str:
     if not more and not found.missing:
         unchanged, total = map(signed, rest(found))
         rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
-    return "\n".join([*lines, *table(rows), *([f"and {len(more)} more groups"] if more else [])])
+    return "\n".join([*lines, *table(rows), *([f"and {len(more)} more groups"] if more else []), *_notes(found)])
+
+
+def _notes(found: Difference) -> list[str]:
+    return [f"note: {note}" for note in found.notes]
 
 
 def rest(found: Difference) -> tuple[float, float]:
@@ -148,4 +158,5 @@ def as_dict(found: Difference) -> dict[str, Any]:
         "changes": [asdict(change) for change in found.changes],
         "same": found.same,
         "missing": list(found.missing),
+        "notes": list(found.notes),
     }

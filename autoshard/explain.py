@@ -16,18 +16,18 @@ from autoshard.levels import Levelled, level_value, solve_level
 from autoshard.narrow import narrowed
 from autoshard.pinned import Pinned, choice_text, fitting_choices, label, nodes_of, pinned, refusal
 from autoshard.pins import Pin, parse_pin, parse_wants
-from autoshard.plan import OpPlan, Parts, Plan, TensorPlan
+from autoshard.plan import OpPlan, Parts, Plan
 from autoshard.plan_of import Origin, plan_of, priced
 from autoshard.plan_text import certificate_rows, table
 from autoshard.problem import Problem, Solution
 from autoshard.rules import candidates, find
+from autoshard.stale import Decided, chosen, decisions, said, today
 from autoshard.styles import megatron
 from autoshard.units import format_bytes, format_seconds
 
 SHOWN = 20  # rows, where nothing was named
 CHANGED = 8  # other decisions that a "why not" lists
 _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
-Decided = OpPlan | TensorPlan
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,17 @@ class WhyNot:
 
 @dataclass(frozen=True)
 class Explained:
-    """`rows` are what was asked for; the total is over all choices of the plan, `outputs` the rest of it."""
+    """`rows` are what was asked for; the total is over all choices of the plan, `outputs` the rest of it.
+
+    All figures are of one time: today's, of which `notes` say what has changed since the plan was made.
+    """
 
     plan: Plan
     rows: tuple[Row, ...]
     total: Parts
     outputs_seconds: float
     why_not: WhyNot | None = None
+    notes: tuple[str, ...] = ()
 
 
 def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how: str | None) -> Explained:
@@ -77,23 +81,22 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
             "--why-not needs to know where: name an operator, a module or a parameter",
             f"autoshard explain DIR WHAT --why-not {how!r}",
         )
-    fixed = _formulated(plan, graph, hardware) if what is not None else None
-    formulation = fixed.formulation if fixed else None
-    nodes = nodes_of(formulation, Pin(what, what)) if formulation is not None and what is not None else []
-    names = {(formulation.sites[n].kind, formulation.sites[n].name) for n in nodes} if formulation else None
-    rows = list(_rows(plan, graph, names))
-    why = None
-    if how is not None and fixed is not None and what is not None:
-        why = _why_not(plan, fixed, nodes, what, how)
-    return Explained(
-        plan, tuple(_folded(rows) if what is None else rows), _total(plan), plan.search.outputs_seconds, why
-    )
-
-
-def decisions(plan: Plan) -> list[tuple[str, Decided]]:
-    """(kind, decision) of everything that was chosen."""
-    stored = (("input", plan.inputs), ("parameter", plan.parameters), ("buffer", plan.buffers))
-    return [*((kind, t) for kind, tensors in stored for t in tensors), *(("op", op) for op in plan.ops)]
+    fixed = _formulated(plan, graph, hardware)
+    formulation = fixed.formulation
+    now = today(plan, formulation)
+    plan, why = now.plan, None
+    if what is None:
+        rows = _folded(list(_rows(plan, graph, None)))
+    else:
+        nodes = nodes_of(formulation, Pin(what, what))
+        rows = list(_rows(plan, graph, {(formulation.sites[n].kind, formulation.sites[n].name) for n in nodes}))
+        if how is not None:
+            why = (
+                _why_not(plan, fixed, nodes, what, how)
+                if now.offered
+                else WhyNot(what, how, f"{now.notes[-1]}; plan again")
+            )
+    return Explained(plan, tuple(rows), _total(plan), plan.search.outputs_seconds, why, now.notes)
 
 
 def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[Row]:
@@ -104,11 +107,11 @@ def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Itera
                 op = graph.by_op[decided.op]
                 strategy = find(graph, op, plan.mesh, known, decided.strategy)
                 name = f"{op.module} {op.target.partition('.')[2]}".strip() + ("" if names is None else f" ({op.name})")
-                said = words.strategy_words(op, strategy, graph, plan.mesh)
-                yield Row(name, f"{said} [{decided.strategy}]", decided.parts, decided.decided_by)
+                words_of = words.strategy_words(op, strategy, graph, plan.mesh)
+                yield Row(name, f"{words_of} [{decided.strategy}]", decided.parts, decided.decided_by)
         elif names is None or (kind, decided.name) in names:
-            said = words.placement_words(decided.layout, plan.mesh)
-            yield Row(f"{kind} {decided.path}", f"{said} [{decided.layout}]", decided.parts, decided.decided_by)
+            words_of = words.placement_words(decided.layout, plan.mesh)
+            yield Row(f"{kind} {decided.path}", f"{words_of} [{decided.layout}]", decided.parts, decided.decided_by)
 
 
 def fold(name: str) -> str:
@@ -186,8 +189,8 @@ def _compared(plan: Plan, small: Formulation, levelled: Levelled, nodes: Sequenc
     other = plan_of(small, levelled.solution, Origin(), plan.capacity_bytes, "search")
     other = priced(other, small.graph, small.hardware)
     own = {_label(small.graph, kind, decided) for kind, decided in _of(plan, small, nodes)}
-    before = {_label(small.graph, kind, d): _text(d) for kind, d in decisions(plan)}
-    after = {_label(small.graph, kind, d): _text(d) for kind, d in decisions(other)}
+    before = {_label(small.graph, kind, d): said(d) for kind, d in decisions(plan)}
+    after = {_label(small.graph, kind, d): said(d) for kind, d in decisions(other)}
     changed = tuple(f"{name}: {before[name]} -> {text}" for name, text in after.items() if before[name] != text)
     first = small.sites[nodes[0]]
     return WhyNot(
@@ -211,22 +214,6 @@ def _label(graph: Graph, kind: str, decided: Decided) -> str:
     return label(graph, Site(kind, decided.op if isinstance(decided, OpPlan) else decided.name))
 
 
-def _text(decided: Decided) -> str:
-    return decided.strategy if isinstance(decided, OpPlan) else str(decided.layout)
-
-
-def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
-    """Node -> the index of the plan's choice, where the formulation offers it."""
-    texts = {(kind, d.op if isinstance(d, OpPlan) else d.name): _text(d) for kind, d in decisions(plan)}
-    found = {}
-    for n, site in enumerate(formulation.sites):
-        offered = [str(choice) for choice in site.strategies or site.layouts]
-        text = texts.get((site.kind, site.name))
-        if text in offered:
-            found[n] = offered.index(text)
-    return found
-
-
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +234,7 @@ def text(explained: Explained) -> str:
     result = [*table(lines), "", *table([*certificate_rows(plan), simulated])]
     if explained.why_not:
         result += ["", *_why_lines(plan, explained.why_not)]
+    result += [f"note: {note}" for note in explained.notes]
     return "\n".join(result)
 
 
@@ -300,4 +288,5 @@ def as_dict(explained: Explained) -> dict[str, Any]:
         "lower_bound_seconds": plan.certificate.lower_bound_seconds,
         "predicted_seconds": plan.predicted_seconds,
         "why_not": asdict(explained.why_not) if explained.why_not else None,
+        "notes": list(explained.notes),
     }

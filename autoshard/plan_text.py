@@ -14,6 +14,7 @@ from autoshard.graph.model import Graph
 from autoshard.hardware import parse_hardware
 from autoshard.plan import Candidate, OpPlan, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
+from autoshard.stale import resimulated
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def _figures(plan: Plan, graph: Graph) -> list[str]:
     ]
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
     if others:
-        rows.append(("also simulated", ", ".join(map(candidate_words, others))))
+        names = ["also simulated", *[""] * len(others)]
+        rows += zip(names, map(candidate_words, others), strict=False)
     if plan.search.pins:
         rows.append(("pinned", ", ".join(plan.search.pins)))
     if plan.search.cut_short:
@@ -145,8 +147,8 @@ def difference(plan: Plan) -> str:
 
 
 def candidate_words(candidate: Candidate) -> str:
-    """`megatron 19.98 ms`, and its memory where that was too much."""
-    words = f"{candidate.name} {format_seconds(candidate.predicted_seconds)}"
+    """`19.98 ms: only Megatron's strategies`, and its memory where that was too much."""
+    words = f"{format_seconds(candidate.predicted_seconds)}: {candidate.name}"
     if candidate.outcome == "too large":
         words += f" (too large: {format_bytes(candidate.predicted_peak_bytes)})"
     return words
@@ -156,7 +158,7 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     """What was minimised, its bound and the gap between them."""
     certificate, level = plan.certificate, plan.search.level
     objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
-    how = f"({certificate.solver}, {certificate.status})"
+    how = f"({certificate.solver}, {certificate.status}{space(plan)})"
     if level == 2:
         known = "no lower bound" if gap(plan) is None else f"lower bound {bound}, gap {gap_words(plan)}"
         row = ("objective", f"{objective}, {known} {how}")
@@ -164,8 +166,17 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     show = format_bytes if level == 1 else format_seconds
     name = "least memory as the solver counts" if level == 1 else "communication and repeated work"
     found, least = show(certificate.level_objective), show(certificate.level_bound)
-    text = f"{name} {found}, lower bound {least}, gap {gap_words(plan)} ({certificate.solver}, level {level})"
+    known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
+    text = f"{name} {found}, {known} ({certificate.solver}, level {level}{space(plan)})"
     return [("objective", objective), (f"level {level}", text)]
+
+
+def space(plan: Plan) -> str:
+    """What bound and optimum are of, where not of all plans: ` among Megatron's strategies, with the pins`."""
+    style = " among Megatron's strategies" if any(style_of(op) == "megatron" for op in plan.ops) else ""
+    kept = [" with the pins"] if plan.search.pins else []
+    kept += [] if plan.search.all_to_all else [" without all-to-all"]
+    return ",".join([style, *kept] if style else kept)
 
 
 def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -252,7 +263,8 @@ def timeline_summary(timeline: Timeline, plan: Plan) -> str:
         rows.append((f"  {stream}", format_seconds(seconds), share))
     rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
     rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
-    return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows)])
+    notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds)]
+    return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
 
 
 def timeline_dict(timeline: Timeline) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autoshard import plan_io
@@ -11,13 +11,14 @@ from autoshard.costs import provenance as provenance_of
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
 from autoshard.plan import MeshTried, Plan
-from autoshard.plan_text import command, gap, gap_words, purpose
+from autoshard.plan_text import command, gap, gap_words, purpose, space
 from autoshard.program.model import Program
 from autoshard.report.chosen import blocks, buckets, redistributions, stored
 from autoshard.report.flops import ideal_seconds
 from autoshard.report.memory import by_kind
 from autoshard.report.series import LEGEND, longest, series, streams
 from autoshard.simulate import COMPUTE, Timeline
+from autoshard.stale import resimulated
 from autoshard.units import format_bytes, format_seconds
 
 NOT_MODELLED = "Not in the simulated step: the host's dispatch time, the memory allocator, two mesh axes on one link."
@@ -44,7 +45,7 @@ def page(
         "optimizer": purpose(plan, graph),
         "verification": verdict(verification),
         "figures": figures(plan, graph, hardware, timeline),
-        "warnings": [*warnings(plan, hardware), *discovered(graph)],
+        "warnings": [*told(resimulated(plan, timeline.step_seconds)), *warnings(plan, hardware), *discovered(graph)],
         "command": command(plan),
         "provenance": provenance(plan),
         **_timeline(timeline),
@@ -102,19 +103,20 @@ LEVELS = (
 def _certificate(plan: Plan) -> dict[str, Any]:
     certificate = plan.certificate
     share = gap(plan)
+    among = space(plan) or " of this search space"
     better = ("does with less", "needs less memory", "is faster")[plan.search.level]
     if share is None:
         text = "No lower bound was proved for this plan: it was not searched for, or the search was cut short."
     elif share < 5e-5:
-        text = f"No plan of this search space {better} by the additive cost model: the plan reaches the lower bound."
+        text = f"No plan{among} {better} by the additive cost model: the plan reaches the lower bound."
     else:
-        text = f"No plan of this search space {better} by more than {share:.2%}, by the additive cost model."
+        text = f"No plan{among} {better} by more than {share:.2%}, by the additive cost model."
     difference = plan.predicted_seconds - certificate.objective_seconds
     text += f" The simulated step is {format_seconds(abs(difference))} {'longer' if difference >= 0 else 'shorter'}"
     text += " than the objective: only the simulation knows what overlaps in the emitted code."
     row = (
         certificate.solver,
-        certificate.status,
+        certificate.status + space(plan),
         format_seconds(certificate.objective_seconds),
         format_seconds(certificate.lower_bound_seconds),
         gap_words(plan),
@@ -211,7 +213,12 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
         found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
     if plan.search.cut_short:
         found.insert(0, "The search was cut short: this is the best plan until then.")
-    return [*(f"{note[:1].upper()}{note[1:]}." for note in plan.search.notes), *found]
+    return [*told(plan.search.notes), *found]
+
+
+def told(notes: Iterable[str]) -> list[str]:
+    """Notes as whole sentences."""
+    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
 
 
 def discovered(graph: Graph) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers
+from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers, stale
 from autoshard.graph import serialize
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -325,12 +325,12 @@ def test_what_explain_prints_adds_up(package: Path, capsys: pytest.CaptureFixtur
     assert sum(r["compute_seconds"] + r["communication_seconds"] for r in rows) + found[
         "outputs_seconds"
     ] == pytest.approx(total, rel=1e-9)
-    assert sum(row["times"] for row in found["rows"]) == len(explain.decisions(plan))
+    assert sum(row["times"] for row in found["rows"]) == len(stale.decisions(plan))
 
 
 def test_level_0_adds_up_too(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, _ = planned(words(graph_file, tmp_path / "out", "--level", "ratio"), capsys)
-    parts = [decided.parts for _, decided in explain.decisions(plan)]
+    parts = [decided.parts for _, decided in stale.decisions(plan)]
     total = sum(part.repeated_seconds + part.communication_seconds for part in parts) + plan.search.outputs_seconds
     assert total == pytest.approx(plan.certificate.level_objective, rel=1e-6)
 
@@ -406,7 +406,7 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
     found = json.loads(out)
     assert found["predicted_seconds"] == other.predicted_seconds - plan.predicted_seconds
     changed = sum(change["times"] for change in found["changes"])
-    assert changed + found["same"] == len(explain.decisions(plan))
+    assert changed + found["same"] == len(stale.decisions(plan))
     assert changed > 0
     code, out, _ = run(["diff", str(package), str(tmp_path / "out" / "plan.json")], capsys)
     assert f"{changed} decisions differ, {found['same']} are the same" in out

@@ -1,0 +1,133 @@
+"""A plan that is read again: its figures are today's, and what has changed since it was made is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard import cli, diff, explain, package, plan_text, stale
+from autoshard.errors import UserError
+from autoshard.graph.model import Graph
+from autoshard.hardware import load_hardware, parse_hardware
+from autoshard.mesh import Mesh
+from autoshard.pins import parse_pin
+from autoshard.plan import Plan
+from autoshard.report.page import warnings
+from autoshard.search import megatron_plan, search
+from autoshard.styles import random_plan
+from tests.graphs import mlp_graph
+
+GRAPH, MESH, HARDWARE = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
+MADE = {
+    "level 0": lambda: search(GRAPH, MESH, HARDWARE, level=0),
+    "level 1": lambda: search(GRAPH, MESH, HARDWARE, level=1),
+    "level 2": lambda: search(GRAPH, MESH, HARDWARE),
+    "pinned": lambda: search(GRAPH, MESH, HARDWARE, pins=[parse_pin("h.0.fc=Shard(1)@dp", MESH)]),
+    "no all-to-all": lambda: search(GRAPH, MESH, HARDWARE, all_to_all=False),
+    "megatron": lambda: megatron_plan(GRAPH, MESH, HARDWARE),
+    "random": lambda: random_plan(GRAPH, MESH, HARDWARE, 3),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_nothing_has_changed_in_a_plan_just_made(name: str) -> None:
+    plan: Plan = MADE[name]()
+    explained = explain.explain(plan, GRAPH, HARDWARE, None, None)
+    assert explained.notes == ()
+    assert explained.plan.certificate == plan.certificate
+    assert explained.plan.predicted_seconds == plan.predicted_seconds
+    parts = explained.total
+    total = parts.compute_seconds + parts.communication_seconds + explained.outputs_seconds
+    assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def old() -> Plan:
+    return search(GRAPH, MESH, HARDWARE)
+
+
+def text_of(plan: Plan, graph: Graph = GRAPH, what: str | None = None, how: str | None = None) -> str:
+    return explain.text(explain.explain(plan, graph, parse_hardware(plan.hardware_text), what, how))
+
+
+def test_another_version_is_told(old: Plan) -> None:
+    plan = replace(old, versions=(("autoshard", "0.0.1"), ("numpy", "2.0")))
+    note = "this plan was made by autoshard 0.0.1"
+    assert note in text_of(plan)
+    assert "costs have changed" not in text_of(plan)
+    assert f"A: {note}" in diff.text(diff.diff(plan, GRAPH, old, GRAPH))
+    assert "note" not in diff.text(diff.diff(old, GRAPH, old, GRAPH))
+    built = package.build(plan, GRAPH, HARDWARE)
+    assert note in plan_text.timeline_summary(built.timeline, plan)
+    assert note.capitalize() in package.report_text(built, None)
+
+
+def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
+    """As if costs had been half of today's when the plan was made."""
+    certificate = old.certificate
+    half = replace(certificate, objective_seconds=certificate.objective_seconds / 2, lower_bound_seconds=1e-9)
+    plan = replace(old, certificate=half, predicted_seconds=old.predicted_seconds / 2)
+    explained = explain.explain(plan, GRAPH, HARDWARE, "h.1.fc", "Replicate@dp,Replicate@tp")
+    assert explained.plan.certificate.objective_seconds == pytest.approx(certificate.objective_seconds, rel=1e-9)
+    assert explained.plan.predicted_seconds == old.predicted_seconds
+    same = explain.explain(old, GRAPH, HARDWARE, "h.1.fc", "Replicate@dp,Replicate@tp").why_not
+    assert explained.why_not == same
+    said = explain.text(explained)
+    assert "costs have changed since this plan was made (objective" in said and "no lower bound" in said
+    assert "gap" not in said
+    built = package.build(plan, GRAPH, HARDWARE)
+    assert "simulated anew: when the plan was made, its predicted step was" in plan_text.timeline_summary(
+        built.timeline, plan
+    )
+
+
+def test_a_profile_that_has_changed_since_is_told(old: Plan) -> None:
+    shipped = load_hardware("a100-80g-sxm").text
+    slower = shipped.replace("312 TFLOP/s", "31.2 TFLOP/s")
+    assert slower != shipped
+    plan = search(GRAPH, MESH, parse_hardware(slower))
+    said = text_of(plan)
+    assert "the profile a100-80g-sxm has changed since" in said and "costs have changed" not in said
+    assert stale.origin(replace(plan, hardware="mine")) == ()  # a profile of a person's own: not ours to compare
+    assert warnings(plan, HARDWARE)
+
+
+def test_choices_that_are_no_longer_offered(old: Plan) -> None:
+    first = replace(old.ops[0], strategy="gone gone")
+    plan = replace(old, ops=(first, *old.ops[1:]))
+    with pytest.raises(UserError, match="has no strategy 'gone gone'"):
+        package.build(plan, GRAPH, HARDWARE)
+    fixed = explain._formulated(old, GRAPH, HARDWARE)
+    now = stale.today(plan, fixed.formulation)
+    assert not now.offered and "does not offer all choices" in now.notes[-1]
+    assert now.plan == plan
+
+
+def test_the_notes_are_in_json(old: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = replace(old, versions=(("autoshard", "0.0.1"),))
+    from autoshard import folder
+
+    folder.write_package(tmp_path / "out", package.package_files(package.build(plan, GRAPH, HARDWARE)))
+    assert cli.main(["explain", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"][0].startswith("this plan was made by autoshard 0.0.1")
+    assert cli.main(["diff", str(tmp_path / "out"), str(tmp_path / "out"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["notes"]) == 2
+
+
+SPACES = [
+    ("megatron", "optimal among Megatron's strategies)", "No plan among Megatron&#39;s strategies is faster"),
+    ("pinned", "optimal with the pins)", "No plan with the pins is faster"),
+    ("no all-to-all", "optimal without all-to-all)", "No plan without all-to-all is faster"),
+    ("level 2", "optimal)", "No plan of this search space is faster"),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "reported"), SPACES, ids=[name for name, _, _ in SPACES])
+def test_an_optimum_says_of_what(name: str, said: str, reported: str) -> None:
+    plan: Plan = MADE[name]()
+    best = replace(plan, certificate=replace(plan.certificate, status="optimal"))
+    assert said in plan_text.summary(best, GRAPH)
+    assert reported in package.report_text(package.build(best, GRAPH, HARDWARE), None)
