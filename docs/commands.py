@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,18 +67,42 @@ def plain(line: str) -> str:
 
 
 def matched(expected: list[str], printed: str, command: str) -> list[str]:
-    """`expected` with today's figures. AssertionError names the first line that was not printed, in order."""
-    lines = iter(printed.splitlines())
-    found = []
-    for line in expected:
-        if line.strip() == "…":
-            found.append(line)
-            continue
-        today = next((candidate for candidate in lines if pattern(line).fullmatch(plain(candidate))), None)
-        if today is None:
-            raise AssertionError(f"$ {command}\ndid not print (in this order):\n{line}\nbut:\n{printed}")
-        found.append(line if "…" in line else today)
-    return found
+    """`expected` with today's figures: lines that follow each other were printed one after another.
+
+    Where a line after `…` could be one of several, it is the one with most of the same figures (`step 5` is no other
+    step), the first of equals. AssertionError names the first line that was not printed.
+    """
+    lines = [line for line in printed.splitlines() if line.strip()]
+    furthest = 0
+
+    @cache
+    def align(i: int, j: int, free: bool) -> tuple[int, tuple[int, ...]] | None:
+        """(figures that stay, printed line for each expected one) of `expected[i:]` on `lines[j:]`."""
+        nonlocal furthest
+        furthest = max(furthest, i)
+        if i == len(expected):
+            return 0, ()
+        if expected[i].strip() == "…":
+            return align(i + 1, j, True)
+        found = None
+        for k in range(j, len(lines) if free else min(j + 1, len(lines))):
+            rest = align(i + 1, k + 1, False) if pattern(expected[i]).fullmatch(plain(lines[k])) else None
+            if rest is not None and (found is None or rest[0] + same_figures(expected[i], lines[k]) > found[0]):
+                found = rest[0] + same_figures(expected[i], lines[k]), (k, *rest[1])
+        return found
+
+    best = align(0, 0, True)
+    if best is None:
+        line = expected[furthest]
+        raise AssertionError(f"$ {command}\ndid not print (in this order):\n{line}\nbut:\n{printed}")
+    places = iter(best[1])
+    today = [line if line.strip() == "…" else lines[next(places)] for line in expected]
+    return [old if "…" in old else new for old, new in zip(expected, today, strict=True)]
+
+
+def same_figures(line: str, printed: str) -> int:
+    """How many of the figures of `line` the printed one has at the same place."""
+    return sum(one == other for one, other in zip(_FIGURE.findall(line), _FIGURE.findall(printed), strict=False))
 
 
 def run_all(text: str, folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -51,6 +51,25 @@ def test_the_order_counts() -> None:
         matched(["b", "a"], "a\nb\n", "x")
 
 
+def test_a_line_after_dots_is_the_one_with_its_figures() -> None:
+    """README's `step 5` after `…` must not become step 3; what follows must still be there."""
+    printed = "".join(f"step {n}: loss {11 - n / 8}, {n}0 ms\n" for n in range(1, 7)) + "done in 3 s\n"
+    docs = ["step 1: loss 4.5, 1 ms", "step 2: loss 4.5, 1 ms", "…", "step 5: loss 4.5, 1 ms", "…", "done in 9 s"]
+    found = matched(docs, printed, "x")
+    assert [line.partition(":")[0] for line in found] == ["step 1", "step 2", "…", "step 5", "…", "done in 3 s"]
+    assert matched(["…", "step 5: loss 4, 1 ms", "step 5: loss 4, 1 ms"], printed, "x")[1:] == [
+        "step 4: loss 10.5, 40 ms",
+        "step 5: loss 10.375, 50 ms",
+    ]
+
+
+def test_lines_that_follow_each_other_do_so() -> None:
+    assert matched(["a", "…", "c"], "a\nb\nc\n", "x") == ["a", "…", "c"]
+    assert matched(["a", "b"], "a\n\nb\n", "x") == ["a", "b"]
+    with pytest.raises(AssertionError, match="did not print"):
+        matched(["a", "c"], "a\nb\nc\n", "x")
+
+
 def test_a_failing_command_fails(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exit code 1"):
         list(run_all("```console\n$ false | true\n```\n", tmp_path))
