@@ -216,11 +216,19 @@ def _hardware(root: Table, text: str) -> Hardware:
     about.text("name")
     about.text("date")
     root.text("costmodel")
-    if hardware.links and hardware.devices_per_node > hardware.max_devices:
-        root.fault("devices_per_node", f"a node of {hardware.devices_per_node}: the links join {hardware.max_devices}")
+    _check_node(root, hardware)
     for table in (device, about, root):
         table.finish()
     return hardware
+
+
+def _check_node(root: Table, hardware: Hardware) -> None:
+    """Groups of the innermost links fill nodes, or nodes fill such a group."""
+    node, inner = hardware.devices_per_node, hardware.links[0].devices if hardware.links else 0
+    if inner and node > hardware.max_devices:
+        root.fault("devices_per_node", f"a node of {node}: the links join {hardware.max_devices}")
+    elif inner > 0 and node > 0 and inner % node and node % inner:
+        root.fault("devices_per_node", f"nodes of {node} and groups of {inner} devices (links[0]) do not fit together")
 
 
 def _parse(text: str, place: Callable[[str], str]) -> Table:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from autoshard.costs.bands import family
 from autoshard.estimate.graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.program import LAYERS, Built
 from autoshard.hardware import Hardware
@@ -12,12 +14,15 @@ from autoshard.program.model import Compute, Program
 from autoshard.simulate import simulate
 from autoshard.simulate.timeline import COMPUTE, Event
 
+Families = tuple[tuple[str, float], ...]
+
 
 @dataclass(frozen=True)
 class Piece:
     """Seconds of one micro-batch; `communication_seconds` of both is the part on communication streams.
 
-    `kernels`: how many operators the host starts (it hardly matters to it whether they communicate too).
+    `kernels`: how many operators the host starts (it hardly matters to it whether they communicate too). `families` are
+    seconds by what prices them (see costs/bands.py); they add up to those of their direction.
     """
 
     forward_seconds: float
@@ -26,6 +31,8 @@ class Piece:
     backward_communication_seconds: float
     forward_kernels: int
     backward_kernels: int
+    forward_families: Families = ()
+    backward_families: Families = ()
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,12 @@ class Pieces:
 @lru_cache(maxsize=1024)
 def pieces(built: Built, hardware: Hardware) -> Pieces:
     """Of the last layer of the program, the embedding and the head."""
-    program = built.program
-    events = simulate(program, built.graph, hardware).events
+    events = simulate(built.program, built.graph, hardware).events
     last = LAYERS - 1
-    return Pieces(*(_piece(program, events, path) for path in (EMBEDDING, layer(last), core(last), HEAD)))
+    return Pieces(*(_piece(built, events, path) for path in (EMBEDDING, layer(last), core(last), HEAD)))
 
 
-def _piece(program: Program, events: tuple[Event, ...], path: str) -> Piece:
+def _piece(built: Built, events: tuple[Event, ...], path: str) -> Piece:
     own = [e for e in events if e.instruction is not None and (e.module == path or e.module.startswith(f"{path}."))]
     forward, backward = ([e for e in own if e.phase == phase] for phase in ("forward", "backward"))
     return Piece(
@@ -55,14 +61,33 @@ def _piece(program: Program, events: tuple[Event, ...], path: str) -> Piece:
         _seconds(backward),
         _seconds([e for e in forward if e.stream != COMPUTE]),
         _seconds([e for e in backward if e.stream != COMPUTE]),
-        _kernels(program, forward),
-        _kernels(program, backward),
+        _kernels(built.program, forward),
+        _kernels(built.program, backward),
+        _families(built, forward),
+        _families(built, backward),
     )
 
 
 def _kernels(program: Program, events: list[Event]) -> int:
     computed = [e.instruction for e in events if e.instruction is not None and e.stream == COMPUTE]
     return sum(isinstance(program.instructions[index], Compute) for index in computed)
+
+
+def _families(built: Built, events: Sequence[Event]) -> Families:
+    seconds: dict[str, float] = {}
+    for event in events:
+        name = _family(built, event)
+        seconds[name] = seconds.get(name, 0.0) + event.duration_seconds
+    return tuple(seconds.items())
+
+
+def _family(built: Built, event: Event) -> str:
+    """A copy that belongs to a collective passes memory."""
+    if event.stream != COMPUTE:
+        return "collective"
+    assert event.instruction is not None
+    instruction = built.program.instructions[event.instruction]
+    return family(built.graph.by_op[instruction.op].target) if isinstance(instruction, Compute) else "memory"
 
 
 def _seconds(events: list[Event]) -> float:

@@ -65,16 +65,18 @@ class Stages:
         return self.layers * each * self.slowdown + self._ends(stage, slot)
 
     def _ends(self, stage: int, slot: Slot) -> float:
-        """The embedding of the first part of the model, the head of the last."""
-        part = slot.chunk * self.run.pp + stage
-        own = [self.made.embedding] * (part == 0)
-        own += [self.made.head] * (part == self.run.pp * self.run.interleave - 1)
         return sum(
             self.host.bound(p.forward_seconds, p.forward_kernels)
             if slot.kind == "F"
             else self.host.bound(p.backward_seconds, p.backward_kernels)
-            for p in own
+            for p in self._at_ends(stage, slot)
         )
+
+    def _at_ends(self, stage: int, slot: Slot) -> list[Piece]:
+        """The embedding of the first part of the model, the head of the last."""
+        part = slot.chunk * self.run.pp + stage
+        own = [self.made.embedding] * (part == 0)
+        return own + [self.made.head] * (part == self.run.pp * self.run.interleave - 1)
 
     def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
         """What a stage is busy with in a step; they add up to the seconds of its slots."""
@@ -90,3 +92,18 @@ class Stages:
             ("layers: waiting for the host", count * waiting),
             ("embedding and head", sum(self._ends(stage, slot) for slot in order)),
         )
+
+    def families(self, stage: int, order: list[Slot]) -> dict[str, float]:
+        """The seconds of the same slots by what prices them (see costs/bands.py); waiting for the host is left out."""
+        found: dict[str, float] = {}
+        for slot in order:
+            for piece, times in self._pieces(stage, slot):
+                for name, seconds in piece.forward_families if slot.kind == "F" else piece.backward_families:
+                    found[name] = found.get(name, 0.0) + times * seconds
+            for name, seconds in self.again.forward_families if slot.kind == "B" else ():
+                found[name] = found.get(name, 0.0) + self.layers * seconds
+        return found
+
+    def _pieces(self, stage: int, slot: Slot) -> list[tuple[Piece, int]]:
+        """What runs in a slot, and how often."""
+        return [(self.made.layer, self.layers), *((piece, 1) for piece in self._at_ends(stage, slot))]

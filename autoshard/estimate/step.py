@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoshard.costs.bands import Band, step_band
 from autoshard.estimate.memory import Memory, stage_memory
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.program import build
@@ -20,7 +22,7 @@ class Estimate:
     """One step. `parts` are seconds by name and add up to it, on the stage that ends last.
 
     `memory` is that of the fullest device. `flops` are the model's own, forward and backward, of all devices, nothing
-    counted for what is computed again.
+    counted for what is computed again. `band`: how sure the step is.
     """
 
     model: Transformer
@@ -31,6 +33,7 @@ class Estimate:
     memory: Memory
     parameters: int
     flops: float
+    band: Band
 
     @property
     def flops_per_device(self) -> float:
@@ -66,9 +69,18 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
         (stage_memory(built, model, run, counts[s], orders[s], s) for s in range(run.pp)),
         key=lambda m: m.peak,
     )
+    band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware)
     return Estimate(
-        model, run, finished[last], parts, tuple(placed), memory, parameter_count(model), model_flops(model, run)
+        model, run, finished[last], parts, tuple(placed), memory, parameter_count(model), model_flops(model, run), band
     )
+
+
+def _band(families: dict[str, float], rest: Sequence[Part], run: Run, hardware: Hardware) -> Band:
+    """Of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's own."""
+    for name, seconds in rest:
+        kind = "memory" if name == "optimizer" else "collective"
+        families[kind] = families.get(kind, 0.0) + seconds
+    return step_band(hardware, families, "float32" if run.precision == "fp32" else "bfloat16")
 
 
 def hands_on(stage: int, slot: Slot, run: Run) -> bool:

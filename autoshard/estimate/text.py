@@ -28,6 +28,7 @@ def text(made: Estimate, hardware: Hardware) -> str:
             f"  {name:<40} {format_seconds(seconds):>10}  {seconds / made.step_seconds:6.1%}"
             for name, seconds in _shown(made)
         ),
+        f"  error band {made.band}",
         *_ignored(made),
         "",
         f"memory of the fullest device {format_bytes(made.memory.peak)}: {_fits(made, hardware)}",
@@ -72,6 +73,7 @@ def as_dict(made: Estimate, hardware: Hardware) -> dict[str, Any]:
         "devices": made.run.devices,
         "parameters": made.parameters,
         "step_seconds": made.step_seconds,
+        "error_band": asdict(made.band),
         "parts_seconds": dict(made.parts),
         "tokens_per_second": made.tokens_per_second,
         "flops_per_device": made.flops_per_device,

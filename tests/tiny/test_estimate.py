@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from autoshard.cli import main
 from autoshard.errors import UsageError
 from autoshard.estimate.graph import transformer_graph
+from autoshard.estimate.pieces import pieces
 from autoshard.estimate.program import build
 from autoshard.estimate.shape import Run, Transformer
-from autoshard.estimate.stages import Host
+from autoshard.estimate.stages import Host, Stages
 from autoshard.estimate.step import estimate, parameter_count
 from autoshard.graph.check import check
 from autoshard.hardware import load_hardware
 from autoshard.program.model import Collective
 from autoshard.simulate import simulate
+from autoshard.simulate.pipeline import SCHEDULES
 
 A100 = load_hardware("a100-80g-sxm")
 SMALL = Transformer(4, 256, 8, 128, 1000)
@@ -137,6 +139,29 @@ def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(events) == 2 * 2 * 8  # both ways, on both stages, 8 micro-batches
     assert main(words[:-1]) == 0
     assert "pipeline bubble" in capsys.readouterr().out
+
+
+def test_the_command_says_how_sure_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("a100-80g-sxm", "(measured)"), ("ascend-910b2", "(uncalibrated, datasheet figures)")):
+        assert main(["estimate", "--hardware", name, *WORDS]) == 0
+        band = next(line for line in capsys.readouterr().out.splitlines() if "error band" in line)
+        assert "±" in band and band.endswith(words), band
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "selective", "full"]))
+def test_the_band_is_of_all_that_a_stage_does(pp: int, tp: int, recompute: Any) -> None:
+    """What formulas price in a stage's slots is what its parts add up to, when nothing waits for the host."""
+    run = Run(16, 2, 1, tp, pp, recompute=recompute)
+    stages = Stages(SMALL, run, pieces(build(SMALL, run, A100), A100), Host())
+    for stage in range(pp):
+        order = SCHEDULES[run.schedule](stage, pp, run.micro_batches, 1)
+        families, parts = stages.families(stage, order), dict(stages.parts(stage, order))
+        assert sum(families.values()) == pytest.approx(sum(parts.values()))
+        # At the ends collectives are not told apart.
+        assert families.get("collective", 0.0) >= parts["layers: tensor-parallel communication"] * (1 - 1e-9)
+    errors = [A100.constant(f"error.{name}") for name in ("matmul", "attention", "memory", "collective")]
+    assert 0 < estimate(SMALL, run, A100, Host()).band.error <= max(errors)
 
 
 def test_what_says_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,7 @@ def line_of(text: str, part: str) -> int:
         ("memory_bandwidth = ", "memory_bandwith = ", "device.memory_bandwith", "did you mean 'memory_bandwidth'?"),
         ("[device.peak]", "[device.peaks]", "device.peaks", "did you mean 'peak'?"),
         ("devices_per_node = 8", "devices_per_node = 5000", "devices_per_node", "the links join 4480"),
+        ("devices_per_node = 8", "devices_per_node = 6", "devices_per_node", "groups of 8 devices (links[0])"),
         ("rails = true", 'rails = "yes"', "links[1].rails", "true or false"),
         ("rails = true", "ports = 0", "links[1].ports", "positive integer"),
         ("bfloat16 = {", "bfloat = {", "device.peak.bfloat", "did you mean"),
