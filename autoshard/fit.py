@@ -20,10 +20,11 @@ from autoshard.pins import Pin
 from autoshard.plan import Candidate, Plan
 from autoshard.plan_of import Origin, plan_of, priced
 from autoshard.problem import Problem, Solution
-from autoshard.solvers.options import Options
+from autoshard.solvers.options import Options, Part
 from autoshard.solvers.result import TOLERANCE
 from autoshard.units import format_bytes
 
+SHARE = 0.5  # of the time that is left, for one solve
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
 Log = list[tuple[str, float]]  # (what was done, wall seconds)
 
@@ -61,11 +62,17 @@ class Task:
         if self.wishes.solver == "recursive":
             return self.solve(problem)
         with timed(self.wishes.log, "solving (dp) for more plans to simulate"):
-            return solvers.solve(problem, "dp", self.wishes.options)
+            return solvers.solve(problem, "dp", replace(self.wishes.options, rough=True))
 
     def solve(self, problem: Problem) -> Solution:
+        """Within a part of the time that is left: what is found is still simulated, and others beside it."""
+        whole = self.wishes.options.clock
+        part = Part(SHARE * whole.left, whole=whole)
+        options = replace(self.wishes.options, pinned=self.starts(problem), clock=part)
         with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
-            return solvers.solve(problem, self.wishes.solver, replace(self.wishes.options, pinned=self.starts(problem)))
+            found = solvers.solve(problem, self.wishes.solver, options)
+        whole.cut |= part.over or part.cut
+        return found
 
     def stopped(self) -> bool:
         return self.wishes.options.clock.over

@@ -126,7 +126,8 @@ def _chosen(tried: list[_Tried], wishes: Wishes) -> Plan:
     winner = min(plans.values(), key=lambda plan: _plan_figure(plan, wishes))
     rows = [_row(t, plans, winner) for t in tried]
     order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
-    cut = wishes.options.clock.over or any(row.outcome == "out of time" for row in rows)
+    clock = wishes.options.clock
+    cut = clock.over or clock.cut or any(row.outcome == "out of time" for row in rows)
     return replace(winner, search=replace(winner.search, meshes=tuple(order), cut_short=cut))
 
 

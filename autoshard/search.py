@@ -79,7 +79,7 @@ def best(task: Task, found: Found) -> Plan:
         notes=found.notes,
         outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
         all_to_all=wishes.all_to_all,
-        cut_short=wishes.options.clock.over,
+        cut_short=wishes.options.clock.over or wishes.options.clock.cut,
     )
     levelled, solved = found.levelled, found.levelled.solution  # what was proved of it, not of a tighter limit
     certificate = replace(
@@ -96,11 +96,14 @@ def _simulated(task: Task, found: Found) -> Found:
     """Simulates the contenders, too, and keeps the program that fits and is best by the level."""
     best = found.levelled.solution
     plans: dict[Choice, tuple[str, Plan]] = {best.choice: (found.candidates[-1].name, found.plan)}
-    for name, choice in _others(task, found):
+    clock, longest = task.wishes.options.clock, 0.0
+    others, started = _others(task, found), clock.seconds
+    while clock.left > longest and (other := next(others, None)):
+        name, choice = other
         if choice not in plans:
             plans[choice] = (name, task.plan(_alternative(task, best, choice)))
-        if task.wishes.options.clock.over:
-            break
+        longest, started = max(longest, clock.seconds - started), clock.seconds
+    clock.cut |= clock.left <= longest
     fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.limit_bytes]
     winner = min(fitting, key=lambda c: _rank(task, plans[c][1]))
     rows = [candidate(name, plan, _outcome(task, c, winner, plan)) for c, (name, plan) in plans.items()]

@@ -18,7 +18,7 @@ __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "dp": lambda problem, options: dp.solve(
-        problem, budget_entries=options.budget_entries or BUDGET_ENTRIES, clock=options.clock
+        problem, budget_entries=options.budget_entries or BUDGET_ENTRIES, clock=options.clock, rough=options.rough
     ),
     "ilp": ilp.solve,
     "propagation": propagation.solve,

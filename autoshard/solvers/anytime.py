@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from autoshard.solvers.ascent import Ascent
 from autoshard.solvers.closing import Program, entries, undercut
 from autoshard.solvers.core import Core, core, section
 from autoshard.solvers.forest import Forests
-from autoshard.solvers.options import Clock
+from autoshard.solvers.options import Clock, Part
 from autoshard.solvers.pairwise import pairwise
 from autoshard.solvers.polish import polished
 from autoshard.solvers.result import TOLERANCE, finish
@@ -45,22 +44,6 @@ _SECTION = 20_000  # edge variables of one section
 _SECTIONS = 60  # where no clock ends them
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _SECTION_SECONDS = 3.0
-
-
-@dataclass
-class Part(Clock):
-    """A clock within another one: over when either is."""
-
-    whole: Clock = field(default_factory=Clock)
-
-    def __post_init__(self) -> None:
-        self.timer = self.whole.timer
-        super().__post_init__()
-
-    @property
-    def left(self) -> float:
-        own = 0.0 if self.stopped else max(0.0, self.limit_seconds - self.seconds)
-        return min(own, self.whole.left)
 
 
 def suits(problem: Problem) -> bool:

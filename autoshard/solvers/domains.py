@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, Value
+from autoshard.solvers import watch
 from autoshard.solvers.additive import Additive, charge, hull, scaled, unary
 from autoshard.solvers.fences import Fences
 from autoshard.solvers.tables import Contents
@@ -73,6 +74,7 @@ class _Comparisons:
 
     def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
         """The strategies of node n without a rival in `kept` that is never dearer; of equals the lowest stays."""
+        watch.check()
         alive = kept[n]
         if len(alive) < 2:
             return alive

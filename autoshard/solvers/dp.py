@@ -4,7 +4,7 @@
 2. Where a value or the order does not fit the budget: a relaxation (shares, mini-buckets) gives the lower bound, and
    improve.py the plan. The status is then "feasible" with its gap, unless the two meet.
 A plan above the memory capacity goes on to lagrangian.py. Large problems of fenced pairs, as other compilers export
-them, go to anytime.py.
+them, go to anytime.py. Nodes of hundreds of choices take seconds: under a time limit quick.py has a plan first.
 """
 
 from __future__ import annotations
@@ -13,32 +13,59 @@ import math
 import time
 
 from autoshard.problem import Problem, Solution
-from autoshard.solvers import anytime
+from autoshard.solvers import anytime, quick
 from autoshard.solvers.improve import improved
 from autoshard.solvers.lagrangian import fitted
 from autoshard.solvers.minimise import BUDGET_ENTRIES, minimise
 from autoshard.solvers.options import Clock
+from autoshard.solvers.quick import Quick
 from autoshard.solvers.result import finish
 from autoshard.solvers.tables import Contents
+from autoshard.solvers.watch import OutOfTime, check, watched
 
 _ENTRIES_PER_SECOND = 20_000_000  # of the time limit: tables that are made in about that time
 
 
-def solve(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, clock: Clock | None = None) -> Solution:
+def solve(
+    problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, clock: Clock | None = None, rough: bool = False
+) -> Solution:
     """The fastest plan within the memory capacity, with a lower bound; the best so far when the clock is over.
 
-    Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
+    `rough`: where that takes long, a good plan, and quickly. Raises InfeasibleError where no choice is allowed or none
+    fits (the message says whether that is proven).
     """
     started = time.perf_counter()
     clock = clock or Clock()
     if anytime.suits(problem):
         return anytime.solve(problem, clock)
+    if not quick.suits(problem):
+        return _within(problem, budget_entries, clock)
+    known = Quick(problem, lambda part: _within(part, budget_entries, Clock(max(clock.left, 1.0), timer=clock.timer)))
+    limited = math.isfinite(clock.limit_seconds)
+    first = known.solution() if rough or limited else None
+    if first is not None and rough:
+        return first
+    try:
+        with watched(clock):
+            check(quick.exact_work(problem))
+            return _solved(problem, budget_entries, clock)
+    except OutOfTime:
+        clock.cut = True
+        first = first or known.solution()
+        return finish(problem, first.choice, known.climb(first.objective, clock), "dp", started)
+
+
+def _within(problem: Problem, budget: int, clock: Clock) -> Solution:
+    """By tables that are made in the time that is left."""
     if math.isfinite(clock.limit_seconds):
-        budget_entries = int(min(budget_entries, _ENTRIES_PER_SECOND * clock.left))
+        budget = int(min(budget, _ENTRIES_PER_SECOND * clock.left))
+    return _solved(problem, budget, clock)
+
+
+def _solved(problem: Problem, budget: int, clock: Clock) -> Solution:
+    started = time.perf_counter()
     contents = Contents(problem)
-    found = improved(
-        problem, contents, minimise(problem, contents, budget_entries=budget_entries), budget_entries, clock
-    )
+    found = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget, clock)
     if math.isinf(problem.capacity_bytes):
         return finish(problem, found.choice, found.bound, "dp", started)
-    return fitted(problem, found, budget_entries, started, clock)
+    return fitted(problem, found, budget, started, clock)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.problem import Floats, Integers
+from autoshard.solvers import watch
 from autoshard.solvers.order import Elimination
 from autoshard.solvers.tables import Cases, Recipe, Store, Term
 
@@ -18,6 +19,7 @@ _MOST_COPIED = 1 << 23  # entries of a part that is written out once for all sla
 
 def run(store: Store, plan: Elimination) -> float:
     """Computes every table of the plan; returns the minimum (a lower bound of it where the plan is not exact)."""
+    watch.check(plan.work)
     for number in plan.tables:
         store.tables[number] = compute(store, store.recipes[number])
     return math.fsum(float(store.table(number)) for number in plan.constants)
@@ -151,6 +153,7 @@ def _slabs(parts: Sequence[Part], depth: int, result: Floats) -> None:
         shape = (depth, *result.shape)
         parts = [part.whole(shape) if part.rows[axis + 1] is None else part for part in parts]
         for low in range(0, result.shape[axis], rows):
+            watch.check()
             window = slice(low, low + rows)
             piece = result[(slice(None),) * axis + (window,)]
             _slabs([part.cut(axis + 1, window) for part in parts], depth, piece)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Floats, Integers, Problem, Value
+from autoshard.solvers import watch
 from autoshard.solvers.additive import Additive, charge, hull, scaled, span_of, unary
 from autoshard.solvers.tables import Contents, Store, Term
 
@@ -101,6 +102,7 @@ class _Encoder:
             self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
         origins = [-1] * len(self.terms)
         for v, value in enumerate(self.sum.problem.values):
+            watch.check()
             self.add_value(v, value)
             origins += [v] * (len(self.terms) - len(origins))
         return Encoded(

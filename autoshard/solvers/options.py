@@ -29,12 +29,14 @@ class Computing:
 class Clock:
     """Counts from its making. `over` is set by the limit, or by `stop` (Ctrl-C): then the best so far is returned.
 
-    `timer`: a Computing counts what this process computes, whatever else the machine does.
+    `timer`: a Computing counts what this process computes, whatever else the machine does. `cut`: something was left
+    undone for want of time.
     """
 
     limit_seconds: float = float("inf")
     stopped: bool = False
     timer: Callable[[], float] = time.perf_counter
+    cut: bool = False
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,16 +59,34 @@ class Clock:
         self.stopped = True
 
 
+@dataclass
+class Part(Clock):
+    """A clock within another one: over when either is."""
+
+    whole: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.timer = self.whole.timer
+        super().__post_init__()
+
+    @property
+    def left(self) -> float:
+        own = 0.0 if self.stopped else max(0.0, self.limit_seconds - self.seconds)
+        return min(own, self.whole.left)
+
+
 @dataclass(frozen=True, eq=False)
 class Options:
     """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a person;
     propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
+    `rough`: a good plan is enough for dp, without a bound that says much.
     """
 
     clock: Clock = field(default_factory=Clock)
     engine: str = "highs"
     pinned: Mapping[int, int] = field(default_factory=dict)
     budget_entries: int | None = None
+    rough: bool = False
 
 
 @contextlib.contextmanager

@@ -1,0 +1,129 @@
+"""A good plan at once, where exact elimination takes seconds: the few choices that seem best, and among those the best.
+
+Messages (beliefs.py) rank the choices of every node, equal nodes alike so that what repeats goes on repeating. The
+problem over the first few is small: it is solved exactly, under the memory limit too. More rounds raise the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.problem import Floats, Integers, Problem, Solution, Value
+from autoshard.solvers.additive import additive
+from autoshard.solvers.beliefs import Beliefs
+from autoshard.solvers.options import Clock
+
+Array = TypeVar("Array", Floats, Integers)
+
+_FEW = 16  # choices of each node
+_WIDER = 4  # times as many, where those exclude each other or don't fit
+_FIRST = 4  # rounds before the choices are ranked
+_ROUNDS = 60
+_CLOSED = 1e-4  # relative gap that is not worth another round
+_WIDE = 128  # choices of a node: below, exact elimination is quick itself
+_LONG = 5_000  # nodes that messages are slow for
+_WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
+
+
+def suits(problem: Problem) -> bool:
+    return _most(problem) > _WIDE and len(problem.nodes) <= _LONG
+
+
+def exact_work(problem: Problem) -> float:
+    """Joint entries that exact elimination will minimise, roughly."""
+    return _WORK * float(_most(problem)) ** 3
+
+
+def _most(problem: Problem) -> int:
+    return max((len(node.seconds) for node in problem.nodes), default=0)
+
+
+class Quick:
+    """The messages of a problem, and plans by them. `solver` gives an exact solution of a narrower problem."""
+
+    def __init__(self, problem: Problem, solver: Callable[[Problem], Solution]) -> None:
+        self.problem, self.solver = problem, solver
+        self.beliefs = Beliefs(additive(problem))
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no plan is below, whatever its memory."""
+        return self.beliefs.bound
+
+    def solution(self) -> Solution:
+        """The best plan over a few choices of each node; InfeasibleError where a node has none that goes with others'.
+
+        Its bound is that of the messages.
+        """
+        for _ in range(_FIRST - self.beliefs.rounds):
+            self.beliefs.round()
+        ranked = self.ranked()
+        few = _FEW
+        while True:
+            keep = [np.sort(some[:few]) for some in ranked]
+            try:
+                found = self.solver(narrowed(self.problem, keep))
+            except InfeasibleError:
+                if few >= _most(self.problem):
+                    raise
+                few *= _WIDER
+                continue
+            choice = tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True))
+            return replace(found, choice=choice, lower_bound=min(self.bound, found.objective), status="feasible")
+
+    def climb(self, objective: float, clock: Clock) -> float:
+        """The bound after more rounds, until it is near a plan's objective or the clock is over."""
+        while self.beliefs.rounds < _ROUNDS and objective - self.bound > _CLOSED * abs(objective) and not clock.over:
+            self.beliefs.shift()
+            self.beliefs.round()
+        return self.bound
+
+    def ranked(self) -> list[Integers]:
+        """The choices of every node, what seems cheapest first: by the mean over nodes that are alike."""
+        groups: dict[Hashable, list[int]] = {}
+        for n, key in enumerate(_kinds(self.problem)):
+            groups.setdefault(key, []).append(n)
+        order: list[Integers] = [np.zeros(0, np.int64)] * len(self.problem.nodes)
+        for nodes in groups.values():
+            costs = [self.beliefs.belief(n) for n in nodes]
+            mean = sum((own - own.min() for own in costs), start=np.zeros(len(costs[0])))
+            best = np.argsort(mean, kind="stable")
+            for n in nodes:
+                order[n] = best
+        return order
+
+
+def _kinds(problem: Problem) -> list[Hashable]:
+    """Of each node what it shares with its like: its costs, and the tables of its values."""
+    ends: list[list[tuple[int, int, int]]] = [[] for _ in problem.nodes]
+    for value in problem.values:
+        ends[value.producer].append((id(value.seconds), -1, id(value.source)))
+        for i, (c, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
+            ends[c].append((id(value.seconds), i, id(target)))
+    return [(id(node.seconds), id(node.bytes), *sorted(own)) for node, own in zip(problem.nodes, ends, strict=True)]
+
+
+def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
+    """Only the choices `keep[n]` of node n; what is equal and keeps the same goes on sharing arrays."""
+    known: dict[Hashable, Any] = {}
+
+    def part(array: Array, n: int) -> Array:
+        key = (id(array), keep[n].tobytes())
+        if key not in known:
+            known[key] = array[keep[n]]
+        found: Array = known[key]
+        return found
+
+    def value(old: Value) -> Value:
+        targets = tuple(part(t, c) for c, t in zip(old.consumers, old.targets, strict=True))
+        return replace(old, source=part(old.source, old.producer), targets=targets)
+
+    nodes = tuple(
+        replace(node, seconds=part(node.seconds, n), bytes=part(node.bytes, n)) for n, node in enumerate(problem.nodes)
+    )
+    return replace(problem, nodes=nodes, values=tuple(map(value, problem.values)))

@@ -1,0 +1,153 @@
+"""Bounds by messages, plans over a few choices, and the clock that exact work looks at."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autoshard.errors import InfeasibleError
+from autoshard.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import Clock, Options, dp, exhaustive, quick, solve
+from autoshard.solvers.additive import additive
+from autoshard.solvers.beliefs import Beliefs
+from autoshard.solvers.options import Part
+from autoshard.solvers.watch import OutOfTime, check, watched
+from tests.random_problems import limited, random_problem
+
+SEEDS = st.integers(0, 10**9)
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every problem counts as wide, and two choices as many."""
+    monkeypatch.setattr(quick, "_WIDE", 0)
+    monkeypatch.setattr(quick, "_FEW", 2)
+
+
+def stopped() -> Clock:
+    clock = Clock()
+    clock.stop()
+    return clock
+
+
+def wide(count: int, choices: int, seed: int = 0) -> Problem:
+    """A chain of equal nodes in which every value is read by the next two."""
+    rng = np.random.default_rng(seed)
+    own, table = rng.random(choices), rng.random((choices, choices))
+    every = np.arange(choices)
+    nodes = tuple(Node(f"n{n}", own, np.zeros(choices), (0, 0)) for n in range(count))
+    values = tuple(
+        Value(f"v{n}", n, (n + 1, n + 2), every, (every, every), table, np.zeros(choices), ((0, 0), (0, 0)))
+        for n in range(count - 2)
+    )
+    return Problem(nodes, values, horizon=1)
+
+
+@given(SEEDS, st.sampled_from([0.0, 0.3]), st.integers(1, 6))
+@settings(max_examples=200)
+def test_a_bound_by_messages_is_below_every_plan(seed: int, forbid: float, rounds: int) -> None:
+    problem = random_problem(seed, most_nodes=5, forbid=forbid)
+    multipliers = np.random.default_rng(seed).random(problem.horizon)
+    every = list(itertools.product(*(range(len(node.seconds)) for node in problem.nodes)))
+    for prices in (None, multipliers):
+        beliefs = Beliefs(additive(problem, prices))
+        for _ in range(rounds):
+            bound = beliefs.round()
+            beliefs.shift()
+        paid = 0.0 if prices is None else np.array([float(prices @ memory(problem, choice)) for choice in every])
+        least = (np.array([objective(problem, choice) for choice in every]) + paid).min()
+        assert bound <= least + 1e-9 * abs(least)
+
+
+def test_bounds_of_chains_are_exact_and_shifting_shares_raises_others() -> None:
+    problem = wide(8, 5)
+    chain = replace(
+        problem,
+        values=tuple(
+            replace(v, consumers=v.consumers[:1], targets=v.targets[:1], intervals=v.intervals[:1])
+            for v in problem.values
+        ),
+    )
+    assert Beliefs(additive(chain)).round() == pytest.approx(dp.solve(chain).objective, rel=1e-8)
+    beliefs, best = Beliefs(additive(problem)), dp.solve(problem).objective
+    even = max(beliefs.round() for _ in range(10))
+    for _ in range(30):
+        beliefs.shift()
+        beliefs.round()
+    assert best - beliefs.bound < 0.5 * (best - even)
+
+
+@given(SEEDS, st.booleans())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_stopped_at_once_a_plan_is_valid_and_its_bound_true(narrow: None, seed: int, fits: bool) -> None:
+    problem = random_problem(seed, forbid=0.1)
+    problem = limited(problem, seed) if fits else problem
+    try:
+        best = exhaustive.solve(problem)
+    except InfeasibleError:
+        best = None
+    for options in (Options(clock=stopped()), Options(rough=True)):
+        try:
+            found = solve(problem, "dp", options)
+        except InfeasibleError:
+            assert best is None or fits
+            continue
+        assert best is not None
+        assert found.objective == objective(problem, found.choice) and math.isfinite(found.objective)
+        assert found.peak_bytes <= problem.capacity_bytes * (1 + 1e-9)
+        assert found.lower_bound <= best.objective * (1 + 1e-9) + 1e-12
+
+
+@given(SEEDS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_with_time_enough_it_is_the_optimum(narrow: None, seed: int) -> None:
+    problem = random_problem(seed, forbid=0.0)
+    clock = Clock(1e6)
+    found = solve(problem, "dp", Options(clock=clock))
+    assert found.status == "optimal" and not clock.cut
+    assert found.objective == pytest.approx(exhaustive.solve(problem).objective)
+
+
+def test_the_clock_is_kept_where_exact_elimination_takes_long() -> None:
+    problem = wide(30, 160)
+    started = time.process_time()
+    clock = Clock(1.5, timer=time.process_time)
+    found = solve(problem, "dp", Options(clock=clock))
+    assert time.process_time() - started < 1.5 * 1.1 + 1.0
+    assert clock.cut and found.status == "feasible"
+    assert 0.0 < found.lower_bound < found.objective < objective(problem, [0] * 30)
+
+
+def test_exact_work_stops_when_the_clock_does() -> None:
+    check(1e30)  # nothing is watched
+    with watched(Clock(60.0)):
+        check(1e6)
+        with pytest.raises(OutOfTime):
+            check(1e30)
+        with watched(stopped()), pytest.raises(OutOfTime):
+            check()
+        check()
+
+
+def test_a_part_of_a_clock_is_over_with_the_whole() -> None:
+    whole = Clock(60.0)
+    part = Part(1e6, whole=whole)
+    assert 0 < part.left <= 60.0 and Part(0.0, whole=whole).over
+    whole.stop()
+    assert part.over
+
+
+def test_what_repeats_goes_on_sharing_its_arrays() -> None:
+    problem = wide(6, 8)
+    keep = [np.array([1, 3])] * 5 + [np.array([2])]
+    small = quick.narrowed(problem, keep)
+    assert len({id(node.seconds) for node in small.nodes}) == 2
+    assert len({id(value.source) for value in small.values}) == 1
+    assert objective(small, (0, 1, 0, 1, 0, 0)) == objective(problem, (1, 3, 1, 3, 1, 2))
