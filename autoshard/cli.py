@@ -105,8 +105,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(summary)
     elif code == 0:
-        size = made.plan.mesh.size
-        print(f"next: torchrun --nproc-per-node {size} {options.out}/train.py --backend gloo --steps 5")
+        print(f"next: {plan_text.next_command(made.plan, graph, str(options.out))}")
     return code
 
 

@@ -95,7 +95,8 @@ class Hardware:
         """FLOP/s of matrix products in `dtype`; UsageError where the device has none."""
         if dtype not in self._peaks:
             have = ", ".join(self._peaks)
-            raise UsageError(f"{self.name} can't compute in {dtype}: it has {have}", _precision_hint(self))
+            hint = _precision_hint(self) if "float" in dtype else f"floats at the operator that multiplies {dtype}"
+            raise UsageError(f"{self.name} can't compute in {dtype}: it has {have}", hint)
         return self._peaks[dtype]
 
 

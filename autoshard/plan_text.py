@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard import plan_io, words
+from autoshard.again import style_of
 from autoshard.costs.bands import Band, family, step_band
 from autoshard.graph.model import Graph
 from autoshard.hardware import parse_hardware
-from autoshard.plan import Candidate, OpPlan, Plan, RedistributionPlan
+from autoshard.plan import Candidate, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.stale import resimulated
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
@@ -231,28 +231,14 @@ def gap_words(plan: Plan) -> str:
     return "not known" if share is None else f"{share:.2%}"
 
 
-def command(plan: Plan) -> str:
-    """The command that makes this plan again."""
-    parts = ["autoshard plan", plan.model or "MODEL"]
-    if plan.model_arguments:
-        parts += ["--with", *(f"{name}={value}" for name, value in plan.model_arguments)]
-    parts += [f"--mesh {plan.mesh}", f"--hardware {plan.hardware}"]
-    if not plan.model.endswith(".json"):
-        parts += [f"--precision {plan.precision}", f"--optimizer {plan.optimizer}"]
-    deciders = {style_of(op) for op in plan.ops} - {""}
-    parts += [f"--strategy {name}" for name in sorted(deciders)]
-    if plan.search.level != 2:
-        parts.append(f"--level {plan.search.level}")
-    if plan.certificate.solver not in ("dp", *deciders):
-        parts.append(f"--solver {plan.certificate.solver}")
-    if not plan.search.all_to_all:
-        parts.append("--no-all-to-all")
-    return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
-
-
-def style_of(op: OpPlan) -> str:
-    """The strategy option behind a choice: megatron, random:1; "" where it was searched for, pinned or propagated."""
-    return "" if op.decided_by.startswith(("search", "pin", "propagated")) else op.decided_by
+def next_command(plan: Plan, graph: Graph, out: str) -> str:
+    """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
+    per_node = parse_hardware(plan.hardware_text).devices_per_node
+    if graph.loss is None:
+        return f"autoshard verify {out} (without a loss train.py has nothing to train; import {out}/model_parallel.py)"
+    if plan.mesh.size > per_node:
+        return f"{out}/README.md says how to start it on {-(-plan.mesh.size // per_node)} nodes"
+    return f"torchrun --nproc-per-node {plan.mesh.size} {out}/train.py --backend gloo --steps 5"
 
 
 def timeline_summary(timeline: Timeline, plan: Plan) -> str:

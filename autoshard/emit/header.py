@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
 from autoshard import plan_io
+from autoshard.again import command
 from autoshard.graph.model import Graph, Registration
 from autoshard.layout import Replicate, Shard
 from autoshard.plan import Plan
@@ -42,7 +42,7 @@ class Header:
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
     return Header(
         plan_hash=plan_io.plan_hash(plan),
-        command=_command(plan),
+        command=command(plan, graph.training),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
         hardware=plan.hardware,
         strategy=strategy_words(program),
@@ -51,13 +51,6 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         predicted_peak_bytes=plan.predicted_peak_bytes,
         registrations=graph.registrations,
     )
-
-
-def _command(plan: Plan) -> str:
-    words = ["autoshard", "plan", plan.model, "--mesh", str(plan.mesh), "--hardware", plan.hardware]
-    words += ["--precision", plan.precision, "--optimizer", plan.optimizer]
-    words += [word for name, value in plan.model_arguments for word in ("--with", f"{name}={value}")]
-    return shlex.join(words)
 
 
 def _input(program: Program, graph: Graph, name: str) -> Input:

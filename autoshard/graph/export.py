@@ -18,6 +18,7 @@ from autoshard.errors import CaptureError
 from autoshard.graph.lines import culprit, headline
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
+_PLAIN = "call model(*inputs) in Python, on the CPU: it must run; --debug shows where torch.export gave up"
 _RETURN = "return the loss alone; give a transformers model use_cache=False"
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
@@ -126,4 +127,4 @@ def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
         what = f"{reason} at {place}" if place else reason
     else:
         what = f"{place}: {headline(error)}" if place else headline(error)
-    return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else "")
+    return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else _PLAIN)

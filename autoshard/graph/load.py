@@ -21,6 +21,7 @@ from autoshard.spec import check_file, check_spec, split_spec
 FILE_PREFIX = "autoshard_model_"  # of the module names of files, which hide no other module
 _NO_WITH = "without --with, or export it again with other inputs"
 _ALONE = "{}, which must run by itself; --debug shows the traceback"
+_WRAPPED = "a module around the model whose forward takes the tensors one by one, and a tuple of them"
 _RETURNS = "return the model and a tuple of example tensors: `return model, (input_ids, labels)`"
 
 
@@ -189,5 +190,6 @@ def _checked(spec: str, made: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         got = f"{type(inputs).__name__} of {', '.join(sorted({type(item).__name__ for item in inputs}))}" if isinstance(
             inputs, tuple | list
         ) else type(inputs).__name__  # fmt: skip
-        raise CaptureError(f"{spec} returned example inputs as {got}, expected a tuple of tensors", _RETURNS)
+        hint = _WRAPPED if isinstance(inputs, dict) or "dict" in got else _RETURNS
+        raise CaptureError(f"{spec} returned example inputs as {got}, expected a tuple of tensors", hint)
     return model, tuple(inputs)

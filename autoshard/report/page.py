@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autoshard import plan_io
+from autoshard.again import command
 from autoshard.costs import provenance as provenance_of
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
 from autoshard.plan import MeshTried, Plan
-from autoshard.plan_text import command, gap, gap_words, purpose, space
+from autoshard.plan_text import error_band, gap, gap_words, purpose, space
 from autoshard.program.model import Program
 from autoshard.report.chosen import blocks, buckets, redistributions, stored
 from autoshard.report.flops import ideal_seconds
-from autoshard.report.memory import by_kind
+from autoshard.report.memory import KINDS, by_kind
 from autoshard.report.series import LEGEND, longest, series, streams
 from autoshard.simulate import COMPUTE, Timeline
 from autoshard.stale import resimulated
@@ -46,7 +47,7 @@ def page(
         "verification": verdict(verification),
         "figures": figures(plan, graph, hardware, timeline),
         "warnings": [*told(resimulated(plan, timeline.step_seconds)), *warnings(plan, hardware), *discovered(graph)],
-        "command": command(plan),
+        "command": command(plan, graph.training),
         "provenance": provenance(plan),
         **_timeline(timeline),
         **_memory(plan, graph, program, timeline),
@@ -76,7 +77,7 @@ def _memory(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> d
         "memory_label": f"Memory over one step, at most {peak}, {when} into the step.",
         "memory_text": text,
         "memory_kinds": by_kind(program, graph),
-        "memory_tensors": [(held.name, held.kind, format_bytes(held.bytes)) for held in timeline.peak_tensors],
+        "memory_tensors": [(held.name, KINDS[held.kind], format_bytes(held.bytes)) for held in timeline.peak_tensors],
     }
 
 
@@ -88,7 +89,7 @@ def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
         "blocks": blocks(plan, graph),
         "stored": stored(plan, graph),
         "redistributions": redistributions(plan, graph),
-        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are those of the whole tensor.",
+        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, seconds of one.",
         "buckets": buckets(program),
     }
 
@@ -156,7 +157,7 @@ def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
         return {
             "state": "unknown",
             "title": "Not verified.",
-            "text": "Nobody has run `autoshard verify` on it.",
+            "text": "Whether it computes what the model computes is not known yet: run autoshard verify on its folder.",
         }
     passed = bool(verification.get("passed"))
     title = "Verified." if passed else "Verification failed."
@@ -178,8 +179,9 @@ def _proof_words(verification: Mapping[str, Any]) -> str:
 def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
     """The headline figures: label, value, note, and a share in percent where there is a bar."""
     step = timeline.step_seconds or math.inf
-    exposed = max(0.0, 1 - timeline.busy(COMPUTE) / step)
-    found = [_figure("Predicted step", format_seconds(timeline.step_seconds), "simulated, one optimizer step")]
+    exposed = exposed_seconds(timeline) / step
+    note = f"simulated, {'one optimizer step' if graph.loss else 'forward only'}, {error_band(plan, graph)}"
+    found = [_figure("Predicted step", format_seconds(timeline.step_seconds), note)]
     ideal = ideal_seconds(graph, hardware, plan.mesh.size)
     if ideal:
         note = "of the devices' peak FLOP/s does the model's own arithmetic"
@@ -189,9 +191,18 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) ->
     note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
     found.append(_figure("Peak memory of a device", format_bytes(timeline.peak_bytes), note, share))
     communication = format_seconds(timeline.communication_seconds)
-    found.append(_figure("Communication", communication, f"{exposed:.1%} of the step waits for it", exposed))
+    found.append(_figure("Communication", communication, f"{exposed:.1%} of the step only communicates", exposed))
     found.append(_figure("Optimality gap", gap_words(plan), f"solver {plan.certificate.solver}"))
     return found
+
+
+def exposed_seconds(timeline: Timeline) -> float:
+    """How long the device communicates and computes nothing meanwhile."""
+    covered, until = 0.0, 0.0
+    for event in sorted(timeline.events, key=lambda event: event.start_seconds):
+        covered += max(0.0, event.end_seconds - max(until, event.start_seconds))
+        until = max(until, event.end_seconds)
+    return max(0.0, covered - timeline.busy(COMPUTE))
 
 
 def _figure(label: str, value: str, note: str, share: float | None = None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ RANKS = [
     ["program", "plan_io"],
     ["simulate"],
     ["plan_of"],
-    ["styles", "stale"],
+    ["again", "styles", "stale"],
     ["contenders", "fit"],
     ["propagated"],
     ["estimate", "search", "pareto"],

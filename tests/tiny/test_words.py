@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from autoshard import words
+from autoshard.again import command
 from autoshard.graph.model import Graph, Op, Tensor
 from autoshard.hardware import load_hardware
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.plan_of import Origin
-from autoshard.plan_text import command, gap_words, summary, table
+from autoshard.plan_text import gap_words, summary, table
 from autoshard.rules.strategy import Choice, Strategy
 from autoshard.search import search
 from tests.graphs import mlp_graph

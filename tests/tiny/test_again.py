@@ -1,0 +1,78 @@
+"""The command that a report and a package name makes the very same plan; what comes next fits the plan."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard import cli, plan_io
+from autoshard.again import command
+from autoshard.emit.header import header_of
+from autoshard.graph import serialize
+from autoshard.mesh import Mesh
+from autoshard.package import build, read_package
+from autoshard.plan import Plan
+from autoshard.plan_text import next_command
+from autoshard.report.page import exposed_seconds
+from autoshard.simulate import Timeline
+from autoshard.simulate.timeline import COMPUTE, Event, axis_stream
+from tests.graphs import mlp_graph
+
+ASKED = {
+    "nothing": [],
+    "level": ["--level", "memory"],
+    "style": ["--strategy", "megatron"],
+    "random": ["--strategy", "random:3"],
+    "pins": ["--pin", "h.*.fc=Shard(0)@dp", "--pin", "x=((2, 1),)"],
+    "limit": ["--memory-limit", "123456789 B"],
+    "solver": ["--solver", "propagation", "--no-all-to-all"],
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my model.graph.json").write_text(serialize.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
+    given = ["plan", "my model.graph.json", "--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--out", "one"]
+    assert cli.main([*given, *ASKED[name]]) == 0
+    plan, graph, hardware = read_package(Path("one"))
+    said = shlex.split(command(plan, graph.training))
+    assert said[0] == "autoshard"
+    assert cli.main([*said[1:], "--out", "other"]) == 0
+    assert plan_io.plan_hash(plan_io.load("other/plan.json")) == plan_io.plan_hash(plan)
+    assert header_of(build(plan, graph, hardware).program, plan, graph).command == command(plan)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "m.graph.json").write_text(serialize.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
+    words = ["plan", str(folder / "m.graph.json"), "--mesh", "dp=2", "--hardware", "a100-80g-sxm"]
+    assert cli.main([*words, "--out", str(folder / "out")]) == 0
+    return plan_io.load(folder / "out" / "plan.json")
+
+
+def test_inference_and_arguments(plan: Plan) -> None:
+    named = replace(plan, model="net.py:build", model_arguments=(("name", "a b"), ("n", 2)))
+    assert "--with 'name=a b' n=2 " in command(named)
+    assert command(named, training=False).count("--eval") == 1
+    assert "--eval" not in command(named)
+
+
+def test_what_comes_next(plan: Plan) -> None:
+    graph = mlp_graph(2, 64, 256)
+    assert next_command(plan, graph, "out") == "torchrun --nproc-per-node 2 out/train.py --backend gloo --steps 5"
+    many = replace(plan, mesh=Mesh.parse("dp=20"))
+    assert next_command(many, graph, "out") == "out/README.md says how to start it on 3 nodes"
+    assert "autoshard verify out" in next_command(plan, replace(graph, loss=None), "out")
+
+
+def test_what_only_communicates() -> None:
+    """Compute 0 to 2 and 3 to 4, communication 1 to 2.5 and 3.5 to 5, nothing from 2.5 to 3."""
+    spans = [(COMPUTE, 0, 2), (COMPUTE, 3, 1), (axis_stream("dp"), 1, 1.5), (axis_stream("tp"), 3.5, 1.5)]
+    events = tuple(Event("", stream, start, takes, "forward", 0, "", "") for stream, start, takes in spans)
+    timeline = Timeline(events, 5.0, ((COMPUTE, 3.0),), (), 0.0, 0.0, (), 0.0)
+    assert exposed_seconds(timeline) == pytest.approx(1.5)
