@@ -85,9 +85,12 @@ class Axis:
 
 def shard_bounds(size: int, axis: Axis, unit: int = 1, index: int | None = None) -> tuple[int, int]:
     """[start, stop) that one device holds of a dim (or block) of length `size`: torch.chunk in multiples of `unit`."""
-    index = axis.index if index is None else index
+    return _bounds(size, axis.size, unit, axis.index if index is None else index)
+
+
+def _bounds(size: int, devices: int, unit: int, index: int) -> tuple[int, int]:
     unit = unit if size % unit == 0 else 1
-    length = -(-(size // unit) // axis.size) * unit
+    length = -(-(size // unit) // devices) * unit
     return min(index * length, size), min((index + 1) * length, size)
 
 
@@ -106,12 +109,30 @@ def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, in
     return [(mesh[name], int(m[1]), int(m[2] or 1), int(m[3] or 1)) for name, m in matches if m]
 
 
+Cut = tuple[int, int, int, int]  # over how many devices, which of them this is, blocks, unit
+
+
+def dim_cuts(
+    dim: int, layout: str, mesh: ParallelMesh, coordinates: Mapping[str, int] | None = None
+) -> tuple[Cut, ...]:
+    """What cuts `dim` on this device (or the one at `coordinates`), the first cut first."""
+    at = mesh.coordinates if coordinates is None else coordinates
+    return tuple(
+        (axis.size, at[axis.name], blocks, unit) for axis, d, blocks, unit in shard_cuts(layout, mesh) if d == dim
+    )
+
+
+def cut_indices(size: int, cuts: tuple[Cut, ...]) -> Tensor:
+    """The positions of [0, size) that the cuts leave, in local order."""
+    held = torch.arange(size)
+    for devices, index, blocks, unit in cuts:
+        runs = held.split(torch.unique_consecutive(held // (size // blocks), return_counts=True)[1].tolist())
+        held = torch.cat([run[slice(*_bounds(len(run), devices, unit, index))] for run in runs] or [held])
+    return held
+
+
 def held_indices(
     size: int, dim: int, layout: str, mesh: ParallelMesh, coordinates: Mapping[str, int] | None = None
 ) -> Tensor:
     """The global positions along `dim` that this device (or the one at `coordinates`) holds, in local order."""
-    held, at = torch.arange(size), mesh.coordinates if coordinates is None else coordinates
-    for axis, _, blocks, unit in (cut for cut in shard_cuts(layout, mesh) if cut[1] == dim):
-        runs = held.split(torch.unique_consecutive(held // (size // blocks), return_counts=True)[1].tolist())
-        held = torch.cat([run[slice(*shard_bounds(len(run), axis, unit, at[axis.name]))] for run in runs] or [held])
-    return held
+    return cut_indices(size, dim_cuts(dim, layout, mesh, coordinates))

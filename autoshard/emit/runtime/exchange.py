@@ -11,11 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .axis import Axis, held_indices
+from .axis import Axis, Cut, cut_indices, dim_cuts
 from .redistribution import gathered_again, redistributed
 
 Where = tuple[Tensor, ...] | tuple[slice, ...]  # an index into a tensor: a product of index sets
@@ -83,8 +84,8 @@ def _route(axis: Axis, shape: tuple[int, ...], before: str, after: str, device: 
     def piece(giver: int, taker: int) -> _Piece | None:
         if not _gives(axis, before, after, members[giver], members[taker]):
             return None
-        common = [_common(a, b, size) for a, b, size in zip(have[giver], need[taker], shape, strict=True)]
-        lengths = tuple(len(get) for get, _ in common)
+        common = [_common(a, b) for a, b in zip(have[giver], need[taker], strict=True)]
+        lengths = tuple(get.length for get, _ in common)
         if 0 in lengths:
             return None
         get, put = (_where([pair[side] for pair in common], device) for side in (0, 1))
@@ -94,8 +95,8 @@ def _route(axis: Axis, shape: tuple[int, ...], before: str, after: str, device: 
     return _Route(
         tuple(piece(here, other) for other in range(axis.size)),
         tuple(piece(other, here) for other in range(axis.size)),
-        tuple(tuple(map(len, own)) for own in have),
-        tuple(map(len, need[here])),
+        tuple(tuple(map(_length, own)) for own in have),
+        tuple(map(_length, need[here])),
         not any(_lacks(axis, before, after, have[i], need[i]) for i in range(axis.size)),
     )
 
@@ -108,8 +109,16 @@ def _coordinates(axis: Axis, index: int) -> dict[str, int]:
     return found
 
 
-def _held(shape: tuple[int, ...], layout: str, axis: Axis, coordinates: dict[str, int]) -> list[Tensor]:
-    return [held_indices(size, dim, layout, axis.mesh, coordinates) for dim, size in enumerate(shape)]
+_Held = tuple[int, tuple[Cut, ...]]  # the positions of a dim that a device holds: its length, and what cuts it
+
+
+def _held(shape: tuple[int, ...], layout: str, axis: Axis, coordinates: dict[str, int]) -> list[_Held]:
+    return [(size, dim_cuts(dim, layout, axis.mesh, coordinates)) for dim, size in enumerate(shape)]
+
+
+@lru_cache(maxsize=4096)
+def _length(held: _Held) -> int:
+    return len(cut_indices(*held))
 
 
 def _summed(axis: Axis, before: str, after: str) -> list[str]:
@@ -125,28 +134,47 @@ def _gives(axis: Axis, before: str, after: str, giver: dict[str, int], taker: di
     return all(giver[name] == taker[name] or x.startswith("S") or name in summed for name, x in texts)
 
 
-def _lacks(axis: Axis, before: str, after: str, have: list[Tensor], need: list[Tensor]) -> bool:
+def _lacks(axis: Axis, before: str, after: str, have: list[_Held], need: list[_Held]) -> bool:
     if _summed(axis, before, after):
         return True
-    if any(len(own) == 0 for own in need):
+    if any(_length(own) == 0 for own in need):
         return False
-    return not all(bool(torch.isin(needed, held).all()) for held, needed in zip(have, need, strict=True))
+    return any(_common(held, needed)[1].length < _length(needed) for held, needed in zip(have, need, strict=True))
 
 
-def _common(have: Tensor, need: Tensor, size: int) -> tuple[Tensor, Tensor]:
+class _Set(NamedTuple):
+    """Positions: a slice where they are a run, else a tensor."""
+
+    length: int
+    where: slice | Tensor
+
+
+@lru_cache(maxsize=4096)
+def _common(have: _Held, need: _Held) -> tuple[_Set, _Set]:
     """Where in `have`, and where in `need`, stands what both hold, in the order of `need`."""
-    place = torch.full((size,), -1)
-    place[have] = torch.arange(len(have))
-    put = (place[need] >= 0).nonzero().squeeze(1)
-    return place[need][put], put
+    held, needed = cut_indices(*have), cut_indices(*need)
+    place = torch.full((need[0],), -1)
+    place[held] = torch.arange(len(held))
+    put = (place[needed] >= 0).nonzero().squeeze(1)
+    return _set(place[needed][put]), _set(put)
 
 
-def _where(indices: list[Tensor], device: torch.device) -> Where:
-    """Slices where all index sets are runs, else index tensors that broadcast to their product."""
-    if all(bool((own[1:] - own[:-1] == 1).all()) for own in indices):
-        return tuple(slice(int(own[0]), int(own[-1]) + 1) for own in indices)
-    last = len(indices) - 1
-    return tuple(own.view(-1, *[1] * (last - dim)).to(device) for dim, own in enumerate(indices))
+def _set(indices: Tensor) -> _Set:
+    is_run = len(indices) > 0 and bool((indices[1:] - indices[:-1] == 1).all())
+    return _Set(len(indices), slice(int(indices[0]), int(indices[-1]) + 1) if is_run else indices)
+
+
+def _where(sets: list[_Set], device: torch.device) -> Where:
+    """Slices where all are runs, else index tensors that broadcast to their product."""
+    runs = tuple(own.where for own in sets if isinstance(own.where, slice))
+    if len(runs) == len(sets):
+        return runs
+    last = len(sets) - 1
+    return tuple(_tensor(own).view(-1, *[1] * (last - dim)).to(device) for dim, own in enumerate(sets))
+
+
+def _tensor(own: _Set) -> Tensor:
+    return torch.arange(own.where.start, own.where.stop) if isinstance(own.where, slice) else own.where
 
 
 # --- moving ---
@@ -191,10 +219,17 @@ def _send(
     """Adds to the result what the others have for this device."""
     sent = [None if index == axis.index else piece for index, piece in enumerate(sends)]
     received = [None if index == axis.index else piece for index, piece in enumerate(receives)]
-    pieces = [x[piece.get].reshape(-1) for piece in sent if piece is not None]
-    flat = torch.cat(pieces) if pieces else x.new_zeros(0)
-    counts = [math.prod(piece.lengths) if piece else 0 for piece in received]
-    given = axis.transport.all_to_all(flat, [math.prod(piece.lengths) if piece else 0 for piece in sent], counts)
+    leaving, counts = ([math.prod(piece.lengths) if piece else 0 for piece in own] for own in (sent, received))
+    given = axis.transport.all_to_all(_packed(x, sent, leaving), leaving, counts)
     for piece, part in zip(received, given.split(counts), strict=True):
         if piece is not None:
             result[piece.put] += part.view(piece.lengths)
+
+
+def _packed(x: Tensor, pieces: Sequence[_Piece | None], counts: Sequence[int]) -> Tensor:
+    """One after another, each copied once."""
+    flat = x.new_empty(sum(counts))
+    for piece, place in zip(pieces, flat.split(list(counts)), strict=True):
+        if piece is not None:
+            place.view(piece.lengths).copy_(x[piece.get])
+    return flat
