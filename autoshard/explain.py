@@ -162,7 +162,7 @@ def _formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
 
 def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
     """The best plan in which all `nodes` do as `how` says."""
-    formulation, wants = fixed.formulation, parse_wants(how, plan.mesh, how)
+    formulation, wants = fixed.formulation, parse_wants(how, plan.mesh, f"--why-not {how!r}")
     keep = {n: fitting_choices(formulation, formulation.sites[n], wants) for n in nodes}
     for n, fitting in keep.items():
         if not fitting and n in fixed.nodes:

@@ -145,9 +145,9 @@ def load_hardware(name_or_path: str) -> Hardware:
 
 def _unknown(name: str) -> UsageError:
     known = list_profiles()
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-    near += [profile for profile in known if name.lower() in profile and profile not in near]
-    hint = " or ".join(f"--hardware {profile}" for profile in near) or "--hardware path/to/profile.toml"
+    near = [profile for profile in known if name and name.lower() in profile]
+    near += [profile for profile in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) if not near]
+    hint = " or ".join(near) or "one of these, or a path that ends in .toml"
     return UsageError(f"unknown hardware profile {name!r}: there are {', '.join(known)}", hint)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +32,20 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"{self.prog} --help")
+        raise UsageError(message, _meant(message, self.prog) or f"{self.prog} --help")
+
+
+def _meant(message: str, prog: str) -> str:
+    """Of a choice that there is not, the nearest that there is: `--export profiler`, `autoshard plan`."""
+    found = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if not found:
+        return ""
+    choices = re.findall(r"[\w.-]+", found[3])
+    begun = [choice for choice in choices if found[2] and choice.startswith(found[2])]
+    near = begun or difflib.get_close_matches(found[2], choices, 1)
+    if not near:
+        return ""
+    return f"{found[1] if found[1].startswith('-') else prog} {near[0]}"
 
 
 def parser(verbs: Sequence[Verb]) -> argparse.ArgumentParser:

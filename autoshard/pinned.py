@@ -69,7 +69,8 @@ def nodes_of(formulation: Formulation, pin: Pin) -> list[int]:
     near = [inner] if any(fnmatchcase(name, inner) for name in names["module"]) else []
     near += difflib.get_close_matches(pin.what, known, n=NEAREST, cutoff=0.3)
     what = f"{pin.kind} is" if pin.kind else "parameter, input, operator or module is"
-    raise UsageError(f"pin {pin.text!r}: no {what} called {pin.what!r}", " or ".join(near))
+    quoted = f"pin {pin.text!r}: " if pin.text != pin.what else ""  # a name alone is no pin: explain asks, too
+    raise UsageError(f"{quoted}no {what} called {pin.what!r}", " or ".join(near) or "autoshard explain DIR lists them")
 
 
 def _names(formulation: Formulation) -> dict[str, dict[str, list[int]]]:

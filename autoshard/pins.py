@@ -72,26 +72,26 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
     if how.startswith(("(", "[")):
         cuts, out_cuts = parse_cuts(how, text)
         return Pin(what, text, (), cuts, out_cuts, kind)
-    return Pin(what, text, parse_wants(how, mesh, text), kind=kind)
+    return Pin(what, text, parse_wants(how, mesh, f"pin {text!r}"), kind=kind)
 
 
-def parse_wants(how: str, mesh: Mesh, text: str) -> tuple[Want, ...]:
-    """`Shard(0)@dp,n@tp` -> one Want an axis. `text` is what an error quotes."""
-    wants = tuple(_want(part.strip(), mesh, text) for part in how.split(","))
+def parse_wants(how: str, mesh: Mesh, quoted: str) -> tuple[Want, ...]:
+    """`Shard(0)@dp,n@tp` -> one Want an axis. `quoted` is what an error says it is about: `pin 'fc=n@tp'`."""
+    wants = tuple(_want(part.strip(), mesh, quoted) for part in how.split(","))
     for want in wants:
         if sum(other.axis == want.axis for other in wants) > 1:
-            raise UsageError(f"pin {text!r}: axis {want.axis} is used twice", "one placement an axis")
+            raise UsageError(f"{quoted}: axis {want.axis} is used twice", "one placement an axis")
     return wants
 
 
-def _want(part: str, mesh: Mesh, text: str) -> Want:
+def _want(part: str, mesh: Mesh, quoted: str) -> Want:
     placement, at, axis = part.rpartition("@")
     if not at:
         placement, axis = part, mesh.names[0] if len(mesh.names) == 1 else ""
     if axis not in mesh.names:
         said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"
         hint = " or ".join(f"{placement}@{name}" for name in mesh.names)
-        raise UsageError(f"pin {text!r}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", hint)
+        raise UsageError(f"{quoted}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", hint)
     torch = _TORCH.match(placement)
     if torch and torch[1]:
         return Want(axis, "shard", placement, int(torch[2]))
@@ -103,7 +103,7 @@ def _want(part: str, mesh: Mesh, text: str) -> Want:
         if re.fullmatch(r"[=+~\w./*]+", placement):
             return Want(axis, "choice", placement)
         expected = "Shard(DIM), Replicate, Partial, or a factor of the operator's rule"
-        raise UsageError(f"pin {text!r}: can't read {placement!r}: expected {expected}", EXAMPLE) from None
+        raise UsageError(f"{quoted}: can't read {placement!r}: expected {expected}", EXAMPLE) from None
 
 
 def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None]:

@@ -12,6 +12,7 @@ import re
 from autoshard.errors import UsageError
 
 _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)\s*$")
+_NUMBER = re.compile(r"^\s*(?:\d+\.?\d*|\.\d+)\s*$")
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
@@ -36,20 +37,19 @@ _EXAMPLE = {
     "flop_rate": "312 TFLOP/s",
 }
 
+_PLAIN = {"bytes": "GiB", "bandwidth": "GB/s", "seconds": "s", "flops": "TFLOP", "flop_rate": "TFLOP/s"}  # if none said
+
 
 def parse_quantity(text: str, dimension: str) -> float:
     """`dimension` is bytes, bandwidth, seconds, flops or flop_rate. Raises UsageError that names the value."""
-    match = _QUANTITY.match(text)
+    match, example = _QUANTITY.match(text), f'"{_EXAMPLE[dimension]}"'
     units = _UNITS[dimension]
     if match is None or match[2] not in units:
-        raise UsageError(
-            f"{text!r} is not a quantity of {dimension}: expected a number and a unit", f'"{_EXAMPLE[dimension]}"'
-        )
+        said = f"{text!r} is not a quantity of {dimension}: expected a number and a unit"
+        raise UsageError(said, f'"{text.strip()} {_PLAIN[dimension]}"' if _NUMBER.match(text) else example)
     value = float(match[1]) * units[match[2]]
     if value < 0 or not math.isfinite(value):
-        raise UsageError(
-            f"{text!r}: expected a finite quantity of {dimension}, not negative", f'"{_EXAMPLE[dimension]}"'
-        )
+        raise UsageError(f"{text!r}: expected a finite quantity of {dimension}, not negative", example)
     return value
 
 

@@ -89,7 +89,7 @@ def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
         "blocks": blocks(plan, graph),
         "stored": stored(plan, graph),
         "redistributions": redistributions(plan, graph),
-        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, seconds of one.",
+        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, times of one.",
         "buckets": buckets(program),
     }
 

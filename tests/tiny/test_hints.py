@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import errors
+from autoshard import cli, errors
 from autoshard.errors import InvalidFileError, UserError
 from autoshard.mesh import Mesh
 from autoshard.pins import parse_pin
@@ -64,6 +64,26 @@ def test_an_unknown_axis_is_told_with_those_that_there_are() -> None:
     with pytest.raises(UserError) as caught:
         parse_pin("fc=Shard(1)@tp", Mesh.parse("outer=2,inner=4"))
     assert caught.value.hint == "Shard(1)@outer or Shard(1)@inner"
+
+
+TYPED = [
+    (["pln"], "autoshard plan"),
+    (["simulate", "x", "--export", "profile"], "--export profiler"),
+    (["simulate", "x", "--export", "perfetto"], "autoshard simulate --help"),
+    (["plan", "x", "--precision", "bf16"], "--precision bf16-mixed"),
+    (["profiles", "b200"], "b200-180g-sxm"),
+    (["profiles", "ascend-910b5"], "ascend-910b4 or ascend-910b3 or ascend-910b2"),
+    (["profiles", "zzz"], "one of these, or a path that ends in .toml"),
+    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--time-limit", "10"], '"10 s"'),
+    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--memory-limit", "60"], '"60 GiB"'),
+    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--memory-limit", "much"], '"64 GiB"'),
+]
+
+
+@pytest.mark.parametrize(("typed", "hint"), TYPED, ids=[" ".join(typed) for typed, _ in TYPED])
+def test_what_was_perhaps_meant(typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(typed) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"  try: {hint}"
 
 
 def test_names_of_solvers() -> None:
