@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from autoshard.estimate.memory import STATE_BYTES
+from autoshard.estimate.pieces import pieces
+from autoshard.estimate.program import build
 from autoshard.estimate.shape import Run, Transformer
 from autoshard.estimate.stages import Host
 from autoshard.estimate.step import Estimate, estimate, parameter_count
@@ -113,12 +115,16 @@ class Ranking:
     workloads: int
 
 
-def ranking(rows: Sequence[Row], seconds: Floats) -> Ranking:
+def workloads(rows: Sequence[Row]) -> list[NDArray[np.int64]]:
+    """Positions of the rows of each workload with at least three splits."""
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         groups[row.workload].append(index)
-    real = measured(rows)
-    several = [np.array(group) for group in groups.values() if len(group) >= 3]
+    return [np.array(group) for group in groups.values() if len(group) >= 3]
+
+
+def ranking(rows: Sequence[Row], seconds: Floats) -> Ranking:
+    real, several = measured(rows), workloads(rows)
     correlations = [float(spearmanr(real[group], seconds[group]).statistic) for group in several]
     regrets = [float(real[group][np.argmin(seconds[group])] / real[group].min() - 1) for group in several]
     return Ranking(float(np.nanmean(correlations)), float(np.mean(regrets)), max(regrets), len(several))
@@ -155,16 +161,29 @@ def percent(values: Floats) -> str:
     return f"{np.abs(values).mean():.1%} / {np.median(np.abs(values)):.1%} / {values.mean():+.1%}"
 
 
-def single_node_host(data: Path) -> Host:
-    """Fitted to 20 single-node runs."""
+@lru_cache(maxsize=1)
+def draws_of(data: Path) -> tuple[Draw, ...]:
+    """Ten calibrations on 20 single-node runs each."""
+    hardware, rows = load_hardware("a100-80g-sxm"), vtrain(data / "vtrain_a100_single_node.csv")
+    return tuple(calibrated(rows, hardware, seed) for seed in range(DRAWS))
+
+
+def single_node_ranking(data: Path) -> Ranking:
+    """The means over the draws, of the runs that each has not seen."""
     rows = vtrain(data / "vtrain_a100_single_node.csv")
-    return calibrated(rows, load_hardware("a100-80g-sxm"), seed=0).host
+    ranks = [ranking([rows[i] for i in draw.held_out], draw.seconds) for draw in draws_of(data)]
+    return Ranking(
+        float(np.mean([r.correlation for r in ranks])),
+        float(np.mean([r.regret for r in ranks])),
+        max(r.worst_regret for r in ranks),
+        round(float(np.mean([r.workloads for r in ranks]))),
+    )
 
 
 def multi_node(data: Path) -> list[str]:
     """The A100 constants, the cluster's profile, and the host of the single-node runs' first calibration."""
     hardware, rows = load_hardware("a100-80g-sxm-4hdr"), vtrain(data / "vtrain_a100_multi_node.csv")
-    host = single_node_host(data)
+    host = draws_of(data)[0].host
     lines = [
         "## Training steps on 64 to 512 A100",
         "",
@@ -181,24 +200,77 @@ def multi_node(data: Path) -> list[str]:
     }
     for name, seconds in known.items():
         lines.append(_line(name, rows, errors(rows, seconds), ranking(rows, seconds)))
-    return lines
+    one, both = single_node_ranking(data), ranking(rows, known["autoshard"])
+    count = one.workloads + both.workloads
+    correlation = (one.correlation * one.workloads + both.correlation * both.workloads) / count
+    regret = (one.regret * one.workloads + both.regret * both.workloads) / count
+    return [
+        *lines,
+        "",
+        f"Mean over the {count} workloads of this table and the next: rank correlation {correlation:.2f}, regret "
+        f"{regret:.1%}.",
+    ]
+
+
+def pipelines(data: Path) -> list[str]:
+    """Where the order of the larger workload is lost: its splits by TP, in a unit that no split should change much."""
+    hardware, rows = load_hardware("a100-80g-sxm-4hdr"), vtrain(data / "vtrain_a100_multi_node.csv")
+    host = draws_of(data)[0].host
+    seconds, widest = predict(rows, hardware, host), max(row.model.hidden for row in rows)
+    own = [i for i, row in enumerate(rows) if row.model.hidden == widest]
+    real, unit = measured(rows), np.array([layer_seconds(row, 1.0) for row in rows])
+    lines = [
+        "## Where the order is lost",
+        "",
+        "The 39.1B rows of the table above. A step of 1F1B has micro-batches + PP - 1 slots; so its seconds give the",
+        "milliseconds of a device for a layer and a sequence (times TP: all devices that share the layer). More TP",
+        "communicates more, in smaller kernels: this should grow with TP, and vary little otherwise.",
+        "",
+        "| TP | rows | device ms, measured | predicted | error: mean, median, bias | rank correlation |",
+        "|--:|--:|--:|--:|---|--:|",
+    ]
+    for tp in sorted({rows[i].run.tp for i in own}):
+        chosen = np.array([i for i in own if rows[i].run.tp == tp])
+        spans = (f"{low:.0f} to {high:.0f}" for low, high in (_span(s[chosen] * unit[chosen]) for s in (real, seconds)))
+        order = f"{spearmanr(real[chosen], seconds[chosen]).statistic:.2f}" if len(chosen) > 2 else "–"
+        found = percent(errors([rows[i] for i in chosen], seconds[chosen]))
+        lines.append(f"| {tp} | {len(chosen)} | {' | '.join(spans)} | {found} | {order} |")
+    each = {f"{rows[g[0]].model.layers} layers of {rows[g[0]].model.hidden}": spearmanr(real[g], seconds[g]).statistic
+            for g in workloads(rows)}  # fmt: skip
+    steady = np.array([i for i in range(len(rows)) if i not in own or rows[i].run.tp not in UNSTEADY])
+    return [
+        *lines,
+        "",
+        f"Rank correlations: {', '.join(f'{name} {value:.2f}' for name, value in each.items())}. With TP 2 and 4",
+        "most runs took a device as long as with TP 8, or longer, in no order of the micro-batch. No cost of the split",
+        "explains that: messages, kernels and memory lie between those of TP 1 and TP 8. Something else slowed these",
+        f"runs. They count in all tables; on the {len(steady)} other rows the mean error is "
+        f"{np.abs(errors([rows[i] for i in steady], seconds[steady])).mean():.1%}.",
+    ]
+
+
+UNSTEADY = (2, 4)  # TP of the 39.1B rows that vary among themselves
+
+
+def layer_seconds(row: Row, step_seconds: float) -> float:
+    """Milliseconds of the devices of a TP group for a layer and a sequence, from the seconds of a step."""
+    run = row.run
+    slots = run.micro_batches + run.pp - 1
+    return step_seconds * 1e3 * run.tp * run.pp / (slots * run.micro_batch * row.model.layers)
+
+
+def _span(values: Floats) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 def single_node(data: Path) -> list[str]:
     """Ten calibrations of the host on 20 runs each; means over the ten, on the runs that each has not seen."""
     hardware, rows = load_hardware("a100-80g-sxm"), vtrain(data / "vtrain_a100_single_node.csv")
-    draws = [calibrated(rows, hardware, seed) for seed in range(DRAWS)]
+    draws = draws_of(data)
     held = [[rows[i] for i in draw.held_out] for draw in draws]
     each = [errors(own, draw.seconds) for own, draw in zip(held, draws, strict=True)]
-    ranks = [ranking(own, draw.seconds) for own, draw in zip(held, draws, strict=True)]
     spread = np.array([np.abs(e).mean() for e in each])
     dispatch = np.array([draw.host.dispatch_seconds for draw in draws])
-    mean = Ranking(
-        float(np.mean([r.correlation for r in ranks])),
-        float(np.mean([r.regret for r in ranks])),
-        max(r.worst_regret for r in ranks),
-        round(float(np.mean([r.workloads for r in ranks]))),
-    )
     seconds = baseline(rows, hardware)
     return [
         "## Training steps on 2 to 8 A100",
@@ -208,12 +280,62 @@ def single_node(data: Path) -> list[str]:
         "",
         HEADER.format("2 to 8 A100"),
         RULE,
-        _line("autoshard", held[0], np.concatenate(each), mean),
+        _line("autoshard", held[0], np.concatenate(each), single_node_ranking(data)),
         _line("half of peak and bubble", rows, errors(rows, seconds), ranking(rows, seconds)),
         "",
         f"Over the draws: error {spread.mean():.1%} ± {spread.std():.1%} ({spread.min():.1%} to {spread.max():.1%}), "
         f"dispatch {dispatch.mean() * 1e6:.0f} ± {dispatch.std() * 1e6:.0f} µs per operator.",
+        "",
+        *recomputed(rows, hardware),
     ]
+
+
+def recomputed(rows: Sequence[Row], hardware: Hardware) -> list[str]:
+    """What another sequence in a micro-batch costs a layer, where the device and not the host decides."""
+    lines = [
+        "The source says that these runs compute activations again in the backward, and so they are predicted. Their",
+        "times do not show it. Milliseconds that a layer (2048 wide) takes longer for each further sequence in a",
+        "micro-batch, from 4 to 8, by least squares over layers, PP and DP:",
+        "",
+        "| TP | measured | predicted, forward and backward | predicted, with recomputation |",
+        "|--:|--:|--:|--:|",
+    ]
+    for tp in (1, 2, 4, 8):
+        model = Transformer(2, 2048, 16, 1024, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        layers = [pieces(build(model, Run(b, b, 1, tp), hardware), hardware).layer for b in SLOPE]
+        both = [layer.forward_seconds + layer.backward_seconds for layer in layers]
+        again = [layer.forward_seconds for layer in layers]
+        kinds = (_layer_slope(rows, tp), _slope(both), _slope(both) + _slope(again))
+        lines.append(f"| {tp} | {' | '.join(f'{ms:.2f}' for ms in kinds)} |")
+    text = "So where the device decides, runs are predicted too slow; the host's two numbers make up for some of it."
+    return [*lines, "", text]
+
+
+SLOPE = (4, 8)  # sequences in a micro-batch
+
+
+def _slope(seconds: Sequence[float]) -> float:
+    """Milliseconds for each sequence more."""
+    return (seconds[1] - seconds[0]) / (SLOPE[1] - SLOPE[0]) * 1e3
+
+
+def _layer_slope(rows: Sequence[Row], tp: int) -> float:
+    """A step is (micro-batches + PP - 1) layers / PP times a layer, and what does not depend on the layers."""
+    found = []
+    for size in SLOPE:
+        groups: dict[tuple[int, int], list[Row]] = defaultdict(list)
+        for row in rows:
+            if (row.model.hidden, row.run.tp, row.run.micro_batch) == (2048, tp, size):
+                groups[row.run.pp, row.run.micro_batches].append(row)
+        known = [g for g in groups.values() if len({row.model.layers for row in g}) > 1]
+        found.append(float(np.mean([_per_layer(g) for g in known])))
+    return _slope(found)
+
+
+def _per_layer(rows: Sequence[Row]) -> float:
+    run = rows[0].run
+    layers = np.array([(run.micro_batches + run.pp - 1) * row.model.layers / run.pp for row in rows])
+    return float(np.polyfit(layers, measured(rows), 1)[0])
 
 
 HEADER = "| {} | rows | error: mean, median, bias | rank correlation | regret: mean, worst | workloads |"
@@ -330,7 +452,7 @@ def memory(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (multi_node, single_node, scaling, megatron, memory)
+TABLES = (multi_node, pipelines, single_node, scaling, megatron, memory)
 
 
 def main(arguments: Sequence[str]) -> None:

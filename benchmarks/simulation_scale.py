@@ -1,0 +1,188 @@
+"""How long the simulation of a large step takes: python benchmarks/simulation_scale.py [--repeat 3] [--write]
+
+Each run is a process of its own with empty caches; the table holds medians of CPU seconds (one thread). Exit code 1
+where a row with a limit takes longer. --write puts it into benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- simulation_scale: written by the command below -->", "<!-- simulation_scale end -->"
+HARDWARE = "a100-80g-sxm"
+SIZES: dict[str, int] = {"n_layer": 96, "batch": 1024, "sequence": 1024}
+MESHES = (  # the most CPU seconds of simulate
+    ("dp=2,tp=4", None),
+    ("dp=128,tp=8", 2.0),
+    ("dp=8,sp=8,tp=16", 2.0),
+    ("dp=512,tp=8", None),
+)
+RUNS = (  # of a GPT-3 of 96 layers by `autoshard estimate`: tp, pp, dp, micro-batch
+    (8, 1, 1, 1),
+    (8, 16, 8, 1),
+    (8, 16, 32, 1),
+)
+ESTIMATE_LIMIT = 2.0  # CPU seconds, of at most 1024 devices
+BATCH = 1536
+
+
+def measure_program(graph_file: str, mesh_text: str) -> dict[str, Any]:
+    """The best plan of the captured model, lowered and simulated once."""
+    from autoshard import solvers
+    from autoshard.formulate import formulate
+    from autoshard.graph.serialize import load
+    from autoshard.hardware import load_hardware
+    from autoshard.mesh import Mesh
+    from autoshard.plan_of import Origin, plan_of
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    graph, mesh, hardware = load(graph_file), Mesh.parse(mesh_text), load_hardware(HARDWARE)
+    formulation = formulate(graph, mesh, hardware, float("inf"))
+    solution = solvers.solve(formulation.problem)
+    plan = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
+    start = time.process_time()
+    program = lower(plan, graph)
+    lowered = time.process_time()
+    timeline = simulate(program, graph, hardware)
+    end = time.process_time()
+    collectives = sum(event.collective != "" for event in timeline.events)
+    return {
+        "devices": mesh.size,
+        "events": len(timeline.events),
+        "collectives": collectives,
+        "lower": lowered - start,
+        "simulate": end - lowered,
+    }
+
+
+def measure_estimate(tp: int, pp: int, dp: int, micro_batch: int) -> dict[str, Any]:
+    """`estimate` from the numbers to the step: graph, program, simulation and every slot of the pipeline."""
+    from autoshard.estimate.shape import Run, Transformer
+    from autoshard.estimate.step import estimate
+    from autoshard.hardware import load_hardware
+
+    hardware, gpt3 = load_hardware(HARDWARE), Transformer(96, 12288, 96, 2048, 51200)
+    start = time.process_time()
+    made = estimate(gpt3, Run(BATCH, micro_batch, dp, tp, pp, recompute="full"), hardware)
+    return {"devices": made.run.devices, "events": len(made.placed), "simulate": time.process_time() - start}
+
+
+def medians(repeat: int, *words: str) -> dict[str, Any]:
+    """One measurement in `repeat` fresh processes."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    runs = []
+    for _ in range(repeat):
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        runs.append(json.loads(done.stdout))
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+
+def captured(folder: Path) -> Path:
+    from autoshard.graph.capture import capture
+    from autoshard.graph.serialize import save
+
+    path = folder / "gpt2.json"
+    if not path.exists():
+        save(capture(str(ROOT / "examples/gpt2.py:build"), dict(SIZES)), path)
+    return path
+
+
+def program_line(mesh: str, limit: float | None, found: dict[str, Any]) -> str:
+    shown = f"{limit:.0f}" if limit else ""
+    counts = " | ".join(f"{found[key]:.0f}" for key in ("devices", "events", "collectives"))
+    return f"| {mesh.replace(',', ' ')} | {counts} | {found['lower']:.2f} | {found['simulate']:.2f} | {shown} |"
+
+
+def estimate_line(run: tuple[int, int, int, int], limit: float | None, found: dict[str, Any]) -> str:
+    tp, pp, dp, _ = run
+    shown = f"{limit:.0f}" if limit else ""
+    counts = f"{found['devices']:.0f} | {found['events']:.0f}"
+    return f"| TP {tp}, PP {pp}, DP {dp} | {counts} | {found['simulate']:.2f} | {shown} |"
+
+
+def section(programs: list[str], estimates: list[str], repeat: int) -> str:
+    runs = "one fresh process a row" if repeat == 1 else f"medians of {repeat} fresh processes"
+    return "\n".join([
+        BEGIN,
+        "## Simulating a large step",
+        "",
+        "`python benchmarks/simulation_scale.py --write`",
+        "",
+        f"CPU seconds of one thread, {runs}, nothing cached before; {platform.machine()}, profile {HARDWARE}, load",
+        f"average {os.getloadavg()[0]:.1f} at the end. The step of the best plan of Hugging Face GPT-2 with 96 layers,",
+        "captured (batch 1024, sequence 1024): forward, backward, gradients, optimizer, and the memory curve. All",
+        "devices do the same, so one stands for all: what costs is the number of events. `lower` comes before.",
+        "",
+        "| mesh | devices | events | collectives | lower | simulate | limit |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+        *programs,
+        "",
+        f"`autoshard estimate` of GPT-3 (96 layers, 12288 wide), batch {BATCH}, full recomputation, 1F1B: writing the",
+        "graph, its program, and every slot of every stage.",
+        "",
+        "| run | devices | slots | estimate | limit |",
+        "|---|--:|--:|--:|--:|",
+        *estimates,
+        END,
+    ])  # fmt: skip
+
+
+def write(text: str) -> None:
+    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
+    path = ROOT / "benchmarks" / "README.md"
+    old = path.read_text(encoding="utf-8")
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    made = pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n"
+    path.write_text(made, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--graphs", type=Path, help="a folder that keeps the captured graph for the next run")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/README.md")
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        words = arguments.measure
+        estimated = len(words) == len(RUNS[0])
+        print(json.dumps(measure_estimate(*map(int, words)) if estimated else measure_program(*words)))
+        return 0
+    programs, estimates, missed = [], [], False
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.graphs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for mesh, limit in MESHES:
+            found = medians(arguments.repeat, str(captured(folder)), mesh)
+            programs.append(program_line(mesh, limit, found))
+            missed |= limit is not None and found["simulate"] > limit
+            print(programs[-1], flush=True)
+    for run in RUNS:
+        found = medians(arguments.repeat, *map(str, run))
+        limit = ESTIMATE_LIMIT if found["devices"] <= 1024 else None
+        estimates.append(estimate_line(run, limit, found))
+        missed |= limit is not None and found["simulate"] > limit
+        print(estimates[-1], flush=True)
+    text = section(programs, estimates, arguments.repeat)
+    print(text)
+    if arguments.write:
+        write(text)
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
