@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from autoshard.estimate.memory import STATE_BYTES
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.program import build
 from autoshard.estimate.shape import Run, Transformer
 from autoshard.estimate.stages import Host
-from autoshard.estimate.step import Estimate, estimate, parameter_count
+from autoshard.estimate.step import Estimate, estimate
 from autoshard.hardware import Hardware, load_hardware
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -355,104 +354,7 @@ def host_of(hardware: Hardware) -> Host:
     return known(hardware)
 
 
-# Korthikanti et al. 2022 (arXiv:2205.05198), table 5: layers, hidden, heads, PP, interleave, micro-batch, batch,
-# seconds with full recomputation, seconds with sequence parallelism and selective recomputation. TP 8, DP 1, A100-80GB.
-SELECTIVE = {
-    "22B": (48, 6144, 64, 1, 1, 4, 4, 1.42, 1.10),
-    "530B": (105, 20480, 128, 35, 3, 1, 280, 49.05, 37.83),
-}
-
-
-# Narayanan et al. 2021 (arXiv:2104.04473), table 1, full recomputation: layers, hidden, heads, TP, PP, interleave, DP,
-# micro-batch, batch, seconds (derived there from TFLOP/s).
-SCALING = {
-    "1.7B": (24, 2304, 24, 1, 1, 1, 32, 16, 512, 3.53),
-    "7.5B": (36, 4096, 32, 4, 1, 1, 32, 16, 512, 3.70),
-    "39.1B": (48, 8192, 64, 8, 2, 1, 32, 4, 1536, 14.45),
-    "145.6B": (80, 12288, 96, 8, 8, 2, 24, 2, 2304, 24.82),
-    "529.6B": (105, 20480, 128, 8, 35, 3, 9, 1, 2520, 54.08),
-}
-
-
-def scaling(data: Path) -> list[str]:
-    """Single rows, nothing fitted."""
-    hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "## Weak scaling of Megatron-LM",
-        "",
-        "Narayanan et al. 2021, table 1 (A100-80GB, full recomputation), nothing fitted on them.",
-        "",
-        "| model | devices | measured s | predicted s | error |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for name, (layers, hidden, heads, tp, pp, chunks, dp, micro, batch, seconds) in SCALING.items():
-        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = Run(batch, micro, dp, tp, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
-        made = predicted(model, run, hardware, host_of(hardware)).step_seconds
-        lines.append(f"| {name} | {run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
-    return lines
-
-
-def megatron(data: Path) -> list[str]:
-    """Single rows, nothing fitted."""
-    hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "## Training steps of Megatron-LM's models",
-        "",
-        "Korthikanti et al. 2022, table 5 (A100-80GB, TP 8), nothing fitted on them.",
-        "",
-        "| run | measured s | predicted s | error |",
-        "|---|--:|--:|--:|",
-    ]
-    for name, (layers, hidden, heads, pp, chunks, micro, batch, full, lean) in SELECTIVE.items():
-        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
-        cases = {
-            "full recomputation": (run, full),
-            "selective, sequence parallel": (replace(run, recompute="selective", sequence_parallel=True), lean),
-        }
-        for kind, (own, seconds) in cases.items():
-            made = predicted(model, own, hardware, host_of(hardware)).step_seconds
-            lines.append(f"| {name}, {kind} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
-    return lines
-
-
-# The same, figure 1: GiB of weights, gradients and optimizer; of activations, nothing computed again; of activations
-# with sequence parallelism and selective recomputation.
-FIGURE_1 = {"22B": (45.5625, 59.25, 9.5625), "530B": (31.64, 114.02, 23.08)}
-GIB = 2**30
-
-
-def memory(data: Path) -> list[str]:
-    """Published bytes of a device (the paper's arithmetic, not measured); states are a mean over stages."""
-    hardware = load_hardware("a100-80g-sxm")
-    lines = [
-        "## Memory of Megatron-LM's models",
-        "",
-        "Korthikanti et al. 2022, figure 1, GiB on a device (A100, TP 8).",
-        "",
-        "| model | what | published | predicted | error |",
-        "|---|---|--:|--:|--:|",
-    ]
-    for name, published in FIGURE_1.items():
-        layers, hidden, heads, pp, chunks, micro, batch, *_ = SELECTIVE[name]
-        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks)
-        plain = predicted(model, run, hardware, Host()).memory
-        lean = replace(run, recompute="selective", sequence_parallel=True)
-        made = (
-            parameter_count(model) / 8 / pp * sum(STATE_BYTES[run.precision]),
-            plain.activations,
-            predicted(model, lean, hardware, Host()).memory.activations,
-        )
-        kinds = ("weights, gradients, optimizer", "activations", "activations, selective and sequence parallel")
-        for kind, own, other in zip(kinds, made, published, strict=True):
-            gib = own / GIB
-            lines.append(f"| {name} | {kind} | {other:.2f} | {gib:.2f} | {gib / other - 1:+.1%} |")
-    return lines
-
-
-TABLES = (multi_node, pipelines, single_node, scaling, megatron, memory)
+TABLES = (multi_node, pipelines, single_node)
 
 
 def main(arguments: Sequence[str]) -> None:

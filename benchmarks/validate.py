@@ -23,7 +23,7 @@ from autoshard.costs.compute import one_product_seconds
 from autoshard.hardware import Hardware, load_hardware
 from autoshard.mesh import Mesh
 from benchmarks import measurements as m
-from benchmarks import steps
+from benchmarks import published, steps
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
 BEGIN, END = "<!-- validate: written by the command above -->", "<!-- validate end -->"
@@ -240,7 +240,7 @@ def link_graph(data: Path) -> list[str]:
 
 
 TABLES: tuple[Callable[[Path], list[str]], ...] = (
-    products, backward_products, attention, collectives, other_host, link_graph, *steps.TABLES,
+    products, backward_products, attention, collectives, other_host, link_graph, *steps.TABLES, *published.TABLES,
 )  # fmt: skip
 
 
