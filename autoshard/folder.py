@@ -19,6 +19,7 @@ from autoshard.errors import InvalidFileError, UsageError
 
 MANIFEST = "manifest.json"
 KIND = "autoshard.package"
+AGAIN = "make the package again with `autoshard plan`"
 _ELSEWHERE = "a path in a folder that exists and that you may write to"
 _OTHER_FOLDER = "--out with another folder, or move these files away"
 
@@ -78,15 +79,14 @@ def read_file(folder: Path, name: str) -> str:
     """A text file of a package. InvalidFileError where the folder is no package or lacks the file."""
     if not (folder / MANIFEST).exists():
         raise InvalidFileError(
-            f"{folder} is not a package written by autoshard: it has no {MANIFEST}", "autoshard plan"
+            f"{folder} is not a package written by autoshard: it has no {MANIFEST}",
+            "autoshard plan … --out DIR, then DIR",
         )
     try:
         return (folder / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidFileError(
-            f"can't read {folder / name}: {reason}", "make the package again with `autoshard plan`"
-        ) from None
+        raise InvalidFileError(f"can't read {folder / name}: {reason}", AGAIN) from None
 
 
 @contextmanager

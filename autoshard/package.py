@@ -120,8 +120,8 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
     plan = plan_io.loads(folder.read_file(root, PLAN), str(root / PLAN))
     graph = serialize.loads(folder.read_file(root, GRAPH))
     if serialize.graph_hash(graph) != plan.graph_hash:
-        raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", "autoshard plan")
-    return plan, graph, parse_hardware(plan.hardware_text, plan.hardware)
+        raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", folder.AGAIN)
+    return plan, graph, parse_hardware(plan.hardware_text, f"{root / PLAN}, profile {plan.hardware}")
 
 
 def read_verification(package: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 SILENT_SECONDS = 2.0
@@ -16,9 +16,13 @@ REPEAT_SECONDS = 30.0
 
 @contextmanager
 def step(label: str, quiet: bool = False) -> Iterator[None]:
-    """Says on stderr that `label` is under way, if it lasts; nothing at all where `quiet`."""
+    """Says on stderr that `label` is under way, if it lasts; nothing at all where `quiet`.
+
+    What a person's model prints meanwhile goes to stderr where `quiet`: stdout holds the result alone.
+    """
     if quiet:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
         return
     with _spinner(label) if _is_terminal() else _lines(label):
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,31 @@ def test_a_package_holds_what_its_manifest_says(package: Path) -> None:
     assert names(package) == {*listed, MANIFEST}
     wanted = {"model_parallel.py", "train.py", "convert.py", "plan.json", "graph.json", "timeline.json", "report.html"}
     assert wanted | {"README.md", "runtime/__init__.py"} <= names(package)
+
+
+def test_what_a_model_prints_is_no_part_of_the_json(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(request: object) -> object:
+        print("loading the weights")
+        return serialize.load(package.parent / "mlp.graph.json")
+
+    monkeypatch.setattr("autoshard.pipeline.read_graph", read)
+    words = ["plan", str(package.parent / "mlp.graph.json"), "--mesh", "dp=2", "--hardware", "cpu-local", "--json"]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["mesh"] == {"dp": 2}
+    assert "loading the weights" in printed.err
+
+
+def test_a_damaged_profile_is_placed_in_its_plan(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(package, tmp_path / "out")
+    path = tmp_path / "out" / "plan.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("312 TFLOP/s", "312 TFLAP/s"), encoding="utf-8")
+    assert cli.main(["simulate", str(tmp_path / "out")]) == 5
+    assert "out/plan.json, profile a100-80g-sxm:" in capsys.readouterr().err
 
 
 def test_nothing_of_autoshard_is_imported(package: Path) -> None:
