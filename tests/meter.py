@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+SETTLE_SECONDS = 0.005
 
 
 class Meter(TorchDispatchMode):
@@ -24,6 +28,8 @@ class Meter(TorchDispatchMode):
         self.curve: list[tuple[str, str, int]] = []
         self.phase = ""
         self.made = 0
+        self.inside = False
+        self.collectives = self.settled = 0
         for tensor in known:
             self.hold(tensor)
         self.start = len(self.changes)
@@ -41,17 +47,36 @@ class Meter(TorchDispatchMode):
         self.changes.append((serial, -size))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented  # it comes again, with the local tensors
+        if self.collectives != self.settled:
+            time.sleep(SETTLE_SECONDS)  # gloo's threads let go of its tensors a little later
+            self.settled = self.collectives
         out = func(*args, **(kwargs or {}))
+        if self.inside:
+            return out
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self.hold(leaf)
         self.curve.append((self.phase, str(func), len(self.changes)))
         return out
 
-    def peak(self, phase: str, without: Iterable[Tensor] = ()) -> tuple[int, str]:
-        """Bytes above the start, and the operator after which they are most; `without` what is still alive of these."""
-        apart = {self.alive[tensor.untyped_storage()._cdata][0] for tensor in without}
+    def beside(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """The collective, with what it makes inside left out: gloo reduces and scatters in copies, NCCL does not."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.inside = True
+            try:
+                return collective(*args, **kwargs)
+            finally:
+                self.inside = False
+                self.collectives += 1
+
+        return call
+
+    def peak(self, phase: str) -> tuple[int, str]:
+        """Bytes above the start, and the operator after which they are most."""
         totals = [0]
-        for serial, size in self.changes[self.start :]:
-            totals.append(totals[-1] + (0 if serial in apart else size))
+        for _, size in self.changes[self.start :]:
+            totals.append(totals[-1] + size)
         return max((totals[seen - self.start], name) for own, name, seen in self.curve if own == phase)

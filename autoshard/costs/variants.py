@@ -63,23 +63,32 @@ def _is_mean(op: Op) -> bool:
     return dict(op.attributes).get("reduction", 1) == 1
 
 
-def _halo(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
-    """Rows at the edges of each cut dim, to the neighbours; their gradients come back. Uneven cuts may need a row
-    more than `span - stride`."""
+def halos(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Iterator[tuple[int, int, int, int]]:
+    """(axis, dim, rows that windows reach beyond their own, rows of padding at an edge) of each spatial dim cut."""
     x, given = operands[0], dict(op.attributes)
     assert x is not None
     count = int(op.target[-2])  # spatial dims: conv2d
     weight = operands[1] if len(operands) > 1 else None
     kernel = weight.shape[-count:] if weight is not None else _tuple(given["kernel_size"], count)
     stride, dilation = (_tuple(given.get(name), count) for name in ("stride", "dilation"))
-    calls = []
+    padding = _tuple(given.get("padding", 0), count)
     for axis, dim in shards(layouts[0]):
         spatial = dim - (len(x.shape) - count)
         if spatial >= 0 and mesh.sizes[axis] > 1:
             reach = max(dilation[spatial] * (kernel[spatial] - 1) + 1 - stride[spatial], 0)
             rows = -(-reach // stride[spatial]) if "transpose" in op.target else reach
-            sent = x.bytes / max(x.shape[dim], 1) * rows * (0.5 if mesh.sizes[axis] == 2 else 1.0)
-            calls.append((axis, "all_to_all", sent * mesh.sizes[axis] / (mesh.sizes[axis] - 1)))
+            yield axis, dim, rows, padding[spatial]
+
+
+def _halo(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
+    """Rows at the edges of each cut dim, to the neighbours; their gradients come back. Uneven cuts may need a row
+    more than `span - stride`."""
+    x = operands[0]
+    assert x is not None
+    calls = []
+    for axis, dim, rows, _ in halos(mesh, op, operands, layouts):
+        sent = x.bytes / max(x.shape[dim], 1) * rows * (0.5 if mesh.sizes[axis] == 2 else 1.0)
+        calls.append((axis, "all_to_all", sent * mesh.sizes[axis] / (mesh.sizes[axis] - 1)))
     back = calls if x.requires_grad else []
     return Inside(tuple(call for call in calls if call[2]), tuple(call for call in reversed(back) if call[2]))
 
@@ -152,7 +161,7 @@ def _sequence_axes(layout: Layout | None, keys: list[LocalTensor]) -> list[int]:
     return [axis for axis, dim in shards(layout) if dim == len(keys[0].shape) - 2]
 
 
-def _statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
+def statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
     """The dims that a norm or softmax goes over, and how many of its results a device has (a group norm: at most)."""
     given, rank = dict(op.attributes), len(x.shape)
     shape, groups, dim = given.get("normalized_shape"), given.get("num_groups"), given.get("dim")
@@ -174,7 +183,7 @@ def _norm(gathered: int, reduced: tuple[int, ...], backward: int) -> Callable[[M
     def inside(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
         x = operands[0]
         assert x is not None
-        over, count = _statistics(op, x)
+        over, count = statistics(op, x)
         size = float(count * max(LOSS_BYTES, DTYPE_BYTES[x.dtype]))
         axes = [axis for axis, dim in shards(layouts[0]) if dim in over]
         calls = [(axis, "all_gather", gathered * size * mesh.sizes[axis]) for axis in axes if gathered]

@@ -53,7 +53,7 @@ class Memory:
 def kept(built: Built) -> Kept:
     """Of the program's last layer, which stands for all."""
     program = built.program
-    plan = plan_memory(program, built.graph)
+    plan = plan_memory(program, built.graph, accumulates=True)
     turn = len(program.instructions) - 1  # the last step of the forward
     alive = [
         span for span in plan.spans if span.start <= turn < span.last and span.held.kind in ("activation", "extra")

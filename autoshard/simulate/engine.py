@@ -24,10 +24,11 @@ from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
 from autoshard.redistribute import LOCAL, messages, step_of
-from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, bucket_bytes, local_tensor, plan_memory
+from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, bucket_bytes, plan_memory
 from autoshard.simulate.schedule import Schedule, Task
 from autoshard.simulate.storage import storage
 from autoshard.simulate.timeline import COMPUTE, Phase, Timeline, axis_stream
+from autoshard.simulate.working import local_tensor
 
 
 @dataclass(frozen=True)

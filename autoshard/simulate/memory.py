@@ -1,33 +1,30 @@
 """What is in one device's memory at each step: a step is the forward (or backward) of an instruction, or the optimizer.
 
-Static: parameters, gradients, optimizer state, buffers and inputs. A value lives from its instruction to its last
-use, or where autograd keeps it until the backward of the first that saved it; values that share storage count once. The
-gradient of a value lives from the backward of its last consumer to that of its producer. A weight gathered from its
-shard is kept as the shard, and whole again only in the backward that needs it. Where a value has several consumers, the
-gradient of each is beside the sum of those before. `working`: what operators and the runtime's variants hold while they
-run (costs.temporaries); a fused optimizer holds nothing. Gradients of parameters count for the whole step, as when
-steps accumulate. No allocator is modelled.
+Static: parameters, optimizer state, buffers and inputs. A value lives from its instruction to its last use, or where
+autograd keeps it until the backward of the first that saved it; values that share storage count once. The gradient of a
+value lives from the backward of its last consumer to that of its producer. A weight gathered from its shard is kept as
+the shard, and whole again only in the backward that needs it. Where a value has several consumers, the gradient of each
+is beside the sum of those before. `working`: what operators, variants of the runtime and redistributions hold while
+they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives from the
+backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate, for the
+whole step.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.memory import parameter_parts
-from autoshard.costs.operator import extra_bytes
-from autoshard.costs.temporaries import temporary
 from autoshard.graph.model import DTYPE_BYTES, Graph
-from autoshard.layout import LocalSize
-from autoshard.mesh import Mesh
-from autoshard.program.model import Compute, GradientBucket, Program, Value
+from autoshard.program.model import Compute, GradientBucket, Program
+from autoshard.program.scopes import results_of
 from autoshard.simulate.storage import Facts, facts, storage
 from autoshard.simulate.timeline import Held
+from autoshard.simulate.working import kept_by, local_bytes, local_tensor, working
 
 PEAK_TENSORS = 12
 _PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
@@ -65,16 +62,6 @@ class MemoryPlan:
         return tuple(sorted(alive, key=lambda held: (-held.bytes, held.name, held.kind))[:PEAK_TENSORS])
 
 
-def local_tensor(value: Value, mesh: Mesh) -> LocalTensor:
-    """The value on the device that holds most."""
-    return LocalTensor(_largest(value.local_shape, mesh), value.dtype, value.requires_grad)
-
-
-@lru_cache(maxsize=65536)
-def _largest(sizes: tuple[LocalSize, ...], mesh: Mesh) -> tuple[int, ...]:
-    return tuple(size.largest(mesh) for size in sizes)
-
-
 def bucket_bytes(program: Program, bucket: GradientBucket) -> float:
     """Of the flat tensor that is all-reduced."""
     values = {p.path: p.value for p in program.parameters}
@@ -87,13 +74,17 @@ def step_count(program: Program) -> int:
     return 2 * len(program.instructions) + 2 if program.loss is not None else len(program.instructions)
 
 
-def plan_memory(program: Program, graph: Graph) -> MemoryPlan:
+def plan_memory(program: Program, graph: Graph, accumulates: bool = False) -> MemoryPlan:
+    """`accumulates`: a step before has left gradients, to which this one adds."""
     lives = _Lives(program, graph)
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
-    spans = (*static, *lives.spans(), *_bucket_spans(program, steps))
-    static_bytes = sum(span.held.bytes for span in static if span.held.kind != "input")
-    return MemoryPlan(levels(spans, steps), spans, static_bytes)
+    gradients = lives.gradients(accumulates)
+    spans = (*static, *gradients, *lives.spans(), *_bucket_spans(program, steps))
+    lasting = [
+        span.held.bytes for span in (*static, *gradients) if span.held.kind != "input" and span.last == steps - 1
+    ]
+    return MemoryPlan(levels(spans, steps), spans, sum(lasting))
 
 
 def levels(spans: Iterable[Span], steps: int) -> tuple[float, ...]:
@@ -112,14 +103,10 @@ def _static(program: Program, graph: Graph) -> list[Held]:
     for own, stored in ((own, stored) for own, group in kinds for stored in group):
         parameter = parameters[program.value(stored.value).tensor]
         parts = parameter_parts(graph, parameter, stored.layout, program.mesh)
-        names = (own, "gradient", "optimizer")
-        held += [Held(stored.path, kind, size) for kind, size in zip(names, parts, strict=True) if size]
-    held += [Held(name, "input", _bytes(program.value(name), program.mesh)) for name in program.inputs]
+        named = (own, parts[0]), ("optimizer", parts[2])
+        held += [Held(stored.path, kind, size) for kind, size in named if size]
+    held += [Held(name, "input", local_bytes(program.value(name), program.mesh)) for name in program.inputs]
     return held
-
-
-def _bytes(value: Value, mesh: Mesh) -> float:
-    return float(math.prod(_largest(value.local_shape, mesh)) * DTYPE_BYTES[value.dtype])
 
 
 def _bucket_spans(program: Program, steps: int) -> list[Span]:
@@ -140,7 +127,10 @@ class _Lives:
         self.used: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
         self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
+        self.kept_beside: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `kept_by`
         for index, instruction in enumerate(program.instructions):
+            if isinstance(instruction, Compute):
+                self.kept_beside[index] = kept_by(program, graph, instruction)
             self._visit(index, facts(instruction, graph))
 
     def _visit(self, index: int, known: Facts) -> None:
@@ -154,7 +144,8 @@ class _Lives:
         for position, name in enumerate(known.operands):
             if name is not None and position not in known.aliases.values() and not self._passes_on(index):
                 self.users.setdefault(root[name], []).append(index)
-        for name in known.kept:
+        without = self.kept_beside[index][0] if index in self.kept_beside else ()
+        for name in known.kept_without(without):
             self.kept.setdefault(root[name], []).append(index)
 
     def _passes_on(self, index: int) -> bool:
@@ -167,10 +158,24 @@ class _Lives:
         outputs = {self.storage.root[name] for name in self.program.outputs}
         spans = []
         for name, made in self.made.items():
-            held = Held(name, "activation", _bytes(self.program.value(name), self.program.mesh))
+            held = Held(name, "activation", local_bytes(self.program.value(name), self.program.mesh))
             forward = Span(held, made, last if name in outputs else self.used[name])
             spans += [forward] if self.program.loss is None else self._backward(name, made, forward)
         return [*spans, *(self._extras() if self.program.loss is not None else []), *self._working()]
+
+    def gradients(self, accumulates: bool) -> list[Span]:
+        """Of the parameters: from their last use, whose backward comes first."""
+        end, spans = step_count(self.program) - 1, []
+        for p in (p for p in self.program.parameters if p.trainable and self.program.loss is not None):
+            held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
+            born = self._mirror(self.used[p.value]) if p.value in self.used else end - 1
+            spans += [Span(held, 0 if accumulates else born, end), *self._summands(held, p.value)]
+        return spans
+
+    def _summands(self, held: Held, name: str) -> list[Span]:
+        """What each use but the last adds to the gradient, while it does."""
+        earlier = [self._mirror(user) for user in self.users.get(name, []) if user != self.used[name]]
+        return [Span(held, step, step) for step in earlier]
 
     def _local(self, name: str) -> LocalTensor:
         return local_tensor(self.program.value(name), self.program.mesh)
@@ -187,34 +192,30 @@ class _Lives:
         elif name in self.kept:
             spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]
         if self.program.value(name).requires_grad:
-            spans.append(Span(Held(name, "gradient", held.bytes), self._mirror(self.used[name]), self._mirror(made)))
-            earlier = [self._mirror(user) for user in self.users.get(name, []) if user != self.used[name]]
-            spans += [Span(Held(name, "gradient", held.bytes), step, step) for step in earlier]
+            own = Held(name, "gradient", held.bytes)
+            spans += [Span(own, self._mirror(self.used[name]), self._mirror(made)), *self._summands(own, name)]
         return spans
 
     def _extras(self) -> list[Span]:
         """What operators keep beside values: masks, statistics."""
         spans = []
-        for index, instruction in enumerate(self.program.instructions):
-            if isinstance(instruction, Compute):
-                op = self.graph.by_op[instruction.op]
-                operands = tuple(None if name is None else self._local(name) for name in instruction.operands)
-                results = tuple(self._local(name) for name in instruction.results)
-                size = extra_bytes(self.graph, op, operands, results)
-                spans += [Span(Held(op.name, "extra", size), index, self._mirror(index))] if size else []
+        for index, (_, size) in self.kept_beside.items():
+            instruction = self.program.instructions[index]
+            assert isinstance(instruction, Compute)
+            spans += [Span(Held(instruction.op, "extra", size), index, self._mirror(index))] if size else []
         return spans
 
     def _working(self) -> list[Span]:
         spans = []
-        for index, instruction in enumerate(self.program.instructions):
-            if not isinstance(instruction, Compute):
-                continue
-            names, op = instruction.operands, self.graph.by_op[instruction.op]
-            operands = tuple(None if name is None else self._local(name) for name in names)
-            layouts = tuple(None if name is None else self.program.value(name).layout for name in names)
-            size = temporary(self.program.mesh, op, instruction.variant, operands, layouts)
-            there, back = Held(op.name, "working", size.forward), Held(op.name, "working", size.backward)
-            spans += [Span(there, index, index)] if there.bytes else []
-            if back.bytes and self.program.loss is not None:
-                spans.append(Span(back, self._mirror(index), self._mirror(index)))
+        for index, size in enumerate(working(self.program, self.graph, self.storage)):
+            instruction = self.program.instructions[index]
+            name = instruction.op if isinstance(instruction, Compute) else instruction.result
+            spans += [Span(Held(name, "working", size.forward), index, index)] if size.forward else []
+            if size.backward and self._has_backward(index):
+                step = self._mirror(index)
+                spans.append(Span(Held(name, "working", size.backward), step, step))
         return spans
+
+    def _has_backward(self, index: int) -> bool:
+        values = map(self.program.value, results_of(self.program.instructions[index]))
+        return self.program.loss is not None and any(value.requires_grad for value in values)

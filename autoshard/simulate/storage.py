@@ -22,8 +22,12 @@ class Facts:
     @property
     def kept(self) -> list[str]:
         """The values that autograd keeps."""
-        kept = [self.operands[i] for i in self.saved.operands] + [self.results[i] for i in self.saved.results]
-        return [name for name in kept if name is not None]
+        return self.kept_without(())
+
+    def kept_without(self, positions: tuple[int, ...]) -> list[str]:
+        """The same without the operands at these positions."""
+        kept = [self.operands[i] for i in self.saved.operands if i not in positions]
+        return [name for name in (*kept, *(self.results[i] for i in self.saved.results)) if name is not None]
 
 
 def facts(instruction: Instruction, graph: Graph) -> Facts:

@@ -24,7 +24,7 @@ from tests.graphs import mlp_graph
 @pytest.fixture(scope="module")
 def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "mlp.graph.json"
-    path.write_text(serialize.dumps(mlp_graph(3, 256, 2048)), encoding="utf-8")
+    path.write_text(serialize.dumps(mlp_graph(3, 1024, 2048)), encoding="utf-8")
     return path
 
 
@@ -119,19 +119,19 @@ def test_messages(
 
 
 def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The solver counts a weight where it is stored and where it is used; what fits in truth is found all the same."""
+    """The solver counts gradients for the whole step; what fits in truth is found all the same."""
     path = tmp_path / "sgd.graph.json"
-    path.write_text(serialize.dumps(replace(mlp_graph(3, 256, 2048), optimizer="sgd")), encoding="utf-8")
-    least, _ = planned(words(path, tmp_path / "least", "--level", "memory"), capsys)
+    path.write_text(serialize.dumps(replace(mlp_graph(6, 64, 1024), optimizer="sgd")), encoding="utf-8")
+    least, _ = planned(words(path, tmp_path / "least", "--level", "memory", mesh="dp=2"), capsys)
     limit = least.predicted_peak_bytes + 1024
     assert least.certificate.level_bound > limit
     for level in ("0", "1", "2"):
         out, limited = tmp_path / level, f"{limit / 1024:.0f} KiB"
-        plan, _ = planned(words(path, out, "--level", level, "--memory-limit", limited), capsys)
+        plan, _ = planned(words(path, out, "--level", level, "--memory-limit", limited, mesh="dp=2"), capsys)
         assert plan.predicted_peak_bytes <= limit
         fits = [tried for tried in plan.search.candidates if tried.predicted_peak_bytes <= limit]
         assert all(plan.certificate.lower_bound_seconds <= tried.objective_seconds for tried in fits)
-    code, _, err = run(words(path, tmp_path / "none", "--memory-limit", f"{limit / 2048:.0f} KiB"), capsys)
+    code, _, err = run(words(path, tmp_path / "none", "--memory-limit", f"{limit / 2048:.0f} KiB", mesh="dp=2"), capsys)
     assert code == 3 and "the program of the smallest plan found needs" in err
 
 
@@ -219,7 +219,7 @@ def test_a_time_limit_returns_the_best_so_far(
 
 
 def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
+    graph, mesh, hardware = mlp_graph(3, 1024, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
     free = fit.fitted(fit.prepare(graph, mesh, hardware, fit.Wishes()))
     fastest = free.levelled.solution.choice
     monkeypatch.setattr("autoshard.search.contenders", lambda *_: [("too large", fastest)])

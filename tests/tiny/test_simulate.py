@@ -186,10 +186,10 @@ def test_the_mesh_must_fit_the_cluster():
 def test_memory_of_one_layer_by_hand():
     """float32, rows 10, width 20, hidden 30; everything on one device."""
     timeline = run(mesh=Mesh.parse("dp=1,tp=1"), rows=10, width=20, hidden=30, layers=1)
-    parameters = (20 * 30 + 30 + 30 * 20) * 4
-    assert timeline.static_bytes == 4 * parameters
+    first, second = (20 * 30 + 30) * 4, 30 * 20 * 4
+    assert timeline.static_bytes == 4 * (first + second)
     x, h, y = 10 * 20 * 4, 10 * 30 * 4, 10 * 20 * 4
-    base = timeline.static_bytes + x
+    base = 3 * (first + second) + x  # without the gradients
     forward = [
         h,  # h
         h + h,  # h a
@@ -200,12 +200,12 @@ def test_memory_of_one_layer_by_hand():
     backward = [  # saved a, with the gradients that are read and made
         h + y + 4,  # of loss and y_tp; the loss itself is gone
         h + y + y,
-        h + y + h,
-        h + h + h,
-        h,  # of h; x needs no gradient, and those of the parameters are static
+        h + y + h + second,
+        h + h + h + second,
+        h + second + first,  # of h; x needs no gradient
     ]
     sizes = plan_memory(*reversed(mlp(Mesh.parse("dp=1,tp=1"), 10, 20, 30, 1))).bytes
-    assert [size - base for size in sizes] == [*forward, *backward, 0, 0]
+    assert [size - base for size in sizes] == [*forward, *backward, *[first + second] * 2]
     assert timeline.peak_bytes == max(sizes)
 
 

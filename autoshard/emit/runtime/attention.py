@@ -94,7 +94,9 @@ def _prepared(
     if is_causal and queries:
         start, stop = held_range(rows, queries)
         seen = min(stop, k.shape[-2])  # nobody here looks further
-        k, v, mask, is_causal = k[..., :seen, :], v[..., :seen, :], causal_mask(start, stop, 0, seen, k.device), False
+        if seen < k.shape[-2]:
+            k, v = k[..., :seen, :], v[..., :seen, :]
+        mask, is_causal = causal_mask(start, stop, 0, seen, k.device), False
     return k, v, mask, is_causal, enable_gqa, hooks
 
 
@@ -140,7 +142,8 @@ class _Gathered:
         kv = self.gather(self.shard)
         self.pointer = kv.untyped_storage().data_ptr()
         self.shard = self.shard.detach()
-        return kv[..., : self.width], kv[..., self.width :]
+        k, v = kv.split([self.width, kv.shape[-1] - self.width], -1)  # its backward joins the gradients in one copy
+        return k, v
 
     def hooks(self) -> _Hooks:
         return cast(_Hooks, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))

@@ -80,6 +80,14 @@ def _pick(x: Tensor, dim: int, rows: Sequence[int]) -> Tensor:
     return x.index_select(dim, torch.tensor(rows, device=x.device))
 
 
+def _add(result: Tensor, dim: int, rows: Sequence[int], piece: Tensor) -> None:
+    """Adds a piece to these rows."""
+    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        result.narrow(dim, rows[0], len(rows)).add_(piece)
+    else:
+        result.index_add_(dim, torch.tensor(rows, device=result.device), piece.contiguous())
+
+
 def _swap(axis: Axis, dim: int, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
     """Every device's piece for this one; its own does not travel."""
     here = axis.index
@@ -115,7 +123,7 @@ class _Exchange(torch.autograd.Function):
         result = grad.new_zeros((*grad.shape[:dim], size, *grad.shape[dim + 1 :]))
         for rows, piece in zip(hop.sent, back, strict=True):
             if rows and (not hop.silent or rows is hop.sent[axis.index]):
-                result.index_add_(dim, torch.tensor(rows, device=grad.device), piece.contiguous())
+                _add(result, dim, rows, piece)
         return result, None, None, None
 
 

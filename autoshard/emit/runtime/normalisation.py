@@ -63,7 +63,8 @@ class _Standardise(torch.autograd.Function):
         y, scale = map(_wide, ctx.saved_tensors)
         grad = _wide(grads[0])
         mean, along = _means([grad, grad * y], *ctx.options)
-        return (scale * (grad - mean - y * along)).to(grads[0].dtype), None, None, None, None
+        found = (grad - mean).sub_(y * along).mul_(scale)
+        return found.to(grads[0].dtype), None, None, None, None
 
 
 class _Rms(torch.autograd.Function):
@@ -84,7 +85,8 @@ class _Rms(torch.autograd.Function):
         y, scale = map(_wide, ctx.saved_tensors)
         grad = _wide(grads[0])
         (along,) = _means([grad * y], *ctx.options)
-        return (scale * (grad - y * along)).to(grads[0].dtype), None, None, None, None
+        found = (y * along).neg_().add_(grad).mul_(scale)
+        return found.to(grads[0].dtype), None, None, None, None
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -153,11 +155,11 @@ class _Softmax(torch.autograd.Function):
         for axis in axes:
             largest = reduced(largest, axis, "max")
         wide = wide - largest
-        powers = wide.exp()
+        powers = wide.exp() if log else wide.exp_()
         total = powers.sum(dim, keepdim=True)
         for axis in axes:
             total = reduced(total, axis)
-        y = (wide - total.log() if log else powers / total).to(x.dtype)
+        y = (wide.sub_(total.log()) if log else powers.div_(total)).to(x.dtype)
         ctx.save_for_backward(y)
         ctx.options = dim, log, axes
         return y

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -58,13 +58,14 @@ def _scatter(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
 
 
 def _part(x: Tensor, axis: Axis, cut: _Cut, index: int | None = None) -> Tensor:
+    """A view of what one device holds, the dim as (blocks, length)."""
     start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit, index)
-    blocks = x.unflatten(cut.dim, (cut.blocks, cut.size // cut.blocks))
-    return blocks.narrow(cut.dim + 1, start, stop - start).flatten(cut.dim, cut.dim + 1)
+    return x.unflatten(cut.dim, (cut.blocks, cut.size // cut.blocks)).narrow(cut.dim + 1, start, stop - start)
 
 
 def _slice(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
-    return _part(x, axis, cut).clone(memory_format=torch.contiguous_format)  # a view would keep the whole alive
+    part = _part(x, axis, cut).clone(memory_format=torch.contiguous_format)  # a view would keep the whole alive
+    return part.flatten(cut.dim, cut.dim + 1)
 
 
 def _pad(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
@@ -76,13 +77,21 @@ def _pad(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
 
 def _exchange(x: Tensor, axis: Axis, joined: _Cut, cut: _Cut) -> Tensor:
     sent = [_part(x, axis, cut, i) for i in range(axis.size)]
-    shape = list(sent[axis.index].shape)
+    shape = list(sent[axis.index].flatten(cut.dim, cut.dim + 1).shape)
     lengths = joined.lengths(axis)
     shapes = [[*shape[: joined.dim], joined.blocks, n, *shape[joined.dim + 1 :]] for n in lengths]
     counts = [math.prod(s) for s in shapes]
-    flat = axis.transport.all_to_all(torch.cat([s.reshape(-1) for s in sent]), [s.numel() for s in sent], counts)
+    flat = axis.transport.all_to_all(_packed(x, sent), [s.numel() for s in sent], counts)
     received = [piece.view(s) for piece, s in zip(flat.split(counts), shapes, strict=True)]
     return torch.cat(received, joined.dim + 1).flatten(joined.dim, joined.dim + 1)
+
+
+def _packed(x: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """The elements of all parts, one after another; a cat of flat parts would hold them twice."""
+    flat = x.new_empty(sum(part.numel() for part in parts))
+    for place, part in zip(flat.split([part.numel() for part in parts]), parts, strict=True):
+        place.view(part.shape).copy_(part)
+    return flat
 
 
 def reduced(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:

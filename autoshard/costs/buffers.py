@@ -1,0 +1,233 @@
+"""Bytes that a step of a redistribution holds only while it runs, beside the tensor that it is given and the one that
+it makes: what is packed for sending, padded to equal parts, received and not yet in its place.
+
+Each function goes through what the runtime does (emit/runtime/redistribution.py, axis.py, exchange.py), allocation by
+allocation. A dim is moved to the front, which takes a copy unless there is but one element before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autoshard.costs.temporaries import Temporary
+from autoshard.graph.model import DTYPE_BYTES
+from autoshard.layout import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_PARTIAL,
+    Layout,
+    LocalSize,
+    Placement,
+    Shard,
+    chunk_bounds,
+    local_sizes,
+)
+from autoshard.mesh import Mesh
+from autoshard.program.model import Collective, DimCut, Value
+from autoshard.redistribute import BY_INDEX
+
+MEMBERS = 16  # of a group: those looked at for the one that sends and receives most
+
+
+class Tape:
+    """Bytes held, and the most that ever were."""
+
+    def __init__(self) -> None:
+        self.held = self.most = 0.0
+
+    def make(self, size: float) -> float:
+        self.held += size
+        self.most = max(self.most, self.held)
+        return size
+
+    def drop(self, *sizes: float) -> None:
+        self.held -= sum(sizes)
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dim of `whole` elements, cut in parts of `lengths` in each of its blocks. `before` and `after`: elements of
+    the other dims (and blocks), the former outside it."""
+
+    lengths: tuple[int, ...]
+    before: int
+    after: int
+    width: int  # bytes of an element
+
+    def bytes(self, length: int) -> float:
+        return float(self.before * length * self.after * self.width)
+
+    @property
+    def whole(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def moves(self, length: int) -> bool:
+        """Whether bringing the dim to the front, or back, takes a copy."""
+        return self.before > 1 and length > 1
+
+
+def gather(dim: Dim) -> float:
+    """Beside the part given and the whole: of the device with the longest part, and of one that pads its own."""
+    return max(_gather(dim, length) for length in set(dim.lengths))
+
+
+def _gather(dim: Dim, own: int) -> float:
+    tape, parts = Tape(), len(dim.lengths)
+    packed = tape.make(dim.bytes(own)) if dim.moves(own) else 0.0
+    gathered = tape.make(dim.bytes(dim.longest * parts))
+    if own < dim.longest:
+        padding, padded = tape.make(dim.bytes(dim.longest - own)), tape.make(dim.bytes(dim.longest))
+        tape.drop(padding, padded)
+    if dim.longest * parts > dim.whole:
+        joined = tape.make(dim.bytes(dim.whole))
+        tape.drop(gathered)
+        gathered = joined
+    tape.drop(packed)
+    if dim.moves(dim.whole):
+        tape.make(dim.bytes(dim.whole))
+    less = dim.bytes(dim.longest) - dim.bytes(own)  # given: the longest is counted
+    return tape.most - dim.bytes(dim.whole) - less
+
+
+def scatter(dim: Dim) -> float:
+    """Beside the whole given and the part made, summed over all."""
+    tape = Tape()
+    packed = tape.make(dim.bytes(dim.whole)) if dim.moves(dim.whole) else 0.0
+    shorter = [length for length in dim.lengths if length < dim.longest]
+    if shorter:
+        padded = sum(tape.make(dim.bytes(dim.longest)) for _ in shorter)
+        joined = tape.make(dim.bytes(dim.longest * len(dim.lengths)))
+        tape.drop(padded, packed)
+        packed = joined
+    part = tape.make(dim.bytes(dim.longest))
+    tape.drop(packed)
+    if dim.moves(dim.longest):
+        tape.make(part)
+    return tape.most - part
+
+
+def swap(given: float, made: float) -> float:
+    """All-to-all: what is sent is packed, what has come is put in its place."""
+    return max(given, made)
+
+
+# --- steps of a program ---
+
+
+def buffers(mesh: Mesh, step: Collective, given: Value, made: Value) -> Temporary:
+    """Of the value `given` and the one `made` of it, on the device that holds most."""
+    if step.forward in BY_INDEX:
+        return Temporary(_by_index(mesh, step.forward, step, given, made), _back_by_index(mesh, step, given, made))
+    there = _by_table(mesh, step.forward, step, given, made)
+    return Temporary(there, _by_table(mesh, step.backward, step, made, given))
+
+
+def _by_table(mesh: Mesh, name: str, step: Collective, given: Value, made: Value) -> float:
+    if name == "all_to_all":
+        return swap(_bytes(given, mesh), _bytes(made, mesh))
+    moves, cut = _TABLE.get(name), step.joined or step.cut
+    if moves is None or cut is None:
+        return 0.0
+    return moves(_dim(mesh, step.axes, cut, made if name == "all_gather" else given))
+
+
+_TABLE: dict[str, Callable[[Dim], float]] = {"all_gather": gather, "reduce_scatter": scatter}
+
+
+def _dim(mesh: Mesh, axes: Sequence[str], cut: DimCut, whole: Value) -> Dim:
+    shape = [size.largest(mesh) for size in whole.local_shape]
+    block, parts = shape[cut.dim] // cut.blocks, math.prod(mesh.axis_size(axis) for axis in axes)
+    unit = cut.unit if block % cut.unit == 0 else 1
+    bounds = [chunk_bounds(block, parts, index, unit) for index in range(parts)]
+    before, after = math.prod(shape[: cut.dim]) * cut.blocks, math.prod(shape[cut.dim + 1 :])
+    return Dim(tuple(stop - start for start, stop in bounds), before, after, DTYPE_BYTES[whole.dtype])
+
+
+def _by_index(mesh: Mesh, name: str, step: Collective, given: Value, made: Value) -> float:
+    return _routed(mesh, name, step.axes, given, given.layout, made.layout)
+
+
+def _back_by_index(mesh: Mesh, step: Collective, given: Value, made: Value) -> float:
+    if REPLICATE_PARTIAL in step.before:  # the way the value came
+        return _routed(
+            mesh, "exchange" if step.backward != "pad" else "pad", step.axes, given, given.layout, made.layout
+        )
+    return _routed(mesh, step.backward, step.axes, made, _of_gradient(made.layout), _of_gradient(given.layout))
+
+
+def _of_gradient(layout: Layout) -> Layout:
+    turned: dict[Placement, Placement] = {REPLICATE_PARTIAL: PARTIAL, PARTIAL: REPLICATE}
+    return Layout(tuple(turned.get(placement, placement) for placement in layout.placements))
+
+
+def _routed(mesh: Mesh, name: str, axes: Sequence[str], given: Value, before: Layout, after: Layout) -> float:
+    """What leaves is packed, what comes is added; by an all-gather, all that everybody has comes. What lies in blocks
+    is taken out, and put in, by way of a copy of one piece."""
+    width = DTYPE_BYTES[given.dtype]
+    route = _route(mesh, tuple(axes), given.shape, before, after)
+    in_blocks = any(isinstance(p, Shard) and p.blocks > 1 for p in (*before.placements, *after.placements))
+    if name == "gather":
+        parts = math.prod(mesh.axis_size(axis) for axis in axes)
+        return _bytes(given, mesh) * parts + width * route.piece * in_blocks
+    return float(width * max(route.moved if name == "exchange" else 0, route.own * in_blocks))
+
+
+@dataclass(frozen=True)
+class Route:
+    """Elements, on the device with most: what it sends and receives in an exchange, what it keeps of its own, and the
+    largest piece that one device has for another."""
+
+    moved: int
+    own: int
+    piece: int
+
+
+@lru_cache(maxsize=65536)
+def _route(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...], before: Layout, after: Layout) -> Route:
+    have, need = local_sizes(shape, before, mesh), local_sizes(shape, after, mesh)
+    moved = [mesh.index(axis) for axis in axes]
+    places = [_at(mesh, moved, place) for place in itertools.product(*(range(mesh.sizes[a]) for a in moved))]
+    # each receives a copy from the one with its own coordinate there
+    same = [a for a in moved if not _differs(before.placements[a], after.placements[a])]
+
+    def common(giver: Sequence[int], taker: Sequence[int]) -> int:
+        if any(giver[axis] != taker[axis] for axis in same):
+            return 0
+        return math.prod(_common(h, n, mesh, giver, taker) for h, n in zip(have, need, strict=True))
+
+    found = []
+    for here in places[:MEMBERS]:
+        others = [(common(here, other), common(other, here)) for other in places if other != here]
+        own = common(here, here)
+        sides = [max(pair) for pair in others]
+        found.append(Route(sum(map(sum, others)), own, max([own, *sides])))
+    return Route(*(max(getattr(route, name) for route in found) for name in ("moved", "own", "piece")))
+
+
+def _at(mesh: Mesh, axes: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
+    """The coordinates of a member of the group: the first on the other axes."""
+    at = dict(zip(axes, place, strict=True))
+    return tuple(at.get(axis, 0) for axis in range(len(mesh.axes)))
+
+
+def _differs(before: Placement, after: Placement) -> bool:
+    """Whether the devices along an axis have different things: shards, or summands that are added up."""
+    return isinstance(before, Shard) or before == PARTIAL != after
+
+
+def _common(have: LocalSize, need: LocalSize, mesh: Mesh, giver: Sequence[int], taker: Sequence[int]) -> int:
+    """How many positions of a dim one has and the other needs."""
+    pairs = itertools.product(have.intervals(mesh, giver), need.intervals(mesh, taker))
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
+
+
+def _bytes(value: Value, mesh: Mesh) -> float:
+    return float(math.prod(size.largest(mesh) for size in value.local_shape) * DTYPE_BYTES[value.dtype])
