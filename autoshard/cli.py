@@ -182,9 +182,11 @@ def simulate(options: argparse.Namespace) -> int:
         target = package.write_output(options.plan, options.output, package.TIMELINE, package.trace_text(timeline))
         files = [target.name]
     if options.json:
-        _print_json(plan_text.timeline_dict(timeline) | {"written": str(target), "files": files})
+        _print_json(
+            plan_text.timeline_dict(timeline, built.plan, built.graph) | {"written": str(target), "files": files}
+        )
     else:
-        print(plan_text.timeline_summary(timeline, built.plan))
+        print(plan_text.timeline_summary(timeline, built.plan, built.graph))
         print(f"written to {target}" + (f": {plan_text.file_names(files)}" if options.export else ""))
     return 0
 

@@ -241,9 +241,9 @@ def next_command(plan: Plan, graph: Graph, out: str) -> str:
     return f"torchrun --nproc-per-node {plan.mesh.size} {out}/train.py --backend gloo --steps 5"
 
 
-def timeline_summary(timeline: Timeline, plan: Plan) -> str:
-    """A simulated step in a few lines: its length, each stream, the memory peak."""
-    rows: list[Sequence[str]] = [("step", format_seconds(timeline.step_seconds), "")]
+def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
+    """A simulated step in a few lines: its length and how sure it is, each stream, the memory peak."""
+    rows: list[Sequence[str]] = [("step", format_seconds(timeline.step_seconds), str(error_band(plan, graph)))]
     for stream, seconds in timeline.busy_seconds:
         share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
         rows.append((f"  {stream}", format_seconds(seconds), share))
@@ -253,10 +253,11 @@ def timeline_summary(timeline: Timeline, plan: Plan) -> str:
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
 
 
-def timeline_dict(timeline: Timeline) -> dict[str, Any]:
+def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph) -> dict[str, Any]:
     """A simulated step for `--json`; seconds and bytes."""
     return {
         "step_seconds": timeline.step_seconds,
+        "error_band": vars(error_band(plan, graph)),
         "busy_seconds": dict(timeline.busy_seconds),
         "peak_bytes": timeline.peak_bytes,
         "peak_at_seconds": timeline.peak_at_seconds,
@@ -278,6 +279,7 @@ def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "graph_hash": plan.graph_hash,
         "ops": len(graph.ops),
         "predicted_seconds": plan.predicted_seconds,
+        "error_band": vars(error_band(plan, graph)),
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "capacity_bytes": plan.capacity_bytes if math.isfinite(plan.capacity_bytes) else None,
         "redistributions": len(plan.redistributions),

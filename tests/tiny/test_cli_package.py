@@ -94,10 +94,13 @@ def test_planning_again_changes_no_byte(package: Path, capsys: pytest.CaptureFix
 def test_simulate(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_io.load(package / "plan.json")
     assert cli.main(["simulate", str(package / "plan.json"), "-o", str(tmp_path / "t.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_seconds"] == plan.predicted_seconds
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["step_seconds"] == plan.predicted_seconds
+    assert 0 < printed["error_band"]["error"] < 1 and printed["error_band"]["kind"] in ("measured", "datasheet")
     assert (tmp_path / "t.json").read_bytes() == (package / "timeline.json").read_bytes()
     assert cli.main(["simulate", str(package)]) == 0
-    assert "communication tp" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "communication tp" in shown and "±" in shown.splitlines()[1]
 
 
 def test_report(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

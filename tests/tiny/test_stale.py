@@ -61,7 +61,7 @@ def test_another_version_is_told(old: Plan) -> None:
     assert f"A: {note}" in diff.text(diff.diff(plan, GRAPH, old, GRAPH))
     assert "note" not in diff.text(diff.diff(old, GRAPH, old, GRAPH))
     built = package.build(plan, GRAPH, HARDWARE)
-    assert note in plan_text.timeline_summary(built.timeline, plan)
+    assert note in plan_text.timeline_summary(built.timeline, plan, GRAPH)
     assert note.capitalize() in package.report_text(built, None)
 
 
@@ -80,7 +80,7 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
     assert "gap" not in said
     built = package.build(plan, GRAPH, HARDWARE)
     assert "simulated anew: when the plan was made, its predicted step was" in plan_text.timeline_summary(
-        built.timeline, plan
+        built.timeline, plan, GRAPH
     )
 
 
