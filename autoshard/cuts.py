@@ -32,7 +32,9 @@ def of_operands(strategy: Strategy, tensors: Sequence[Named | None], mesh: Mesh)
 
 
 def operand_shapes(graph: Graph, op: Op) -> list[Named | None]:
-    return [None if name is None else (name, graph.tensor(name).shape) for name in op.operands]
+    """Name (of a parameter, its path) and shape of each operand."""
+    paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
+    return [None if name is None else (paths.get(name, name), graph.tensor(name).shape) for name in op.operands]
 
 
 def text(own: Sequence[Counts | None]) -> str:

@@ -12,6 +12,7 @@ WHAT is the path of a parameter or buffer, the name of an input, of an operator 
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import re
 import tomllib
@@ -67,7 +68,9 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
     what, how = what.strip(), how.strip()
     kind, colon, rest = what.partition(":")
     if colon and kind not in KINDS:
-        raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", EXAMPLE)
+        near = difflib.get_close_matches(kind, KINDS, 1) or ["parameter"]
+        hint = f"{near[0]}:{rest}={how}"
+        raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", hint)
     kind, what = (kind, rest) if colon else ("", what)
     if how.startswith(("(", "[")):
         cuts, out_cuts = parse_cuts(how, text)
@@ -103,7 +106,14 @@ def _want(part: str, mesh: Mesh, quoted: str) -> Want:
         if re.fullmatch(r"[=+~\w./*]+", placement):
             return Want(axis, "choice", placement)
         expected = "Shard(DIM), Replicate, Partial, or a factor of the operator's rule"
-        raise UsageError(f"{quoted}: can't read {placement!r}: expected {expected}", EXAMPLE) from None
+        raise UsageError(f"{quoted}: can't read {placement!r}: expected {expected}", _meant(placement, axis)) from None
+
+
+def _meant(placement: str, axis: str) -> str:
+    """The nearest placement, `Shard(0)@tp`, with the dim that was said."""
+    name, dim = re.match(r"\w*", placement), re.search(r"-?\d+", placement)
+    near = difflib.get_close_matches(name[0].title() if name else "", ("Shard", "Replicate", "Partial"), 1) or ["Shard"]
+    return f"{near[0]}({dim[0] if dim else 0})@{axis}" if near[0] == "Shard" else f"{near[0]}@{axis}"
 
 
 def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None]:

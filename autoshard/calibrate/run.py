@@ -110,7 +110,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidFileError(f"can't read the measurements {path}: {error}", _AGAIN) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidFileError(f"can't read the measurements {path}: {reason}", _AGAIN) from error
     return measured
 
 

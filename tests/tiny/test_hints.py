@@ -86,6 +86,23 @@ def test_what_was_perhaps_meant(typed: list[str], hint: str, capsys: pytest.Capt
     assert capsys.readouterr().err.splitlines()[-1] == f"  try: {hint}"
 
 
+PINS = [
+    ("fc=Shrad(1)@tp", "Shard(1)@tp"),
+    ("fc=replicat()@tp", "Replicate@tp"),
+    ("fc=Part?@tp", "Partial@tp"),
+    ("fc=?@tp", "Shard(0)@tp"),
+    ("modul:fc=n@tp", "module:fc=n@tp"),
+    ("wieght:fc=n@tp", "parameter:fc=n@tp"),
+]
+
+
+@pytest.mark.parametrize(("pin", "hint"), PINS, ids=[pin for pin, _ in PINS])
+def test_pins(pin: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_pin(pin, Mesh.parse("tp=2"))
+    assert caught.value.hint == hint
+
+
 def test_names_of_solvers() -> None:
     with pytest.raises(UserError) as caught:
         check_names("propagate")
