@@ -13,7 +13,7 @@ from autoshard.plan import OpPlan, Plan
 from autoshard.plan_text import table
 from autoshard.rules import candidates, find
 from autoshard.stale import decisions, origin
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 SHOWN = 40
 
@@ -108,7 +108,7 @@ def text(found: Difference) -> str:
     rows += map(_cells, found.changes[:SHOWN])
     more = found.changes[SHOWN:]
     if not more and not found.missing:
-        unchanged, total = map(signed, rest(found))
+        unchanged, total = map(signed_seconds, rest(found))
         rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
     return "\n".join([*lines, *table(rows), *([f"and {len(more)} more groups"] if more else []), *_notes(found)])
 
@@ -125,7 +125,7 @@ def rest(found: Difference) -> tuple[float, float]:
 
 def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
     def seconds(name: str, a: float, b: float) -> Sequence[str]:
-        return name, format_seconds(a), format_seconds(b), signed(b - a)
+        return name, format_seconds(a), format_seconds(b), signed_seconds(b - a)
 
     size = other.predicted_peak_bytes - one.predicted_peak_bytes
     sizes = map(format_bytes, (one.predicted_peak_bytes, other.predicted_peak_bytes))
@@ -141,11 +141,7 @@ def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
 
 def _cells(change: Change) -> Sequence[str]:
     name = f"{change.name} ({change.times}x)" if change.times > 1 else change.name
-    return name, change.one, change.other, signed(change.seconds)
-
-
-def signed(seconds: float) -> str:
-    return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds), 3)
+    return name, change.one, change.other, signed_seconds(change.seconds)
 
 
 def as_dict(found: Difference) -> dict[str, Any]:

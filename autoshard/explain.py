@@ -23,7 +23,7 @@ from autoshard.problem import Problem, Solution
 from autoshard.rules import candidates, find
 from autoshard.stale import Decided, chosen, decisions, said, today
 from autoshard.styles import megatron
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 SHOWN = 20  # rows, where nothing was named
 CHANGED = 8  # other decisions that a "why not" lists
@@ -240,7 +240,7 @@ def text(explained: Explained) -> str:
 
 def _row_cells(row: Row) -> tuple[str, ...]:
     name = f"{row.name} ({row.times}x)" if row.times > 1 else row.name
-    extra = format_seconds(row.parts.runner_up_seconds, 3) if row.parts.runner_up else ""
+    extra = signed_seconds(row.parts.runner_up_seconds) if row.parts.runner_up else ""
     return (name, row.choice, *_cells(row.parts), row.parts.runner_up or "none", extra, row.decided_by)
 
 

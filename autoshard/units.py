@@ -54,7 +54,9 @@ def parse_quantity(text: str, dimension: str) -> float:
 
 
 def _format(value: float, units: dict[str, float], digits: int) -> str:
-    """The largest unit that leaves a number of at least 1, `digits` significant digits."""
+    """The largest unit that leaves a number of at least 1, `digits` significant digits; `-11.7 us` as 11.7 us."""
+    if value < 0:
+        return f"-{_format(-value, units, digits)}"
     order = sorted(units.items(), key=lambda item: item[1])
     rounded = float(f"{value:.{digits}g}")
     fitting = [item for item in order if item[1] <= rounded] or [order[0]]
@@ -96,6 +98,11 @@ def format_bandwidth(value: float, digits: int = 4) -> str:
 def format_seconds(value: float, digits: int = 4) -> str:
     """`3e-6` -> "3 us"."""
     return _format(value, {unit: _SECONDS[unit] for unit in ("s", "ms", "us", "ns")}, digits) if value else "0 s"
+
+
+def signed_seconds(value: float, digits: int = 3) -> str:
+    """A difference: "+3 us" or "-3 us"."""
+    return ("-" if value < 0 else "+") + format_seconds(abs(value), digits)
 
 
 def format_flops(value: float, digits: int = 4) -> str:

@@ -13,7 +13,7 @@ from autoshard.plan_text import move_lines
 from autoshard.program.model import Program
 from autoshard.program.reasons import reason
 from autoshard.redistribute import BY_INDEX
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 OPEN_BLOCKS = 3
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -35,7 +35,7 @@ def _row(row: words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
     return (
         row.module,
-        row.op.target,
+        row.op.target.partition(".")[2],
         row.words + variant,
         row.result,
         "\n".join(move_lines(row.moves, graph)),
@@ -47,7 +47,7 @@ def _row(row: words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 
 def _runner_up(parts: Parts) -> str:
-    return f"{parts.runner_up}: +{format_seconds(parts.runner_up_seconds, 3)}" if parts.runner_up else ""
+    return f"{parts.runner_up}: {signed_seconds(parts.runner_up_seconds)}" if parts.runner_up else ""
 
 
 def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:

@@ -192,7 +192,7 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) ->
     found.append(_figure("Peak memory of a device", format_bytes(timeline.peak_bytes), note, share))
     communication = format_seconds(timeline.communication_seconds)
     found.append(_figure("Communication", communication, f"{exposed:.1%} of the step only communicates", exposed))
-    found.append(_figure("Optimality gap", gap_words(plan), f"solver {plan.certificate.solver}"))
+    found.append(_figure("Optimality gap", gap_words(plan), f"solver {plan.certificate.solver}{space(plan)}"))
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers, stale
+from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers, stale, units
 from autoshard.graph import serialize
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -414,7 +414,7 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
     rest, total = diff.rest(told)
     assert total == found["objective_seconds"]
     assert rest + sum(change["seconds"] for change in found["changes"]) == pytest.approx(total)
-    assert out.split()[-4:-1] == ["all", "choices", diff.signed(total).split()[0]]
+    assert out.split()[-4:-1] == ["all", "choices", units.signed_seconds(total).split()[0]]
 
 
 def test_repeated_modules_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
