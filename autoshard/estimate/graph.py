@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoshard.estimate.shape import Transformer
+from autoshard.estimate.shape import HALF, PRECISIONS, Transformer
 from autoshard.graph.gradients import mark_gradients
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.precision import apply_precision
@@ -38,7 +38,7 @@ class Written:
 
 def transformer_graph(model: Transformer, batch: int, precision: str, optimizer: str) -> Written:
     """The forward of `batch` sequences to the mean next-token loss; `precision` as in Run."""
-    writer = _Writer(model, batch, "bfloat16" if precision == "bf16" else "float32")
+    writer = _Writer(model, batch, PRECISIONS[precision] if precision in HALF else "float32")
     loss = writer.run()
     graph = Graph(
         "transformer",

@@ -16,8 +16,8 @@ from autoshard.simulate.memory import Span, plan_memory
 from autoshard.simulate.pipeline import Slot, most_in_flight
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
-STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12)}
-SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4)}
+STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}
+SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4)}
 # Megatron-LM's fused cross entropy works in place: nothing is `working`.
 LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
 

@@ -13,7 +13,8 @@ ACTIVATIONS = ("gelu", "gelu_new", "swiglu")
 ATTENTIONS = ("flash", "unfused")
 POSITIONS = ("learned", "rotary")
 NORMS = ("layer_norm", "rms_norm")
-PRECISIONS = ("fp32", "bf16-mixed", "bf16")
+PRECISIONS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}  # computed in
+HALF = ("bf16", "fp16")  # weights in half precision
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 
@@ -56,8 +57,8 @@ class Transformer:
 class Run:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
-    `precision`: "bf16" holds the weights in half precision with float32 masters in the optimizer, as Megatron does;
-    "bf16-mixed" casts float32 weights at every use, as torch.autocast does. `zero`: stage 0 to 3. `interleave`:
+    `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
+    does; "bf16-mixed" casts float32 weights at every use, as torch.autocast does. `zero`: stage 0 to 3. `interleave`:
     model chunks per device.
     """
 
@@ -86,12 +87,12 @@ class Run:
     @property
     def gradient_bytes(self) -> int:
         """Of one parameter's gradient as replicas sum it."""
-        return 2 if self.precision == "bf16" else 4
+        return 2 if self.precision in HALF else 4
 
     @property
     def activation_bytes(self) -> int:
         """Of one element of the residual stream."""
-        return 2 if self.precision == "bf16" else 4
+        return 2 if self.precision in HALF else 4
 
     @property
     def micro_batches(self) -> int:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoshard.costs.bands import Band, step_band
+from autoshard.errors import UsageError
 from autoshard.estimate.memory import Memory, stage_memory
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.program import build
-from autoshard.estimate.shape import Run, Transformer, check
+from autoshard.estimate.shape import PRECISIONS, Run, Transformer, check
 from autoshard.estimate.stages import Host, Part, Stages
 from autoshard.estimate.tail import send_seconds, stage_parameters, tail
 from autoshard.hardware import Hardware, check_mesh
@@ -51,6 +52,7 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     `host`: by default what the hardware's constants say.
     """
     check(model, run)
+    _check_dtype(run, hardware)
     check_mesh(hardware, Mesh((("devices", run.devices),)))
     built = build(model, run, hardware)
     stages = Stages(model, run, pieces(built, hardware), host or host_of(hardware))
@@ -75,12 +77,19 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     )
 
 
+def _check_dtype(run: Run, hardware: Hardware) -> None:
+    known, dtype = dict(hardware.peaks), PRECISIONS[run.precision]
+    if dtype not in known:
+        fitting = " or ".join(f"--precision {name}" for name, other in PRECISIONS.items() if other in known)
+        raise UsageError(f"--precision {run.precision}: {hardware.name} has no {dtype}", fitting)
+
+
 def _band(families: dict[str, float], rest: Sequence[Part], run: Run, hardware: Hardware) -> Band:
     """Of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's own."""
     for name, seconds in rest:
         kind = "memory" if name == "optimizer" else "collective"
         families[kind] = families.get(kind, 0.0) + seconds
-    return step_band(hardware, families, "float32" if run.precision == "fp32" else "bfloat16")
+    return step_band(hardware, families, PRECISIONS[run.precision])
 
 
 def hands_on(stage: int, slot: Slot, run: Run) -> bool:

@@ -16,8 +16,8 @@ from autoshard.mesh import Mesh
 # Bytes that pass memory per parameter in the optimizer: AdamW reads p g m v and writes p m v in float32, clipping reads
 # g; half-precision weights add unscaled gradients (read 2, write 4) and the copy back (write 2).
 TRAFFIC_BYTES = {
-    ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40,
-    ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24,
+    ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40, ("fp16", "adamw"): 40,
+    ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24, ("fp16", "sgd"): 24,
 }  # fmt: skip
 
 

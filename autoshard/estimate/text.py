@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from autoshard.estimate.shape import PRECISIONS
 from autoshard.estimate.step import Estimate
 from autoshard.hardware import Hardware
 from autoshard.units import format_bytes, format_flop_rate, format_seconds
@@ -54,8 +55,7 @@ def _shown(made: Estimate) -> list[tuple[str, float]]:
 
 
 def _utilisation(made: Estimate, hardware: Hardware) -> str:
-    dtype = "float32" if made.run.precision == "fp32" else "bfloat16"
-    return f", {made.flops_per_device / hardware.peak_flops(dtype):.1%} of peak"
+    return f", {made.flops_per_device / hardware.peak_flops(PRECISIONS[made.run.precision]):.1%} of peak"
 
 
 def _fits(made: Estimate, hardware: Hardware) -> str:

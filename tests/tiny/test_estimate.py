@@ -30,7 +30,7 @@ GPT_22B = Transformer(48, 6144, 64, 2048, 51200, attention="unfused", dropout=Tr
 GIB = 2**30
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-mixed"])
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 def test_the_graph_is_valid(precision: str, attention: str) -> None:
     llama = replace(SMALL, attention=attention, activation="swiglu", positions="rotary", norm="rms_norm", bias=False)
@@ -117,6 +117,20 @@ def test_a_slow_host_is_what_small_layers_wait_for() -> None:
 def test_numbers_that_do_not_fit_are_named(model: Transformer, run: Run, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         estimate(model, run, A100)
+
+
+def test_a_dtype_that_is_not_there_is_refused_with_those_that_are() -> None:
+    ascend = load_hardware("ascend-910a")
+    with pytest.raises(UsageError, match="--precision bf16: ascend-910a has no bfloat16") as error:
+        estimate(SMALL, Run(8, 1), ascend)
+    assert error.value.hint == "--precision fp32 or --precision fp16"
+    half, whole = (estimate(SMALL, Run(8, 1, precision=name), ascend) for name in ("fp16", "fp32"))
+    assert half.step_seconds < whole.step_seconds and half.memory.activations < whole.memory.activations
+
+
+def test_both_half_precisions_cost_the_same_where_both_are() -> None:
+    half, brain = (estimate(SMALL, Run(8, 1, 2, precision=name), A100) for name in ("fp16", "bf16"))
+    assert (half.step_seconds, half.memory) == (brain.step_seconds, brain.memory)
 
 
 def test_a_cluster_that_is_too_small_is_named() -> None:
