@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,4 +150,89 @@ def reserved_memory(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (scaling, megatron, memory, reserved_memory)
+# Megatron-LM's own tables of 2020 (images/tables.tex): layers, hidden, heads, TP, batch, profile, milliseconds; with
+# sequences of 1024, activation checkpointing after every layer (Shoeybi et al. 2019).
+WITHIN_A_NODE = (
+    ("1B, V100", 24, 1920, 15, 1, 8, "v100-32g-sxm2", 1121),
+    ("4B, V100, TP 4", 36, 3072, 24, 4, 8, "v100-32g-sxm2", 1238),
+    ("1B, A100", 24, 1920, 15, 1, 16, "a100-80g-sxm", 1076),
+    ("4B, A100, TP 4", 36, 3072, 24, 4, 16, "a100-80g-sxm", 1162),
+)
+
+
+def within_a_node(data: Path) -> list[str]:
+    """Single rows, nothing fitted."""
+    lines = [
+        "## Tensor parallelism in one node",
+        "",
+        "Megatron-LM's tables of 2020 (fp16, full recomputation), nothing fitted on them. The V100s are a DGX-2's,",
+        "predicted as a DGX-1V's; products and attention were never measured on V100.",
+        "",
+        "| run | measured ms | predicted ms | error |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, layers, hidden, heads, tp, batch, profile, milliseconds in WITHIN_A_NODE:
+        model = Transformer(layers, hidden, heads, 1024, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        hardware, run = load_hardware(profile), Run(batch, batch, 1, tp, recompute="full", precision="fp16")
+        made = predicted(model, run, hardware, host_of(hardware)).step_seconds * 1e3
+        lines.append(f"| {name} | {milliseconds} | {made:.0f} | {made / milliseconds - 1:+.1%} |")
+    return lines
+
+
+# Layers, hidden, feed-forward, heads, KV heads, vocabulary, sequence, TP, PP, micro-batch, batch, precision, attention,
+# tokens/s a device; DP 1, sequence parallel, nothing computed again. MindSpeed-LLM 1.0.RC1 on an Atlas 900 A2 PODc.
+MINDSPEED = {
+    "Aquila 7B": (32, 4096, 11008, 32, 32, 100_008, 2048, 8, 1, 8, 64, "bf16", "flash", 2849),
+    "Baichuan 13B": (40, 5120, 13696, 40, 40, 64_000, 4096, 8, 1, 1, 32, "fp16", "unfused", 1213),
+    "Baichuan2 13B": (40, 5120, 13696, 40, 40, 125_696, 4096, 8, 1, 1, 8, "fp16", "unfused", 1310),
+    "InternLM 65B": (80, 8192, 22016, 64, 64, 103_168, 2048, 8, 4, 2, 256, "bf16", "flash", 341),
+    "LLaMA 13B": (40, 5120, 13824, 40, 40, 32_000, 2048, 1, 8, 1, 128, "fp16", "flash", 1895),
+    "LLaMA 65B": (80, 8192, 22016, 64, 64, 32_000, 2048, 8, 4, 2, 128, "bf16", "flash", 348),
+    "LLaMA2 13B": (40, 5120, 13824, 40, 40, 32_000, 4096, 8, 1, 2, 16, "bf16", "flash", 1550),
+    "LLaMA2 70B": (80, 8192, 28672, 64, 8, 32_000, 4096, 8, 8, 2, 1024, "bf16", "flash", 350),
+    "Qwen 14B": (40, 5120, 13696, 40, 40, 151_936, 2048, 8, 1, 4, 64, "bf16", "flash", 1560),
+}
+# MindFormers r1.0: PanGu-alpha 2.6B on 8 Ascend 910A, DP 8, full recomputation, optimizer sharded; tokens/s a device.
+PANGU = (Transformer(32, 2560, 32, 1024, 40_000, **EAGER), Run(128, 16, 8, recompute="full", zero=1, precision="fp16"))  # type: ignore[arg-type]
+PANGU_TOKENS = 4075
+
+
+def ascend(data: Path) -> list[str]:
+    """Nothing fitted, and no constant of this device: what uncalibrated means."""
+    lines = [
+        "## Ascend, uncalibrated",
+        "",
+        "Published tokens per second of a device, as the time of a token. Nothing is fitted: neither kernels nor",
+        "collectives of these devices were measured. Vocabularies are those of the models; the 910B of the A2 PODc is",
+        "taken as a 910B2. Left out: Bloom (70 layers on 12 stages) and Mixtral (experts): `estimate` has neither.",
+        "",
+        "| run | profile | measured tokens/s | predicted | error of the time | band |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    found = []
+    for name, profile, model, run, tokens in _ascend_runs():
+        made = predicted(model, run, load_hardware(profile), host_of(load_hardware(profile)))
+        own = made.tokens_per_second / run.devices
+        found.append(tokens / own - 1)
+        lines.append(f"| {name} | {profile} | {tokens} | {own:.0f} | {found[-1]:+.1%} | ±{made.band.error:.0%} |")
+    mean, bias = sum(map(abs, found)) / len(found), sum(found) / len(found)
+    return [*lines, "", f"Mean absolute error {mean:.1%}, signed {bias:+.1%}, of {len(found)} runs."]
+
+
+def _ascend_runs() -> Iterator[tuple[str, str, Transformer, Run, int]]:
+    for name, row in MINDSPEED.items():
+        layers, hidden, inner, heads, kv, words, length, tp, pp, micro, batch, precision, attention, tokens = row
+        model = Transformer(
+            layers, hidden, heads, length, words, kv, inner, "swiglu", attention, "rotary", "rms_norm", False, False
+        )  # type: ignore[arg-type]
+        yield (
+            name,
+            "ascend-910b2",
+            model,
+            Run(batch, micro, 1, tp, pp, sequence_parallel=tp > 1, precision=precision),
+            tokens,
+        )
+    yield "PanGu-alpha 2.6B", "ascend-910a", *PANGU, PANGU_TOKENS
+
+
+TABLES = (scaling, megatron, within_a_node, ascend, memory, reserved_memory)
