@@ -235,7 +235,8 @@ def next_command(plan: Plan, graph: Graph, out: str) -> str:
     """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
     per_node = parse_hardware(plan.hardware_text).devices_per_node
     if graph.loss is None:
-        return f"autoshard verify {out} (without a loss train.py has nothing to train; import {out}/model_parallel.py)"
+        check = "" if plan.model.endswith(".json") else f"autoshard verify {out}; "
+        return f"{check}without a loss train.py has nothing to train: import {out}/model_parallel.py in code of yours"
     if plan.mesh.size > per_node:
         return f"{out}/README.md says how to start it on {-(-plan.mesh.size // per_node)} nodes"
     return f"torchrun --nproc-per-node {plan.mesh.size} {out}/train.py --backend gloo --steps 5"

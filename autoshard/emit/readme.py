@@ -17,7 +17,6 @@ def readme(program: Program, header: Header) -> str:
     inputs = "\n".join(f"| `{i.name}` | {i.shape} | {i.dtype} | `{i.layout}` |" for i in header.inputs)
     words = "\n".join(f"- {sentence}" for sentence in header.strategy)
     names = ", ".join(i.name for i in header.inputs)
-    nodes = max(size // 8, 1) if size > 8 else 2
     return f"""# {program.name} on {size} devices
 
 Written by autoshard from plan `{header.plan_hash}`. Needs only PyTorch. Mesh: {mesh} (outermost, slowest links first).
@@ -29,19 +28,8 @@ Predicted for {header.hardware}: {format_seconds(header.predicted_seconds, 3)} a
 
 ## Launch
 
-One node:
-
-```
-torchrun --nproc-per-node {size} train.py --backend nccl --steps 100
-```
-
-`--backend nccl` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. On {nodes} nodes, on each
-(`NODE` is 0 on the first):
-
-```
-torchrun --nnodes {nodes} --node-rank $NODE --nproc-per-node {max(size // nodes, 1)} \\
-    --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 train.py --backend nccl --steps 100
-```
+{launch(size, header.devices_per_node)}
+`--backend nccl` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU.
 
 `--dry-run` builds the model and says what each rank holds. `--help` lists everything.
 
@@ -91,6 +79,21 @@ python convert.py --to-sharded model.safetensors checkpoint
 ```
 
 Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
+"""
+
+
+def launch(size: int, per_node: int) -> str:
+    """The torchrun lines: of one node where it has all devices, else of every node, the last perhaps with fewer."""
+    if size <= per_node:
+        return f"One node:\n\n```\ntorchrun --nproc-per-node {size} train.py --backend nccl --steps 100\n```\n"
+    nodes, rest = -(-size // per_node), size % per_node
+    last = f", and `--nproc-per-node {rest}` on the last" if rest else ""
+    return f"""{nodes} nodes of {per_node} devices; on each (`NODE` is 0 on the first{last}):
+
+```
+torchrun --nnodes {nodes} --node-rank $NODE --nproc-per-node {per_node} \\
+    --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 train.py --backend nccl --steps 100
+```
 """
 
 

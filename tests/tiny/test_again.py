@@ -11,6 +11,7 @@ import pytest
 from autoshard import cli, plan_io
 from autoshard.again import command
 from autoshard.emit.header import header_of
+from autoshard.emit.readme import launch
 from autoshard.graph import serialize
 from autoshard.mesh import Mesh
 from autoshard.package import build, read_package
@@ -67,7 +68,23 @@ def test_what_comes_next(plan: Plan) -> None:
     assert next_command(plan, graph, "out") == "torchrun --nproc-per-node 2 out/train.py --backend gloo --steps 5"
     many = replace(plan, mesh=Mesh.parse("dp=20"))
     assert next_command(many, graph, "out") == "out/README.md says how to start it on 3 nodes"
-    assert "autoshard verify out" in next_command(plan, replace(graph, loss=None), "out")
+    without = replace(graph, loss=None)
+    assert next_command(plan, without, "out").startswith("without a loss")  # a saved graph can't be verified
+    assert next_command(replace(plan, model="a.py:b"), without, "out").startswith(
+        "autoshard verify out; without a loss"
+    )
+
+
+NODES = [
+    (8, 8, "One node:\n\n```\ntorchrun --nproc-per-node 8 train.py"),
+    (16, 8, "2 nodes of 8 devices; on each (`NODE` is 0 on the first):\n\n```\ntorchrun --nnodes 2 "),
+    (20, 8, "3 nodes of 8 devices; on each (`NODE` is 0 on the first, and `--nproc-per-node 4` on the last):"),
+]
+
+
+@pytest.mark.parametrize(("size", "per_node", "said"), NODES)
+def test_how_a_package_is_launched(size: int, per_node: int, said: str) -> None:
+    assert launch(size, per_node).startswith(said)
 
 
 def test_what_only_communicates() -> None:

@@ -250,7 +250,9 @@ def check_devices(backend: str) -> None:
     if kind is None:
         return
     if kind == "Ascend" and importlib.util.find_spec("torch_npu") is None:
-        raise UserError("--backend hccl needs the package torch_npu, which is not installed")
+        raise UserError(
+            "--backend hccl needs the package torch_npu, which is not installed\n  try: pip install torch_npu"
+        )
     if kind == "CUDA":
         wanted, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if found < wanted:
@@ -275,7 +277,7 @@ def last_checkpoint(folder: str) -> Path:
         return path
     steps = [p for p in path.glob("step-*") if p.name[5:].isdecimal() and (p / ".metadata").exists()]
     if not steps:
-        raise UserError(f"--resume {folder}: there is no checkpoint here")
+        raise UserError(f"--resume {folder}: there is no checkpoint here\n  try: a folder that --save wrote")
     return max(steps, key=lambda p: int(p.name[5:]))
 
 
@@ -359,7 +361,10 @@ def describe(model: nn.Module, mesh: ParallelMesh) -> None:
 
 def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     if not HAS_LOSS:
-        raise UserError("this package was planned without a loss: it can't be trained")
+        raise UserError(
+            "this package was planned without a loss: it can't be trained\n"
+            "  try: model_parallel.py in code of your own, or plan a model that returns its loss"
+        )
     model = build_model(mesh)
     if options.dry_run:
         if mesh.rank == 0:
