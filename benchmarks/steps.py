@@ -124,9 +124,14 @@ def workloads(rows: Sequence[Row]) -> list[NDArray[np.int64]]:
 
 def ranking(rows: Sequence[Row], seconds: Floats) -> Ranking:
     real, several = measured(rows), workloads(rows)
-    correlations = [float(spearmanr(real[group], seconds[group]).statistic) for group in several]
+    correlations = [correlation(real[group], seconds[group]) for group in several]
     regrets = [float(real[group][np.argmin(seconds[group])] / real[group].min() - 1) for group in several]
     return Ranking(float(np.nanmean(correlations)), float(np.mean(regrets)), max(regrets), len(several))
+
+
+def correlation(real: Floats, seconds: Floats) -> float:
+    """Of the ranks; NaN where all are predicted alike."""
+    return float(spearmanr(real, seconds).statistic) if np.ptp(seconds) > 0 else float("nan")
 
 
 # --- the host, fitted to a few runs ---------------------------------------------------------------------------------
