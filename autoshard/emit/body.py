@@ -28,6 +28,7 @@ _GRAD_DEFAULTS = {
     "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
     "all_reduce": "identity", "copy": "all_reduce", "mask": "identity",
 }  # fmt: skip
+GATHERS = ("all_gather", "exchange", "gather")
 _ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "dropout", "relu", "gelu", "silu"))
 
 
@@ -40,11 +41,16 @@ class Body:
         self.names = owner.naming.names
         self.pending: tuple[str, str] | None = None  # (value, expression) that the next statement takes in
         self.uses: dict[str, int] = {}
-        for item in owner.definition.body:
+        self.last: dict[str, int] = {}
+        self.gathered: set[str] = set()  # weights as collectives leave them, other than views of what is stored
+        for i, item in enumerate(owner.definition.body):
             read = item.arguments if isinstance(item, Call | Loop) else operands_of(item)
             for value in read:
                 if value is not None:
                     self.uses[value] = self.uses.get(value, 0) + 1
+                    self.last[value] = i
+            if isinstance(item, Collective) and item.forward in GATHERS and self._is_stored(item.operand):
+                self.gathered.add(item.result)
         self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
 
     def items(self) -> Iterator[list[str]]:
@@ -61,6 +67,17 @@ class Body:
             else:
                 following = body[i + 1] if i + 1 < len(body) else None
                 yield self._compute(item, following)
+                yield from self._let_go(i, item)
+
+    def _let_go(self, i: int, op: Compute) -> Iterator[list[str]]:
+        """A weight that was gathered for this use: its name would keep it whole to the end of forward."""
+        done = [v for v in dict.fromkeys(op.operands) if v is not None and self.last[v] == i and v not in self.kept]
+        names = [self.names[v] for v in done if v in self.gathered and self.names[v] not in self._made(op)]
+        if names and self.pending is None:
+            yield statement(f"del {', '.join(names)}", 2)
+
+    def _made(self, op: Compute) -> set[str]:
+        return {self.names[value] for value in results_of(op) if value in self.names}
 
     def text(self, value: str | None) -> str:
         if self.pending is not None and value == self.pending[0]:

@@ -1,0 +1,109 @@
+"""Predicted memory of a step against what torch measures: emitted packages on gloo processes of this CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from autoshard.emit import emit
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Graph, Op
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.plan import Plan
+from autoshard.program.lower import lower
+from autoshard.rules.strategy import Strategy
+from autoshard.search import megatron_plan, search
+from autoshard.simulate.memory import plan_memory
+from autoshard.styles import random_plan
+from autoshard.verify.processes import run_processes
+from tests.memory_worker import PHASES
+from tests.models import NAMES
+
+ROOT = Path(__file__).parents[2]
+GPT2 = {"batch": 4, "sequence": 32, "n_layer": 2, "n_embd": 96, "vocabulary": 98, "dropout": 0.0}
+HARDWARE = load_hardware("a100-80g-sxm")
+ATTENTION, CONVOLUTION, CROSS_ENTROPY = "aten.scaled_dot_product_attention", "aten.conv2d", "aten.cross_entropy_loss"
+TIMEOUT_SECONDS = 240.0
+Make = Callable[[Mesh], tuple[Graph, Plan]]
+
+
+def gpt2(**sizes: int) -> Graph:
+    return capture(f"{ROOT}/examples/gpt2.py:build", GPT2 | sizes)
+
+
+def megatron(**sizes: int) -> Make:
+    return lambda mesh: (graph := gpt2(**sizes), megatron_plan(graph, mesh, HARDWARE))
+
+
+def smallest(mesh: Mesh) -> tuple[Graph, Plan]:
+    """Weights, gradients and optimizer state are stored in shards and gathered for use."""
+    graph = gpt2()
+    return graph, search(graph, mesh, HARDWARE, level=1)
+
+
+def forced(build: Callable[[], Graph], target: str, variant: str, seed: int = 0) -> Make:
+    """A random plan whose operators of one kind all use a variant; it moves tensors in all ways."""
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        return op.target != target or strategy.variant == variant
+
+    return lambda mesh: (graph := build(), random_plan(graph, mesh, HARDWARE, seed, allowed=allowed))
+
+
+def images() -> Graph:
+    return capture(f"{ROOT}/tests/single/test_memory_measured.py:resnet", {})
+
+
+PLANS: dict[str, Make] = {
+    "smallest": smallest,
+    "gathered attention": forced(gpt2, ATTENTION, "parallel_attention"),
+    "images": forced(images, CONVOLUTION, "halo_convolution"),
+}
+MORE: dict[str, Make] = {
+    "megatron": megatron(),
+    "megatron, uneven": megatron(vocabulary=97, n_head=6),
+    "random": forced(gpt2, "", ""),
+    "vocabulary": forced(gpt2, CROSS_ENTROPY, "parallel_cross_entropy", 1),
+    "normalised images": forced(images, "aten.batch_norm", "synchronised_batch_norm"),
+    "experts": lambda mesh: (graph := capture(NAMES["mixtral"], {}), search(graph, mesh, HARDWARE)),
+}
+GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 1)}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "plans", "tolerance"),
+    [
+        pytest.param("tp=2", PLANS, 0.02, id="two"),
+        pytest.param("tp=2", MORE, 0.03, id="two, more", marks=pytest.mark.slow),
+        pytest.param("dp=2,tp=2", GRID, 0.03, id="four", marks=pytest.mark.slow),
+    ],
+)
+def test_peak_of_a_step(mesh: str, plans: dict[str, Make], tolerance: float, tmp_path: Path) -> None:
+    """What is left: names of the emitted code that hold a value to the end of their function."""
+    said = {name: written(make, Mesh.parse(mesh), tmp_path / name) for name, make in plans.items()}
+    run_processes("tests.memory_worker", [mesh, str(tmp_path)], Mesh.parse(mesh).size, TIMEOUT_SECONDS)
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
+    assert len(found) == Mesh.parse(mesh).size
+    assert said == pytest.approx(peaks(found), rel=tolerance)
+
+
+def written(make: Make, mesh: Mesh, folder: Path) -> float:
+    """Emits the package into the folder; gives the peak that is predicted."""
+    graph, plan = make(mesh)
+    program = lower(plan, graph)
+    for name, text in emit(program, plan, graph).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return max(plan_memory(program, graph).bytes)
+
+
+def peaks(found: Sequence[dict[str, dict[str, list[int]]]]) -> dict[str, float]:
+    """Of every package, on the rank with most."""
+    return {
+        name: max(float(own[name]["fixed"] + max(own[name][phase][0] for phase in PHASES)) for own in found)  # type: ignore[operator]
+        for name in found[0]
+    }
