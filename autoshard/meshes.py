@@ -16,10 +16,12 @@ from autoshard.parts import Split
 from autoshard.pins import Pin
 from autoshard.plan import MeshTried, Plan
 from autoshard.search import best
+from autoshard.solvers.options import Part
 
 AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
-FINALISTS = 3  # meshes of which the contenders, too, are simulated
-NEAR = 1.1  # times the best figure: what a finalist may be off
+FINALISTS = 6  # meshes of which the contenders, too, are simulated
+SHARE = 1.5  # of an even part of the time that is left, for one mesh
+NEAR = 1.15  # times the best figure: what a finalist may be off
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +82,17 @@ def search_meshes(
         raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}", larger())
     tried: list[_Tried] = []
     errors: list[UserError] = []
-    for mesh in meshes(hardware, devices):
+    candidates, clock = meshes(hardware, devices), wishes.options.clock
+    for number, mesh in enumerate(candidates):
         leader = min((_figure(t.found, wishes) for t in tried if t.found), default=math.inf)
-        if wishes.options.clock.over and leader < math.inf:
+        if clock.over and leader < math.inf:
             tried.append(_Tried(mesh, 0.0, "out of time"))
             continue
         try:
-            tried.append(_try(graph, mesh, hardware, replace(wishes, pins=pins(mesh)), leader))
+            part = Part(clock.left * SHARE / (len(candidates) - number), whole=clock)
+            own = replace(wishes, pins=pins(mesh), options=replace(wishes.options, clock=part))
+            tried.append(_try(graph, mesh, hardware, own, leader))
+            clock.cut |= part.cut
         except (InfeasibleError, UsageError) as error:
             errors.append(error)
             tried.append(_Tried(mesh, 0.0, "no plan fits" if isinstance(error, InfeasibleError) else "not possible"))
@@ -122,7 +128,8 @@ def _chosen(tried: list[_Tried], wishes: Wishes) -> Plan:
     for t in done[:FINALISTS]:
         if t is done[0] or (_figure(_present(t.found), wishes) <= limit and not wishes.options.clock.over):
             assert t.task is not None
-            plans[t.mesh] = best(t.task, _present(t.found))
+            task = replace(t.task, wishes=replace(t.task.wishes, options=wishes.options))
+            plans[t.mesh] = best(task, _present(t.found))
     winner = min(plans.values(), key=lambda plan: _plan_figure(plan, wishes))
     rows = [_row(t, plans, winner) for t in tried]
     order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, objective
-from autoshard.solvers.local import Aim, Choice, descend, links
+from autoshard.solvers.local import Aim, Choice, descend, line, links
 from autoshard.solvers.minimise import Minimum, minimise
 from autoshard.solvers.options import Clock
 from autoshard.solvers.result import TOLERANCE
@@ -119,6 +119,6 @@ def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int,
 
 
 def window(problem: Problem, choice: Choice, low: int, width: int) -> Sequence[Integers]:
-    """Everything allowed for the nodes low <= n < low + width, only `choice` for the others."""
-    free = range(low, low + width)
+    """Everything allowed for `width` nodes from place `low` of the line, only `choice` for the others."""
+    free = set(line(problem)[low : low + width])
     return [np.arange(len(n.seconds)) if i in free else np.array([choice[i]]) for i, n in enumerate(problem.nodes)]

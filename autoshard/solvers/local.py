@@ -126,9 +126,28 @@ def _without(items: Sequence[_T], position: int) -> list[_T]:
     return [item for i, item in enumerate(items) if i != position]
 
 
+def line(problem: Problem) -> list[int]:
+    """The nodes in an order in which those that share a value stand close: a stored tensor just before its first
+    consumer, a sink behind its producer."""
+    place = np.arange(len(problem.nodes), dtype=float)
+    first = np.full(len(place), np.inf)
+    reads = np.full(len(place), -np.inf)
+    for value in problem.values:
+        first[value.producer] = min(first[value.producer], *value.consumers)
+        for c in value.consumers:
+            reads[c] = max(reads[c], value.producer)
+    stored = np.isinf(reads) & np.isfinite(first)
+    sink = np.isfinite(reads) & np.isinf(first)
+    place = np.where(stored, first - 0.5, np.where(sink, reads + 0.5, place))
+    return [int(n) for n in np.argsort(place, kind="stable")]
+
+
 def mixtures(problem: Problem, first: Choice, second: Choice, most: int = 32) -> list[Choice]:
-    """Choices that follow `first` up to a node and `second` after it, and the other way round; evenly spread cuts."""
-    count = len(problem.nodes)
+    """Choices that follow `first` up to a place in the line and `second` after it, and the other way round; evenly
+    spread cuts."""
+    count, places = len(problem.nodes), np.empty(len(problem.nodes), np.int64)
+    places[line(problem)] = np.arange(count)
     cuts = sorted({round(count * i / most) for i in range(1, most)} - {0, count})
-    found = [first[:cut] + second[cut:] for cut in cuts] + [second[:cut] + first[cut:] for cut in cuts]
+    pairs = [(a, b, cut) for a, b in ((first, second), (second, first)) for cut in cuts]
+    found = [tuple(x if place < cut else y for place, x, y in zip(places, a, b, strict=True)) for a, b, cut in pairs]
     return [choice for choice in dict.fromkeys(found) if math.isfinite(objective(problem, choice))]

@@ -25,7 +25,7 @@ from autoshard.problem import Integers, Node, Problem, Solution, Value, memory, 
 from autoshard.solvers.bounds import star_bound
 from autoshard.solvers.fences import Fences
 from autoshard.solvers.lagrangian import condensed
-from autoshard.solvers.local import Aim, Choice, descend, links
+from autoshard.solvers.local import Aim, Choice, descend, line, links
 from autoshard.solvers.minimise import minimise
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible
@@ -83,21 +83,6 @@ def bisected(problem: Problem, price: float, clock: Clock) -> Choice:
     state.mend()
     best = min((tuple(state.choice), rough), key=lambda choice: objective(pricy, choice))
     return descend(pricy, links(pricy), best, Aim(1.0, 0.0, math.inf), sweeps=_SWEEPS)
-
-
-def line(problem: Problem) -> list[int]:
-    """The nodes in an order in which those that share a value stand close: see the head of this file."""
-    place = np.arange(len(problem.nodes), dtype=float)
-    first = np.full(len(place), np.inf)
-    reads = np.full(len(place), -np.inf)
-    for value in problem.values:
-        first[value.producer] = min(first[value.producer], *value.consumers)
-        for c in value.consumers:
-            reads[c] = max(reads[c], value.producer)
-    stored = np.isinf(reads) & np.isfinite(first)
-    sink = np.isfinite(reads) & np.isinf(first)
-    place = np.where(stored, first - 0.5, np.where(sink, reads + 0.5, place))
-    return [int(n) for n in np.argsort(place, kind="stable")]
 
 
 def _priced(node: Node, price: float) -> Node:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Problem, memory, objective
+from autoshard.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import dp, exhaustive
+from autoshard.solvers.improve import window
 from autoshard.solvers.lagrangian import condensed, minimum_memory_bound
-from autoshard.solvers.local import Aim, descend, footprints, links, options
+from autoshard.solvers.local import Aim, descend, footprints, line, links, mixtures, options
 from autoshard.solvers.master import mixture
 from autoshard.solvers.result import peak
 from autoshard.units import format_bytes
@@ -164,3 +165,15 @@ def test_the_master_program_against_scipy(seed: int, rows: int, plans: int) -> N
     assert (multipliers >= 0).all() and multipliers.sum() <= penalty * (1 + 1e-9)
     dual = (costs + multipliers @ usages).min() - multipliers @ limits
     assert math.isclose(dual, value, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def test_a_stretch_has_the_weights_that_it_reads() -> None:
+    """Stored tensors come first among the nodes; in the line each stands before the operator that reads it."""
+    every, none = np.arange(2), ((0, 0),)
+    nodes = tuple(Node(name, np.zeros(2), np.zeros(2), (0, 0)) for name in ("w0", "w1", "op0", "op1"))
+    ends = ((0, 2), (1, 3), (2, 3))
+    values = tuple(Value(f"v{a}", a, (b,), every, (every,), np.eye(2), np.zeros(2), none) for a, b in ends)
+    problem = Problem(nodes, values, horizon=1)
+    assert line(problem) == [0, 2, 1, 3]
+    assert (0, 1, 0, 1) in mixtures(problem, (0,) * 4, (1,) * 4)
+    assert [len(some) for some in window(problem, (0,) * 4, 0, 2)] == [2, 1, 2, 1]
