@@ -123,7 +123,9 @@ def _figures(plan: Plan, graph: Graph) -> list[str]:
     if plan.search.pins:
         rows.append(("pinned", ", ".join(plan.search.pins)))
     if plan.search.cut_short:
-        rows.append(("cut short", "the search was stopped: this is the best plan so far"))
+        rows.append(
+            ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
+        )
     return table([*rows, ("plan", plan_io.plan_hash(plan))])
 
 
