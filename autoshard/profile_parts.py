@@ -85,6 +85,7 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("memory.gather", None, 0.5, 1e-6),
     Constant("memory.cache", None, 1.0, 1.0),
     Constant("memory.cache_size", units.parse_bytes, 2.0**25, 1.0),
+    Constant("allocator.block", units.parse_bytes, 512.0, 1.0),
     Constant("host.dispatch", units.parse_seconds, 0.0),
     Constant("host.exponent", None, 3.0, 1.0),
     Constant("overlap.slowdown", None, 0.15),

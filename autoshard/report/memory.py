@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.graph.model import Graph
+from autoshard.hardware import Hardware
 from autoshard.program.model import Program
 from autoshard.simulate.memory import plan_memory
 from autoshard.units import format_bytes
@@ -15,13 +16,13 @@ KINDS = {
     "input": "inputs",
     "activation": "activations",
     "extra": "saved by operators for their backward (masks, statistics)",
-    "working": "held by operators while they run",
+    "working": "held by operators and communication while they run",
 }
 
 
-def by_kind(program: Program, graph: Graph) -> list[tuple[str, str, str]]:
+def by_kind(program: Program, graph: Graph, hardware: Hardware) -> list[tuple[str, str, str]]:
     """(kind, size, share of the peak) of what is alive at the peak, in a fixed order."""
-    memory = plan_memory(program, graph)
+    memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
     step = memory.peak_step
     sizes = dict.fromkeys(KINDS, 0.0)
     for span in memory.spans:

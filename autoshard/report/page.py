@@ -50,7 +50,7 @@ def page(
         "command": command(plan, graph.training),
         "provenance": provenance(plan),
         **_timeline(timeline),
-        **_memory(plan, graph, program, timeline),
+        **_memory(plan, graph, program, hardware, timeline),
         **_chosen(plan, graph, program),
         **_certificate(plan),
     }
@@ -68,7 +68,7 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _memory(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> dict[str, Any]:
+def _memory(plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline) -> dict[str, Any]:
     peak, when = format_bytes(timeline.peak_bytes), format_seconds(timeline.peak_at_seconds)
     text = f"The peak of {peak} is reached {when} into the step."
     if math.isfinite(plan.capacity_bytes):
@@ -76,7 +76,7 @@ def _memory(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> d
     return {
         "memory_label": f"Memory over one step, at most {peak}, {when} into the step.",
         "memory_text": text,
-        "memory_kinds": by_kind(program, graph),
+        "memory_kinds": by_kind(program, graph, hardware),
         "memory_tensors": [(held.name, KINDS[held.kind], format_bytes(held.bytes)) for held in timeline.peak_tensors],
     }
 

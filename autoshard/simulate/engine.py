@@ -24,7 +24,7 @@ from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
 from autoshard.redistribute import LOCAL, messages, step_of
-from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, bucket_bytes, plan_memory
+from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, MemoryPlan, bucket_bytes, plan_memory
 from autoshard.simulate.schedule import Schedule, Task
 from autoshard.simulate.storage import storage
 from autoshard.simulate.timeline import COMPUTE, Phase, Timeline, axis_stream
@@ -56,7 +56,8 @@ def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
         _reduce_gradients(schedule, pricer.buckets())
         starts.append(schedule.now)
         schedule.run_in_order(pricer.optimizer())
-    return _timeline(program, graph, schedule, starts or [0.0])
+    memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
+    return _timeline(program, memory, schedule, starts or [0.0])
 
 
 def _reduce_gradients(schedule: Schedule, buckets: list[Bucket]) -> None:
@@ -186,8 +187,7 @@ class _Pricer:
             yield Task(self.graph.optimizer, (COMPUTE,), seconds, "optimizer", size, "", "updates the parameters")
 
 
-def _timeline(program: Program, graph: Graph, schedule: Schedule, starts: list[float]) -> Timeline:
-    memory = plan_memory(program, graph)
+def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: list[float]) -> Timeline:
     events = tuple(schedule.events)
     step_seconds = max((event.end_seconds for event in events), default=0.0)
     streams = (COMPUTE, *(axis_stream(name) for name, size in program.mesh.axes if size > 1))

@@ -12,8 +12,9 @@ whole step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,8 +75,9 @@ def step_count(program: Program) -> int:
     return 2 * len(program.instructions) + 2 if program.loss is not None else len(program.instructions)
 
 
-def plan_memory(program: Program, graph: Graph, accumulates: bool = False) -> MemoryPlan:
-    """`accumulates`: a step before has left gradients, to which this one adds."""
+def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, block_bytes: float = 1.0) -> MemoryPlan:
+    """`accumulates`: a step before has left gradients, to which this one adds. `block_bytes`: each tensor takes a
+    multiple of them, as the device's allocator gives them out; `static_bytes` is what the tensors themselves have."""
     lives = _Lives(program, graph)
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
@@ -84,7 +86,13 @@ def plan_memory(program: Program, graph: Graph, accumulates: bool = False) -> Me
     lasting = [
         span.held.bytes for span in (*static, *gradients) if span.held.kind != "input" and span.last == steps - 1
     ]
-    return MemoryPlan(levels(spans, steps), spans, sum(lasting))
+    blocks = tuple(_in_blocks(span, block_bytes) for span in spans) if block_bytes > 1 else spans
+    return MemoryPlan(levels(blocks, steps), blocks, sum(lasting))
+
+
+def _in_blocks(span: Span, block_bytes: float) -> Span:
+    size = math.ceil(span.held.bytes / block_bytes) * block_bytes
+    return span if size == span.held.bytes else replace(span, held=replace(span.held, bytes=size))
 
 
 def levels(spans: Iterable[Span], steps: int) -> tuple[float, ...]:

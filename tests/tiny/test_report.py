@@ -182,5 +182,6 @@ def test_an_unknown_peak_leaves_utilisation_out() -> None:
 
 def test_memory_by_kind_adds_up() -> None:
     made = built()
-    shares = [float(share.rstrip("%")) for _, _, share in by_kind(made.program, made.graph)]
+    rows = by_kind(made.program, made.graph, load_hardware("a100-80g-sxm"))
+    shares = [float(share.rstrip("%")) for _, _, share in rows]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(KINDS) + 0.01)

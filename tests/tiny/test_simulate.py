@@ -204,9 +204,12 @@ def test_memory_of_one_layer_by_hand():
         h + h + h + second,
         h + second + first,  # of h; x needs no gradient
     ]
-    sizes = plan_memory(*reversed(mlp(Mesh.parse("dp=1,tp=1"), 10, 20, 30, 1))).bytes
+    graph, program = mlp(Mesh.parse("dp=1,tp=1"), 10, 20, 30, 1)
+    sizes = plan_memory(program, graph).bytes
     assert [size - base for size in sizes] == [*forward, *backward, *[first + second] * 2]
-    assert timeline.peak_bytes == max(sizes)
+    blocks = plan_memory(program, graph, block_bytes=512)
+    assert timeline.peak_bytes == max(blocks.bytes) > max(sizes)
+    assert all(span.held.bytes % 512 == 0 for span in blocks.spans)
 
 
 @given(options=programs)
