@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.errors import InfeasibleError, UsageError, UserError
-from autoshard.fit import Found, Task, Wishes, fitted, prepare
+from autoshard.fit import fitted
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, larger
 from autoshard.levels import MEMORY
@@ -17,6 +17,7 @@ from autoshard.pins import Pin
 from autoshard.plan import MeshTried, Plan
 from autoshard.search import best
 from autoshard.solvers.options import Part
+from autoshard.task import Found, Task, Wishes, prepare
 
 AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
 FINALISTS = 6  # meshes of which the contenders, too, are simulated

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, replace
 
 from autoshard.errors import InfeasibleError
-from autoshard.fit import Task
 from autoshard.plan import Plan
 from autoshard.solvers.lagrangian import minimum_memory_bound
+from autoshard.task import Task
 
 POINTS = 8
 MIB, MILLISECONDS = 2.0**20, 1e3

@@ -18,12 +18,12 @@ from autoshard.package import REPORT, VERIFICATION, build, read_package, report_
 from autoshard.spec import check_spec
 
 if TYPE_CHECKING:
-    from autoshard.fit import Wishes
     from autoshard.graph.model import Graph
     from autoshard.hardware import Hardware
     from autoshard.pareto import Point
     from autoshard.pins import Pin
     from autoshard.plan import Plan
+    from autoshard.task import Wishes
     from autoshard.verify.proof import Proof
 
 Arguments = dict[str, str | int | float | bool]
@@ -176,10 +176,10 @@ def make_plan(graph: Graph, hardware: Hardware, request: ModelRequest, wanted: P
 
 
 def _wishes(request: ModelRequest, wanted: PlanRequest) -> Wishes:
-    from autoshard.fit import Wishes
     from autoshard.plan_of import Origin
     from autoshard.solvers.options import Clock, Options
     from autoshard.styles import megatron
+    from autoshard.task import Wishes
 
     style = wanted.strategy == "megatron"
     limit = wanted.time_limit_seconds
@@ -206,7 +206,7 @@ def _random(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishe
 
 def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> tuple[Plan, tuple[Point, ...]]:
     """The plan, and the front where it is asked for."""
-    from autoshard import fit, pareto, search
+    from autoshard import fit, pareto, search, task
     from autoshard.meshes import search_meshes
     from autoshard.pins import read_pins
 
@@ -218,11 +218,11 @@ def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wis
         plan = search_meshes(graph, hardware, wanted.devices, wishes, pins)
         if not wanted.pareto:
             return plan, ()
-        task = fit.prepare(graph, plan.mesh, hardware, replace(wishes, pins=pins(plan.mesh)))
+        made = task.prepare(graph, plan.mesh, hardware, replace(wishes, pins=pins(plan.mesh)))
     else:
-        task = fit.prepare(graph, wanted.mesh, hardware, replace(wishes, pins=pins(wanted.mesh)))
-        plan = search.best(task, fit.fitted(task))
-    return plan, pareto.front(task, plan) if wanted.pareto else ()
+        made = task.prepare(graph, wanted.mesh, hardware, replace(wishes, pins=pins(wanted.mesh)))
+        plan = search.best(made, fit.fitted(made))
+    return plan, pareto.front(made, plan) if wanted.pareto else ()
 
 
 def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.fit import Found, Task
 from autoshard.formulate import Formulation
 from autoshard.pinned import choice_text, label
 from autoshard.plan import Plan
 from autoshard.plan_of import labelled
 from autoshard.solvers.propagation import Conflict, propagate
+from autoshard.task import Found, Task
 from autoshard.units import format_seconds
 
 SHOWN = 5  # conflicts that a note tells

@@ -9,25 +9,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoshard.contenders import Choice, contenders
-from autoshard.errors import InfeasibleError
-from autoshard.fit import Found, Log, Task, Wishes, candidate, fitted, prepare
+from autoshard.fit import fitted
 from autoshard.formulate import Allowed
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
+from autoshard.least import alternative, between, others
 from autoshard.levels import MEMORY, RATIO, SPEED, level_value
 from autoshard.mesh import Mesh
 from autoshard.parts import parts
 from autoshard.pins import Pin
 from autoshard.plan import Candidate, Plan, Search
 from autoshard.plan_of import Origin, with_parts
-from autoshard.problem import Solution, objective
 from autoshard.propagated import propagated
 from autoshard.solvers.options import Options
-from autoshard.solvers.result import peak
 from autoshard.styles import megatron
+from autoshard.task import Found, Log, Task, Wishes, candidate, prepare
 from autoshard.units import format_bytes, format_seconds
-
-SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
 def search(
@@ -101,7 +98,7 @@ def _simulated(task: Task, found: Found) -> Found:
     while clock.left > longest and (other := next(others, None)):
         name, choice = other
         if choice not in plans:
-            plans[choice] = (name, task.plan(_alternative(task, best, choice)))
+            plans[choice] = (name, task.plan(alternative(task, best, choice)))
         longest, started = max(longest, clock.seconds - started), clock.seconds
     clock.cut |= clock.left <= longest
     fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.limit_bytes]
@@ -109,7 +106,7 @@ def _simulated(task: Task, found: Found) -> Found:
     rows = [candidate(name, plan, _outcome(task, c, winner, plan)) for c, (name, plan) in plans.items()]
     levelled = found.levelled
     if winner != best.choice:
-        solution = _alternative(task, best, winner)
+        solution = alternative(task, best, winner)
         levelled = replace(
             levelled, solution=solution, objective=level_value(task.formulation, task.wishes.level, solution)
         )
@@ -122,27 +119,15 @@ def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
     """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
     if task.wishes.level == RATIO:
         return
-    best = found.levelled.solution.choice
+    best = found.levelled.solution
     if task.wishes.level == MEMORY:
+        yield from others(task, best)
+        return
+    if found.target_bytes > task.limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
-        yield "optimum", fastest.choice
-        yield from _between(task, found.levelled.objective, fastest.peak_bytes)
-    elif found.target_bytes > task.limit_bytes:  # no plan fits by the solver's count, some programs do
-        fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
-        yield from _between(task, found.target_bytes, fastest.peak_bytes)
-    capacity = found.target_bytes if task.wishes.level == SPEED else float("inf")
-    yield from contenders(task.formulation, best, parts(task.formulation, best), capacity, task.quickly)
-
-
-def _between(task: Task, least_bytes: float, most_bytes: float) -> Iterator[tuple[str, Choice]]:
-    """Optima under limits in between: the program needs memory that the additive model does not know."""
-    for share in SHARES if least_bytes < most_bytes else ():
-        target = least_bytes * (most_bytes / least_bytes) ** share
-        try:
-            found = task.solve(replace(task.formulation.problem, capacity_bytes=target))
-        except InfeasibleError:
-            continue
-        yield f"optimum within {format_bytes(target, 3)}", found.choice
+        yield from between(task, found.target_bytes, fastest.peak_bytes)
+    own = parts(task.formulation, best.choice)
+    yield from contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
 
 
 def _rank(task: Task, plan: Plan) -> tuple[float, float]:
@@ -155,21 +140,6 @@ def _outcome(task: Task, choice: Choice, winner: Choice, plan: Plan) -> str:
     if choice == winner:
         return "chosen"
     return "not better" if plan.predicted_peak_bytes <= task.limit_bytes else "too large"
-
-
-def _alternative(task: Task, best: Solution, choice: Choice) -> Solution:
-    """`choice` as a solution, with the bound that was proved for the optimum."""
-    problem = task.formulation.problem
-    seconds = objective(problem, choice)
-    same = task.wishes.level == SPEED and seconds <= best.objective
-    return replace(
-        best,
-        choice=choice,
-        objective=seconds,
-        lower_bound=best.lower_bound if task.wishes.level == SPEED else 0.0,  # of a tighter limit, at level 1
-        peak_bytes=peak(problem, choice),
-        status=best.status if same else "feasible",
-    )
 
 
 def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:

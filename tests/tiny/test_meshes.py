@@ -11,7 +11,6 @@ import pytest
 
 from autoshard import fit, pareto
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.fit import Wishes
 from autoshard.hardware import load_hardware
 from autoshard.levels import MEMORY
 from autoshard.mesh import Mesh
@@ -19,6 +18,7 @@ from autoshard.meshes import compute_bound, meshes, search_meshes
 from autoshard.pins import parse_pin
 from autoshard.search import best, search
 from autoshard.solvers.options import Clock, Options
+from autoshard.task import Wishes, prepare
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -60,7 +60,7 @@ def test_the_best_mesh_is_found_and_the_others_told() -> None:
 
 def test_the_bound_is_below_every_simulated_step() -> None:
     for mesh in (Mesh.parse("tp=4"), Mesh.parse("dp=2,tp=2")):
-        task = fit.prepare(GRAPH, mesh, HARDWARE, Wishes())
+        task = prepare(GRAPH, mesh, HARDWARE, Wishes())
         plan = best(task, fit.fitted(task))
         assert 0 < compute_bound(task) <= min(c.predicted_seconds for c in plan.search.candidates)
 
@@ -94,7 +94,7 @@ def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:
 
 
 def test_the_front() -> None:
-    task = fit.prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, Wishes())
+    task = prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, Wishes())
     plan = best(task, fit.fitted(task))
     points = pareto.front(task, plan, 5)
     ahead = [point for point in points if point.front]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers, stale, units
+from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers, stale, task, units
+from autoshard.errors import InfeasibleError
 from autoshard.graph import serialize
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -135,6 +136,22 @@ def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.Capt
     assert code == 3 and "the program of the smallest plan found needs" in err
 
 
+def test_a_limit_below_the_program_that_the_solver_counts_as_least() -> None:
+    """Another program needs less: the limit that it keeps is not refused."""
+    graph, mesh = replace(mlp_graph(4, 2048, 256), optimizer="sgd"), Mesh.parse("dp=2,tp=2")
+    hardware = load_hardware("a100-80g-sxm")
+    smallest = search(graph, mesh, hardware, level=1)
+    counted = smallest.search.candidates[0]
+    limit = smallest.predicted_peak_bytes
+    assert limit < 0.9 * counted.predicted_peak_bytes
+    for level in (0, 1, 2):
+        plan = search(graph, mesh, hardware, level=level, memory_limit_bytes=limit)
+        assert plan.predicted_peak_bytes <= limit
+        assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
+    with pytest.raises(InfeasibleError, match="the program of the smallest plan found needs"):
+        search(graph, mesh, hardware, memory_limit_bytes=limit / 2)
+
+
 def test_a_saved_graph_is_not_verified(graph_file: Path, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (words(graph_file, package / "none", "--verify"), ["verify", str(package)]):
         code, out, err = run(command, capsys)
@@ -220,7 +237,7 @@ def test_a_time_limit_returns_the_best_so_far(
 
 def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, mesh, hardware = mlp_graph(3, 1024, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
-    free = fit.fitted(fit.prepare(graph, mesh, hardware, fit.Wishes()))
+    free = fit.fitted(task.prepare(graph, mesh, hardware, task.Wishes()))
     fastest = free.levelled.solution.choice
     monkeypatch.setattr("autoshard.search.contenders", lambda *_: [("too large", fastest)])
     limit = free.plan.predicted_peak_bytes * 0.95
@@ -249,7 +266,7 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
         calls.append(arguments)
         return solve(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("autoshard.fit.solvers.solve", interrupted)
+    monkeypatch.setattr("autoshard.task.solvers.solve", interrupted)
     code, out, _ = run(words(graph_file, tmp_path / "out"), capsys)
     assert code == 0
     assert "the search was stopped: this is the best plan so far" in out

@@ -1,0 +1,122 @@
+"""One search on one mesh: what is asked of it, the problem, and a solution with its plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from autoshard import solvers
+from autoshard.formulate import Allowed, Formulation, formulate
+from autoshard.graph.model import Graph
+from autoshard.hardware import Hardware, check_mesh, check_precision
+from autoshard.levels import SPEED, Levelled
+from autoshard.mesh import Mesh
+from autoshard.pinned import pinned
+from autoshard.pins import Pin
+from autoshard.plan import Candidate, Plan
+from autoshard.plan_of import Origin, plan_of, priced
+from autoshard.problem import Problem, Solution
+from autoshard.solvers.options import Options, Part
+
+SHARE = 0.5  # of the time that is left, for one solve
+Log = list[tuple[str, float]]  # (what was done, wall seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Wishes:
+    """What is asked of a search, beside model, mesh and machine. `memory_limit_bytes` None: what the profile allows.
+
+    `allowed` keeps the strategies of a style, which `decided_by` names. `log` is given what took how long.
+    """
+
+    solver: str = "dp"
+    level: int = SPEED
+    memory_limit_bytes: float | None = None
+    pins: tuple[Pin, ...] = ()
+    origin: Origin = field(default_factory=Origin)
+    allowed: Allowed | None = None
+    decided_by: str = "search"
+    all_to_all: bool = True
+    options: Options = field(default_factory=Options)
+    log: Log = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One search on one mesh, formulated."""
+
+    formulation: Formulation
+    wishes: Wishes
+    limit_bytes: float
+    fixed: frozenset[int]  # nodes that a pin decided about
+
+    def quickly(self, problem: Problem) -> Solution:
+        """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
+        if self.wishes.solver == "recursive":
+            return self.solve(problem)
+        with timed(self.wishes.log, "solving (dp) for more plans to simulate"):
+            return solvers.solve(problem, "dp", replace(self.wishes.options, rough=True))
+
+    def solve(self, problem: Problem) -> Solution:
+        """Within a part of the time that is left: what is found is still simulated, and others beside it."""
+        whole = self.wishes.options.clock
+        part = Part(SHARE * whole.left, whole=whole)
+        options = replace(self.wishes.options, pinned=self.starts(problem), clock=part)
+        with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
+            found = solvers.solve(problem, self.wishes.solver, options)
+        whole.cut |= part.over or part.cut
+        return found
+
+    def stopped(self) -> bool:
+        return self.wishes.options.clock.over
+
+    def starts(self, problem: Problem) -> dict[int, int]:
+        """Where propagation starts: the pinned nodes, each at the cheapest choice that its pin leaves."""
+        if self.wishes.solver != "propagation":
+            return {}
+        return {n: int(problem.nodes[n].seconds.argmin()) for n in self.fixed}
+
+    def plan(self, solution: Solution) -> Plan:
+        """The plan of a solution, with the step and peak of its program."""
+        with timed(self.wishes.log, "simulating"):
+            graph, hardware = self.formulation.graph, self.formulation.hardware
+            wishes = self.wishes
+            by = "propagated" if wishes.solver == "propagation" else wishes.decided_by
+            plan = plan_of(self.formulation, solution, wishes.origin, self.limit_bytes, by, self.fixed)
+            return priced(plan, graph, hardware)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A solved level with its plan. `target_bytes`: the solver's limit; `candidates`: what was simulated before."""
+
+    levelled: Levelled
+    plan: Plan
+    target_bytes: float
+    candidates: tuple[Candidate, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def prepare(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes) -> Task:
+    """The problem on one mesh, pins applied. Raises UsageError where the mesh, the precision or a pin can't be."""
+    check_mesh(hardware, mesh)
+    check_precision(hardware, graph.precision)
+    limit = wishes.memory_limit_bytes or hardware.usable_memory_bytes
+    with timed(wishes.log, f"formulating {mesh}"):
+        fixed = pinned(formulate(graph, mesh, hardware, limit, wishes.allowed, wishes.all_to_all), wishes.pins)
+    return Task(fixed.formulation, wishes, limit, fixed.nodes)
+
+
+@contextmanager
+def timed(log: Log, what: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    log.append((what, time.perf_counter() - started))
+
+
+def candidate(name: str, plan: Plan, outcome: str) -> Candidate:
+    return Candidate(
+        name, outcome, plan.certificate.objective_seconds, plan.predicted_seconds, plan.predicted_peak_bytes
+    )
