@@ -25,7 +25,6 @@ def polished(
     clock: Clock,
 ) -> Integers | None:
     """The best plan met that fits the capacity; None where there is none."""
-    capacity = max(core.items.capacity, 1e-300)
     typical = abs(core.cost(choice)) or 1.0
     alive = core.items.alive(choice)
     push, pushes = np.zeros(len(alive)), 0
@@ -38,7 +37,8 @@ def polished(
         over = np.maximum(alive - core.items.capacity, 0.0)
         if over.any():
             pushes += 1
-            push += _PUSH * pushes * typical / capacity * over / over.sum()
+            scale = core.items.capacity or over.max()  # nothing fits into nothing, whatever the push
+            push += _PUSH * pushes * (typical / scale) * (over / over.sum())
             for change in forests.changes(core.items.priced(core.graph.unary, multipliers + push), choice, rng, most):
                 choice = _after(choice, [change])
             alive = core.items.alive(choice)
