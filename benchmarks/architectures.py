@@ -244,9 +244,11 @@ def page(rows: Sequence[Row], extent: Extent = FULL) -> str:
 Each model is built from a small configuration (30 from the `transformers` library, four with `torch.nn` alone; see
 `tests/models`), captured, planned and emitted. The emitted package then runs on all devices of the mesh, and every
 output, gradient, parameter and buffer is compared with the original's over three optimizer steps in float64, dropout
-included. Plans: {extent.words}; for inference
-without a loss, those of `{INFERENCE_MESH}` anew. Random plans use
-whatever strategies and redistributions are valid, good or bad: they try far more of the rules than the best plan does.
+included.
+
+Plans: {extent.words}; for
+inference without a loss, those of `{INFERENCE_MESH}` anew. Random plans use whatever strategies and redistributions are
+valid, good or bad: they try far more of the rules than the best plan does.
 
 An operator without a rule runs whole on every device; the rest of the model is still split.
 

@@ -175,8 +175,9 @@ def survivors(found: Sequence[Mutant]) -> list[str]:
 
 
 def unexplained(found: Sequence[Mutant]) -> list[Mutant]:
-    """Survivors that offer something new which is right in every case: only a `linear` may be that."""
-    return [mutant for mutant in found if mutant.end == TRUE and mutant.kind not in EXPLAINED]
+    """Survivors that offer something new which is right in every case, and that nobody has accounted for."""
+    true = [mutant for mutant in found if mutant.end == TRUE]
+    return [m for m in true if m.kind not in EXPLAINED and f"{m.kind} {m.target} {m.place}" not in EXPLAINED]
 
 
 def section(found: Sequence[Mutant], seconds: float) -> str:
@@ -192,12 +193,16 @@ def section(found: Sequence[Mutant], seconds: float) -> str:
     ])  # fmt: skip
 
 
-EXPLAINED = {"linear added": "the operator is linear there, and the table leaves it out"}
+# A kind of corruption, or one mutant: why it is true.
+EXPLAINED = {
+    "linear added": "the operator is linear there, and the table leaves it out",
+    "whole called summed autoshard.experts 1": "the experts that a token chose are summed; all weights on every device",
+}
 MEANING = """*By values*: a strategy that the mutant offers gives other numbers, or gradients, than the whole operator.
 *By shapes*: the mutant does not fit the operator, which fails its proof. *By the notation*: it can't be read. The rest
 is equivalent: *true* is a rule that says more than the table's and is right on finite numbers (an operator linear in an
-operand where the table does not use it), *same* one that offers no other strategy (swapped whole dims of one size; an
-integer operand, which is never partial)."""
+operand where the table does not use it; the experts of a token over devices that hold all of them), *same* one that
+offers no other strategy (swapped whole dims of one size; an integer operand, which is never partial)."""
 
 
 def write(text: str) -> None:
