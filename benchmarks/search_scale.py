@@ -26,11 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- search_scale: written by the command below -->", "<!-- search_scale end -->"
 HARDWARE = "a100-80g-sxm"
 GPT2, PAIRS = str(ROOT / "examples/gpt2.py:build"), str(ROOT / "benchmarks/encoder_decoders.py")
+LLAMA = str(ROOT / "benchmarks/llama.py:llama")
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "gpt2-96": (GPT2, {"n_layer": 96, "batch": 256, "sequence": 1024}),
     "gpt2-960": (GPT2, {"n_layer": 960, "batch": 256, "sequence": 1024}),
     "whisper": (f"{PAIRS}:whisper", {}),
     "t5": (f"{PAIRS}:t5", {}),
+    "llama-8": (LLAMA, {"layers": 8}),
+    "llama-32": (LLAMA, {"layers": 32}),
 }
 ROWS = (  # model, mesh, the most seconds from strategies to plan
     ("gpt2-96", "dp=8,tp=8", 1.0),
@@ -41,6 +44,10 @@ ROWS = (  # model, mesh, the most seconds from strategies to plan
     ("whisper", "dp=8,tp=8", 60.0),
     ("t5", "dp=2,tp=4", 60.0),
     ("t5", "dp=8,tp=8", 60.0),
+    ("llama-8", "dp=2,tp=4", 60.0),
+    ("llama-8", "dp=8,tp=8", 60.0),
+    ("llama-32", "dp=2,tp=4", 60.0),
+    ("llama-32", "dp=8,tp=8", 60.0),
 )
 MOST_SIMULATED = 10_000  # operators
 PARTS = ("strategies", "formulate", "solve", "plan")
@@ -167,7 +174,8 @@ def section(lines: list[str], ratios: list[str], repeat: int) -> str:
         "From strategies to plan, every strategy that the table offers, no memory limit; capture excluded. CPU seconds",
         f"of one thread, {runs}; {platform.machine()}, profile {HARDWARE}, load average",
         f"{os.getloadavg()[0]:.1f} at the end. gpt2-96, gpt2-960: Hugging Face GPT-2 with that many layers, batch 256,",
-        "sequence 1024; T5-base and Whisper small from configuration, batch 64. *most*: choices of one node. *width*:",
+        "sequence 1024; T5-base and Whisper small from configuration, batch 64; llama-8, llama-32: Llama with",
+        "that many layers, 2048 wide, 16 heads, 4 of keys and values, batch 64. *most*: choices of one node. *width*:",
         "of the strategy graph, by min-fill. *gap*: proven. *lower* and *simulate* come after the plan.",
         "",
         "| " + " | ".join(heads) + " |",

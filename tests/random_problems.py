@@ -66,3 +66,29 @@ def _costs(rng: np.random.Generator, shape: tuple[int, ...], real: bool, forbid:
 def _span(rng: np.random.Generator) -> tuple[int, int]:
     start, stop = sorted(int(x) for x in rng.integers(0, HORIZON + 1, 2))
     return (start, stop) if rng.random() < 0.8 else (0, 0)
+
+
+def hub_problem(seed: int, *, layers: int = 4, forbid: float = 0.05) -> Problem:
+    """Equal layers in a row, of which every node reads the value of node 0 too; the last layer may differ."""
+    rng = np.random.default_rng(seed)
+    real = rng.random() < 0.5
+    sizes = [int(n) for n in rng.integers(2, 4, 2)]
+    hub, layer, last = (_node(rng, name, sizes[name != "hub"], real, forbid) for name in ("hub", "layer", "last"))
+    nodes = (hub, *(replace(layer, name=f"layer{i}") for i in range(layers - 1)), last)
+    sources, targets = (int(x) for x in rng.integers(2, 5, 2))
+    needs = rng.integers(0, targets, sizes[1])
+    shared = Value(
+        "shared",
+        0,
+        tuple(range(1, layers + 1)),
+        rng.integers(0, sources, sizes[0]),
+        (needs,) * layers,
+        _costs(rng, (sources, targets), real, forbid) / (1 if rng.random() < 0.5 else 8),
+        rng.integers(0, 6, targets).astype(float),
+        tuple(_span(rng) for _ in range(layers)),
+    )
+    own, moves = np.arange(sizes[1]), _costs(rng, (sizes[1], sizes[1]), real, forbid)
+    chain = tuple(
+        Value(f"v{i}", i, (i + 1,), own, (own,), moves, np.zeros(sizes[1]), ((0, 0),)) for i in range(1, layers)
+    )
+    return Problem(nodes, (shared, *chain), horizon=HORIZON)

@@ -97,6 +97,22 @@ class Beliefs:
             (self.to_consumer if n == edge.producer else self.to_producer)[e] = message - least
         return total
 
+    def marginals(self) -> list[Floats]:
+        """Seconds that no plan with a choice of a node is below, of every choice.
+
+        Where a sweep comes to a node, its belief is the sum of what the chains through it cost at the least.
+        """
+        self.round()
+        count = len(self.unary)
+        base = sum(self._send(n, self.before[n]) for n in range(count - 1, -1, -1))
+        base -= _ROUNDING * abs(base)
+        least: list[Floats] = []
+        for n in range(count):
+            belief = self.belief(n)
+            least.append(base + belief - belief.min())
+            self._send(n, self.after[n])
+        return least
+
     def belief(self, n: int) -> Floats:
         """What each choice of a node costs, up to a constant, as far as the messages tell."""
         total = self.unary[n].copy()

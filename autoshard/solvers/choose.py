@@ -18,8 +18,8 @@ Candidate = tuple[Store, Encoded, order.Elimination]
 KEYS: tuple[order.Key, ...] = ("size", "fill")
 
 
-def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
-    """The least work of those that fit the budget exactly; else a bound that fits."""
+def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate | None:
+    """The least work of those that fit the budget exactly; None where none does."""
     found: list[Candidate] = []
     for store, encoded in encodings(sum_, kept, contents, budget):
         for key in KEYS:
@@ -29,8 +29,7 @@ def best(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: i
                 found.append((fork, encoded, plan))
                 if plan.work <= EASY and not encoded.relaxed:
                     return found[-1]
-    least = min(found, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work), default=None)
-    return least or _bounding(sum_, kept, contents, budget)
+    return min(found, key=lambda candidate: (len(candidate[1].relaxed), candidate[2].work), default=None)
 
 
 def encodings(
@@ -63,7 +62,7 @@ def fitting(
     return plan if plan is not None and plan.entries <= budget else None
 
 
-def _bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
+def bounding(sum_: Additive, kept: Sequence[Integers], contents: Contents, budget: int) -> Candidate:
     """Smaller and smaller tables until a bound fits: terms first, then the mini-buckets."""
     limit = budget // _TERM_SHARE
     while True:

@@ -32,11 +32,11 @@ def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, 
     if found.exact:
         return found
     clock = clock or Clock()
-    bound, best = found.bound, _polished(problem, found.choice)
+    bound, best = found.bound, polished(problem, found.choice)
     shifted = _shifted(problem, contents, found, budget)
     while not (clock.over or _near(objective(problem, best), bound)) and (again := next(shifted, None)):
         bound = max(bound, again[1])
-        best = min(best, _polished(problem, again[0]), key=lambda c: objective(problem, c))
+        best = min(best, polished(problem, again[0]), key=lambda c: objective(problem, c))
     best = stretches(problem, contents, best, budget, bound, clock)
     if math.isinf(objective(problem, best)):
         raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
@@ -47,7 +47,7 @@ def _near(value: float, bound: float) -> bool:
     return value - bound <= _NEAR * abs(bound)
 
 
-def _polished(problem: Problem, choice: Choice) -> Choice:
+def polished(problem: Problem, choice: Choice) -> Choice:
     """Descent on the objective, with forbidden entries as very dear ones while `choice` uses some."""
     if math.isinf(objective(problem, choice)):
         softer = softened(problem)

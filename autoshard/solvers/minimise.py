@@ -11,7 +11,7 @@ from autoshard.problem import Floats, Integers, Problem
 from autoshard.solvers import eliminate
 from autoshard.solvers.additive import Additive, additive
 from autoshard.solvers.around import around
-from autoshard.solvers.choose import best
+from autoshard.solvers.choose import best, bounding
 from autoshard.solvers.domains import reduce
 from autoshard.solvers.fold import solve_short
 from autoshard.solvers.shorten import shortened
@@ -49,6 +49,32 @@ def minimise(
     `allowed`: the strategies of each node that may be used; `shares`: see Additive. `contents` is made of `problem`.
     Raises InfeasibleError where no allowed combination exists.
     """
+    found = minimum_within(
+        problem,
+        contents,
+        multipliers=multipliers,
+        scale=scale,
+        allowed=allowed,
+        shares=shares,
+        budget_entries=budget_entries,
+        coarse=True,
+    )
+    assert found is not None
+    return found
+
+
+def minimum_within(
+    problem: Problem,
+    contents: Contents,
+    *,
+    multipliers: Floats | None = None,
+    scale: float = 1.0,
+    allowed: Sequence[Integers] | None = None,
+    shares: Mapping[int, Floats] | None = None,
+    budget_entries: int = BUDGET_ENTRIES,
+    coarse: bool = False,
+) -> Minimum | None:
+    """The same; but unless `coarse`, None where the tables of no order fit the budget."""
     sum_ = additive(problem, multipliers, scale)
     sum_ = Additive(problem, scale, sum_.cumulative, shares or {})
     if allowed is None and not shares:
@@ -58,16 +84,23 @@ def minimise(
             return Minimum(folded.value, folded.choice, True, (), folded.work)
     few = around(sum_, allowed) if allowed is not None else None
     if few is None or allowed is None:
-        return _minimum(sum_, contents, allowed, budget_entries)
+        return _minimum(sum_, contents, allowed, budget_entries, coarse)
     there = Additive(few.part, scale, sum_.cumulative, few.shares)
-    found = _minimum(there, contents, few.allowed, budget_entries)
+    found = _minimum(there, contents, few.allowed, budget_entries, coarse)
+    if found is None:
+        return None
     relaxed = tuple(few.values[v] for v in found.relaxed)
     return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact, relaxed, found.work)
 
 
-def _minimum(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None, budget_entries: int) -> Minimum:
+def _minimum(
+    sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None, budget_entries: int, coarse: bool
+) -> Minimum | None:
     kept = reduce(sum_, contents, allowed)
-    store, encoded, plan = best(sum_, kept, contents, budget_entries)
+    chosen = best(sum_, kept, contents, budget_entries)
+    if chosen is None and not coarse:
+        return None
+    store, encoded, plan = chosen or bounding(sum_, kept, contents, budget_entries)
     bound = eliminate.run(store, plan)
     if math.isinf(bound):
         raise InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")

@@ -62,7 +62,7 @@ class Quick:
         """
         for _ in range(_FIRST - self.beliefs.rounds):
             self.beliefs.round()
-        ranked = self.ranked()
+        ranked = ranking(self.problem, self.beliefs)
         few = _FEW
         while True:
             keep = [np.sort(some[:few]) for some in ranked]
@@ -83,22 +83,23 @@ class Quick:
             self.beliefs.round()
         return self.bound
 
-    def ranked(self) -> list[Integers]:
-        """The choices of every node, what seems cheapest first: by the mean over nodes that are alike."""
-        groups: dict[Hashable, list[int]] = {}
-        for n, key in enumerate(_kinds(self.problem)):
-            groups.setdefault(key, []).append(n)
-        order: list[Integers] = [np.zeros(0, np.int64)] * len(self.problem.nodes)
-        for nodes in groups.values():
-            costs = [self.beliefs.belief(n) for n in nodes]
-            mean = sum((own - own.min() for own in costs), start=np.zeros(len(costs[0])))
-            best = np.argsort(mean, kind="stable")
-            for n in nodes:
-                order[n] = best
-        return order
+
+def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:
+    """The choices of every node, what seems cheapest first: by the mean over nodes that are alike."""
+    groups: dict[Hashable, list[int]] = {}
+    for n, key in enumerate(kinds(problem)):
+        groups.setdefault(key, []).append(n)
+    order: list[Integers] = [np.zeros(0, np.int64)] * len(problem.nodes)
+    for nodes in groups.values():
+        costs = [beliefs.belief(n) for n in nodes]
+        mean = sum((own - own.min() for own in costs), start=np.zeros(len(costs[0])))
+        best = np.argsort(mean, kind="stable")
+        for n in nodes:
+            order[n] = best
+    return order
 
 
-def _kinds(problem: Problem) -> list[Hashable]:
+def kinds(problem: Problem) -> list[Hashable]:
     """Of each node what it shares with its like: its costs, and the tables of its values."""
     ends: list[list[tuple[int, int, int]]] = [[] for _ in problem.nodes]
     for value in problem.values:
