@@ -81,16 +81,16 @@ def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> Non
 
 
 def measure(request: Request) -> dict[str, Any]:
-    """Kernels on one process, then collectives on all."""
+    """Kernels, then collectives where there are several processes."""
     from autoshard.verify.processes import RankFailed, run_processes
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in sorted({1, request.processes}):
-            path = str(Path(folder) / f"{ranks}.json")
-            arguments = [request.device, request.dtype, path]
+        for what in ("kernels", *["collectives"] * (request.processes > 1)):
+            path = str(Path(folder) / f"{what}.json")
+            arguments = [what, request.device, request.dtype, path]
             try:
-                run_processes("autoshard.calibrate.worker", arguments, ranks, LIMIT_SECONDS)
+                run_processes("autoshard.calibrate.worker", arguments, request.processes, LIMIT_SECONDS)
             except RankFailed as error:
                 raise UserError(f"measuring on {request.device} failed: {error}", "--device cpu, or --debug") from error
             found |= _read(Path(path))

@@ -1,8 +1,9 @@
-"""Measures the device it runs on: `python -m autoshard.calibrate.worker DEVICE DTYPE FILE`, with torchrun too.
+"""Measures the devices it runs on: `python -m autoshard.calibrate.worker WHAT DEVICE DTYPE FILE`, with torchrun too.
 
-One process measures kernels, several measure collectives; the first process writes FILE (JSON). Each time is the median
-of several samples. A kernel on the CPU is timed by the processor time of its one thread, which other programs do not
-disturb; devices and collectives by the clock.
+WHAT is kernels, which all processes measure at once as they compute at once in a step, or collectives; the first
+process writes FILE (JSON). Each time is the median of several samples. On the CPU a device is a core, and a kernel is
+timed by the processor time of its one thread, which other programs do not disturb; other devices and collectives by the
+clock.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import platform
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +38,14 @@ LARGEST_MESSAGE = {"cpu": 2**24}
 LARGEST_TENSOR = {"cpu": 2**24}  # above, the C library maps and clears pages anew for each tensor
 SEED = 0
 WIDTH = 1024  # of the rows of memory-bound operators
+COLD_BYTES = 2**29  # read and written between two uses of a tensor
 
 
-def main(device_name: str, dtype_name: str, path: str) -> None:
+def main(what: str, device_name: str, dtype_name: str, path: str) -> None:
     device = _device(device_name)
     dtype = getattr(torch, dtype_name)
     torch.manual_seed(SEED)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        measured: dict[str, Any] = {"collective": list(_collectives(device, dtype))}
-    else:
-        measured = kernels(device, dtype)
+    measured = {"kernels": kernels, "collectives": collectives}[what](device, dtype)
     if int(os.environ.get("RANK", "0")) == 0:
         Path(path).write_text(json.dumps(measured), encoding="utf-8")
 
@@ -52,9 +53,12 @@ def main(device_name: str, dtype_name: str, path: str) -> None:
 def _device(name: str) -> torch.device:
     if name == "npu":
         importlib.import_module("torch_npu")
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "cpu":
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
         return torch.device("cpu")
-    device = torch.device(name, int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device(name, rank)
     getattr(torch, name).set_device(device)
     return device
 
@@ -143,18 +147,34 @@ def _memory(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]
     """Kind of operator, bytes read and written, seconds."""
     for size in shapes.MEMORY_BYTES:
         rows = max(1, size // dtype.itemsize // WIDTH)
-        x, scale = torch.randn(rows, WIDTH, device=device, dtype=dtype), torch.randn(WIDTH, device=device, dtype=dtype)
-        order = torch.randperm(rows, device=device)
-        runs: dict[str, Callable[[], object]] = {
-            "elementwise": partial(torch.add, x, x),
-            "activation": partial(functional.gelu, x),
-            "normalisation": partial(functional.layer_norm, x, (WIDTH,), scale, scale),
-            "softmax": partial(torch.softmax, x, -1),
-            "default": partial(torch.clone, x.T, memory_format=torch.contiguous_format),
-            "gather": partial(functional.embedding, order, x),
+        count = max(1, COLD_BYTES // (2 * rows * WIDTH * dtype.itemsize))
+        given = [torch.randn(rows, WIDTH, device=device, dtype=dtype) for _ in range(count)]
+        scale, order = torch.randn(WIDTH, device=device, dtype=dtype), torch.randperm(rows, device=device)
+        runs: dict[str, Callable[[Tensor], Tensor]] = {
+            "elementwise": lambda x: x + x,
+            "activation": functional.gelu,
+            "normalisation": partial(_normalised, scale),
+            "softmax": partial(torch.softmax, dim=-1),
+            "default": lambda x: x.T.contiguous(),
+            "gather": partial(functional.embedding, order),
         }
         for kind, run in runs.items():
-            yield {"kind": kind, "bytes": 2 * x.numel() * dtype.itemsize, "seconds": seconds_of(run, device)}
+            seconds = seconds_of(_cold(run, given), device)
+            yield {"kind": kind, "bytes": 2 * given[0].numel() * dtype.itemsize, "seconds": seconds}
+
+
+def _normalised(scale: Tensor, x: Tensor) -> Tensor:
+    return functional.layer_norm(x, (WIDTH,), scale, scale)
+
+
+def _cold(run: Callable[[Tensor], Tensor], given: Sequence[Tensor]) -> Callable[[], None]:
+    """Runs on one tensor after another and keeps as many results: as in a step, caches hold none of them.
+
+    The first rounds are not timed: in them the allocator takes new pages from the system.
+    """
+    order = cycle(given)
+    results = deque((run(next(order)) for _ in range(3 * len(given))), maxlen=len(given))
+    return lambda: results.append(run(next(order)))
 
 
 def _dispatch_seconds(device: torch.device) -> float:
@@ -172,6 +192,11 @@ def _dispatch_seconds(device: torch.device) -> float:
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
+
+
+def collectives(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Rows of collectives, on all processes."""
+    return {"collective": list(_collectives(device, dtype))}
 
 
 def _collectives(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
@@ -214,10 +239,10 @@ def _together(run: Callable[[], object], transport: GroupTransport, device: torc
     return statistics.median(samples)
 
 
-def _arguments(words: Sequence[str]) -> tuple[str, str, str]:
-    if len(words) != 3:
+def _arguments(words: Sequence[str]) -> tuple[str, str, str, str]:
+    if len(words) != 4:
         raise SystemExit(__doc__)
-    return words[0], words[1], words[2]
+    return words[0], words[1], words[2], words[3]
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def make_optimizer(model: nn.Module, lr: float = LEARNING_RATE) -> torch.optim.O
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if OPTIMIZER == "sgd":
         return torch.optim.SGD(parameters, lr=lr)  # without momentum, as the plan's memory is counted
-    fused = any(parameter.is_cuda for parameter in parameters)  # else the roots of all second moments exist at once
+    # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
+    fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
     return torch.optim.AdamW(parameters, lr=lr, fused=fused or None)
 
 
