@@ -25,7 +25,8 @@ def polished(
     clock: Clock,
 ) -> Integers | None:
     """The best plan met that fits the capacity; None where there is none."""
-    typical = abs(core.cost(choice)) or 1.0
+    cost = abs(core.cost(choice))  # infinite where the choices to begin with exclude each other
+    typical = cost if 0 < cost < np.inf else 1.0
     alive = core.items.alive(choice)
     push, pushes = np.zeros(len(alive)), 0
     best, value = None, np.inf

@@ -17,7 +17,7 @@ from autoshard.spec import check_spec, split_spec
 PACKAGE = Path(__file__).resolve().parents[2] / "autoshard"
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, UserError)}
 # A problem as arrays is no user's input, and `fit` adds the hint where no plan fits; the package has errors of its own.
-ELSEWHERE = ("solvers/", "fit.py", "emit/package/", "emit/runtime/")
+ELSEWHERE = ("solvers/", "fit.py", "least.py", "emit/package/", "emit/runtime/")
 
 
 def silent(source: str) -> list[int]:
