@@ -18,8 +18,10 @@ def check(problem: Problem) -> None:
         raise UsageError(f"the memory capacity is {problem.capacity_bytes} bytes: expected 0 or more")
     for node in {(id(node.seconds), id(node.bytes)): node for node in problem.nodes}.values():
         _check_node(node)  # the arrays of repeated layers are the same objects: looked at once
-    for node in problem.nodes:
-        _inside(problem, node.name, node.interval)
+    alive = [edge for node in problem.nodes for edge in node.interval]
+    if min(alive, default=0) < 0 or max(alive, default=0) > problem.horizon:
+        for node in problem.nodes:
+            _inside(problem, node.name, node.interval)
     values: Iterable[Value] = problem.values
     if _plausible(problem):
         values = {(id(v.seconds), id(v.bytes), id(v.source), *map(id, v.targets)): v for v in values}.values()

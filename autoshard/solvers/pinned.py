@@ -22,7 +22,7 @@ def restricted(problem: Problem, pinned: Mapping[int, int]) -> Problem:
 
 def original(choice: Sequence[int], pinned: Mapping[int, int]) -> tuple[int, ...]:
     """A choice of the restricted problem in the numbers of the whole one."""
-    return tuple(pinned.get(n, s) for n, s in enumerate(choice))
+    return tuple(pinned.get(n, s) for n, s in enumerate(choice)) if pinned else tuple(choice)
 
 
 def _restricted(value: Value, pinned: Mapping[int, int]) -> Value:
