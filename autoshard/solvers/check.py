@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,17 +53,18 @@ def _check_node(node: Node) -> None:
 def _plausible(problem: Problem) -> bool:
     """Whether ends, spans and numbers of choices of all values are right, decided for all at once."""
     values = problem.values
-    counts = np.array([len(value.consumers) for value in values], dtype=np.int64)
+    counts = np.fromiter([len(value.consumers) for value in values], np.int64, len(values))
     if not len(values) or not counts.min():
         return False
-    nodes = np.array([n for value in values for n in (value.producer, *value.consumers)], dtype=np.int64)
-    spans = np.array([edge for value in values for span in value.intervals for edge in span], dtype=np.int64)
-    layouts = [len(own) for value in values for own in (value.source, *value.targets)]
+    nodes = np.fromiter(chain.from_iterable((value.producer, *value.consumers) for value in values), np.int64)
+    spans = np.fromiter(chain.from_iterable(chain.from_iterable(value.intervals for value in values)), np.int64)
+    layouts = np.fromiter(map(len, chain.from_iterable((value.source, *value.targets) for value in values)), np.int64)
     if nodes.min() < 0 or nodes.max() >= len(problem.nodes) or spans.min() < 0 or spans.max() > problem.horizon:
         return False
-    if any(len(value.targets) != len(value.consumers) for value in values) or len(spans) != 2 * counts.sum():
+    targets = np.fromiter([len(value.targets) for value in values], np.int64, len(values))
+    if (targets != counts).any() or len(spans) != 2 * counts.sum():
         return False
-    sizes = np.array([len(node.seconds) for node in problem.nodes])
+    sizes = np.fromiter([len(node.seconds) for node in problem.nodes], np.int64, len(problem.nodes))
     ends = np.sort(np.repeat(np.arange(len(counts)), counts + 1) * (len(problem.nodes) + 1) + nodes)
     return bool((sizes[nodes] == layouts).all() and (ends[1:] != ends[:-1]).all())
 
