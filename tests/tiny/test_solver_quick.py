@@ -17,7 +17,7 @@ from autoshard.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import Clock, Options, dp, exhaustive, quick, solve
 from autoshard.solvers.additive import additive
 from autoshard.solvers.beliefs import Beliefs
-from autoshard.solvers.options import Part
+from autoshard.solvers.options import Looks, Part
 from autoshard.solvers.watch import OutOfTime, check, watched
 from tests.random_problems import limited, random_problem
 
@@ -142,6 +142,14 @@ def test_a_part_of_a_clock_is_over_with_the_whole() -> None:
     assert 0 < part.left <= 60.0 and Part(0.0, whole=whole).over
     whole.stop()
     assert part.over
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_a_clock_of_looks_is_over_after_as_many(limit: int) -> None:
+    clock = Clock(limit, timer=Looks())
+    assert [clock.over for _ in range(limit + 1)] == [False] * max(0, limit - 1) + [True] * (2 if limit else 1)
+    part = Part(3, whole=Clock(1e6, timer=Looks()))
+    assert [part.over for _ in range(4)].count(False) == 1  # a part looks at its own clock and at the whole one's
 
 
 def test_what_repeats_goes_on_sharing_its_arrays() -> None:
