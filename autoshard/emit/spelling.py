@@ -98,7 +98,7 @@ class Speller:
         if name == "reduction" and isinstance(value, int):
             return f'"{REDUCTIONS[value]}"'
         if name.startswith("*") and isinstance(value, tuple):
-            return ", ".join(map(self.literal, value))
+            return ", ".join(map(self.literal, value)) or "()"
         return self.literal(value)
 
     def _generic(self, target: str, operands: Operands, given: Attributes) -> str:
