@@ -100,7 +100,8 @@ def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: floa
         package = load_package(folder)
     except Exception as error:
         raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
-    return run_lockstep(dict(program.mesh.axes), lambda mesh: run_rank(package, mesh, job), timeout_seconds)
+    own = package.runtime.ParallelMesh
+    return run_lockstep(dict(program.mesh.axes), lambda mesh: run_rank(package, mesh, job), timeout_seconds, own)
 
 
 def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:

@@ -40,6 +40,10 @@ def _names_a_dtype(func: Any) -> bool:
 class _WidenOperators(TorchDispatchMode):
     """Below autograd: sees the casts that C++ makes too, in forward and backward."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else each call is wrapped once more, which takes longer than most operators
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
             return _grouped_mm(*args, **(kwargs or {}))

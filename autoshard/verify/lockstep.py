@@ -1,7 +1,12 @@
-"""All ranks of a mesh as threads of one process: the runtime's own functions over a transport of barriers and slots."""
+"""All ranks of a mesh as threads of one process: the runtime's own functions over a transport of slots.
+
+One rank runs at a time, until it waits for others in a collective: threads that compete for the interpreter are slower
+than one after the other, and what ranks share (torch's default generator) stays theirs between two collectives.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,11 +20,64 @@ _Result = TypeVar("_Result")
 
 
 class _Group:
-    """The ranks that talk over one set of axes: a slot each, and a barrier."""
+    """The ranks that talk over one set of axes: a slot each, and what came of the last collective."""
 
-    def __init__(self, size: int, timeout_seconds: float) -> None:
-        self.slots: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=timeout_seconds)
+    def __init__(self, ranks: Sequence[int], names: tuple[str, ...], hub: _Hub) -> None:
+        self.ranks, self.names, self.hub, self.round = ranks, names, hub, 0
+        self.calls: dict[int, tuple[_Call, Any]] = {}
+        self.complete = threading.Condition(hub.turn)
+
+    def swap(self, index: int, call: _Call, value: Any, combine: Callable[[list[Any]], _Result]) -> _Result:
+        """`combine` of what every rank gave, in rank order; the last to arrive computes it for all.
+
+        `call` says what is done: all ranks must say the same.
+        """
+        self.calls[index] = call, value
+        mine = self.round
+        if len(self.calls) == len(self.ranks):
+            self._check()
+            self.result: Any = combine([self.calls[i][1] for i in range(len(self.ranks))])
+            self.calls, self.round = {}, mine + 1
+            self.hub.running += len(self.ranks) - 1
+            self.complete.notify_all()
+        else:
+            self.hub.pause(self)
+            while self.round == mine and not self.hub.failed:
+                if not self.complete.wait(self.hub.timeout_seconds):
+                    raise Alone(self.said())
+            if self.round == mine:
+                raise Alone(self.said())
+        found: _Result = self.result  # the next round can't end before this rank has come to it
+        return found
+
+    def _check(self) -> None:
+        first = self.calls[0][0]
+        for index, (call, _) in self.calls.items():
+            if call != first:
+                said = f"{_words(call)}, rank {self.ranks[0]} {_words(first)}"
+                raise ValueError(f"rank {self.ranks[index]} calls {said} over {'+'.join(self.names)}")
+
+    def said(self) -> str:
+        """Who waits for whom."""
+        here = [rank for index, rank in enumerate(self.ranks) if index in self.calls]
+        away = [rank for rank in self.ranks if rank not in here]
+        what = _words(self.calls[self.ranks.index(here[0])][0]) if here else "nothing"
+        return f"rank {_numbers(here)} waited in vain for rank {_numbers(away)} over {'+'.join(self.names)}: {what}"
+
+
+_Call = tuple[Any, ...]
+
+
+def _words(call: _Call) -> str:
+    return f"{call[0]} of {', '.join(map(str, call[1:]))}".replace("torch.", "") if call[1:] else str(call[0])
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
+
+
+class Alone(Exception):
+    """The others did not come."""
 
 
 class ThreadTransport:
@@ -28,37 +86,38 @@ class ThreadTransport:
     def __init__(self, group: _Group, index: int) -> None:
         self.group, self.index = group, index
 
-    def _swap(self, value: Any, read: Callable[[list[Any]], _Result]) -> _Result:
-        """`read` of what every rank gave, in rank order. The second barrier keeps the slots until all have read."""
-        self.group.slots[self.index] = value
-        self.group.barrier.wait()
-        result = read(self.group.slots)
-        self.group.barrier.wait()
-        self.group.slots[self.index] = None  # what was sent need not live until the next call
-        return result
-
     def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
-        x.copy_(self._swap(x, lambda given: _combined(given, {"sum": torch.add, "max": torch.maximum}[op])))
-        return lambda: None
+        """Until it was waited for, `x` holds nothing of use, as anywhere."""
+        combine = {"sum": torch.add, "max": torch.maximum}[op]
+        call = ("all_reduce", op, x.dtype, tuple(x.shape))
+        found = self.group.swap(self.index, call, x.clone(), lambda given: _combined(given, combine))
+        x.fill_(math.nan if x.is_floating_point() else -1)
+        return lambda: x.copy_(found)
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        return self._swap(x, lambda given: _joined(given, lengths))
+        call = ("all_gather", x.dtype, tuple(x.shape[1:]), tuple(lengths))
+        return self.group.swap(self.index, call, x, lambda given: _joined(given, lengths)).clone()
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        start = sum(lengths[: self.index])
-        part = slice(start, start + lengths[self.index])
-        return self._swap(x, lambda given: _combined([whole[part] for whole in given], torch.add))
+        call = ("reduce_scatter", x.dtype, tuple(x.shape), tuple(lengths))
+        whole = self.group.swap(self.index, call, x, lambda given: _combined(given, torch.add))
+        return whole[sum(lengths[: self.index]) :][: lengths[self.index]].clone()
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        return self._swap(x.split(list(send)), lambda given: _joined([row[self.index] for row in given], receive))
+        call = ("all_to_all", x.dtype, tuple(x.shape[1:]))
+        given = x.split(list(send)), list(receive)
+        return self.group.swap(self.index, call, given, _exchanged)[self.index]
 
     def barrier(self) -> None:
-        self._swap(None, len)
+        self.group.swap(self.index, ("barrier",), None, len)
+
+
+def _exchanged(given: Sequence[tuple[Sequence[Tensor], Sequence[int]]]) -> list[Tensor]:
+    """What each rank receives."""
+    return [_joined([sent[index] for sent, _ in given], receive) for index, (_, receive) in enumerate(given)]
 
 
 def _combined(given: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    kinds = {f"{x.dtype} {tuple(x.shape)}" for x in given}
-    assert len(kinds) == 1, f"the ranks reduce different tensors: {', '.join(sorted(kinds))}"
     result = given[0].clone()
     for other in given[1:]:
         result = combine(result, other)
@@ -72,27 +131,29 @@ def _joined(given: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
 
 
 class _Hub:
-    """Makes each group once, whoever asks first."""
+    """Makes each group once, whoever asks first. `turn` is held by the rank that runs; `running` ranks do not wait."""
 
-    def __init__(self, timeout_seconds: float) -> None:
-        self.timeout_seconds = timeout_seconds
+    def __init__(self, size: int, timeout_seconds: float) -> None:
+        self.timeout_seconds, self.running, self.failed = timeout_seconds, size, False
         self.groups: dict[tuple[tuple[str, ...], tuple[int, ...]], _Group] = {}
-        self.lock = threading.Lock()
-        self.failed = False
+        self.turn = threading.Lock()
 
-    def connect(self, mesh: ParallelMesh, names: tuple[str, ...]) -> Transport:
-        ranks = next(group for group in mesh.groups(names) if mesh.rank in group)
-        with self.lock:
-            group = self.groups.setdefault((names, tuple(ranks)), _Group(len(ranks), self.timeout_seconds))
-            if self.failed:
-                group.barrier.abort()
+    def connect(self, mesh: Any, names: tuple[str, ...]) -> Transport:
+        ranks = tuple(next(group for group in mesh.groups(names) if mesh.rank in group))
+        group = self.groups.setdefault((names, ranks), _Group(ranks, names, self))
         return ThreadTransport(group, ranks.index(mesh.rank))
 
+    def pause(self, group: _Group | None) -> None:
+        """This rank stops, to wait for `group` or for good. Where all have, those that wait do so in vain."""
+        self.running -= 1
+        waiting = group or next((own for own in self.groups.values() if own.calls), None)
+        if self.running == 0 and waiting is not None:
+            raise Alone(waiting.said())
+
     def abort(self) -> None:
-        with self.lock:
-            self.failed = True
-            for group in self.groups.values():
-                group.barrier.abort()
+        self.failed = True
+        for group in self.groups.values():
+            group.complete.notify_all()
 
 
 class LockstepError(RuntimeError):
@@ -100,29 +161,34 @@ class LockstepError(RuntimeError):
 
 
 def run_lockstep(
-    mesh_axes: Mapping[str, int], fn: Callable[[ParallelMesh], _Result], timeout_seconds: float = 120.0
+    mesh_axes: Mapping[str, int],
+    fn: Callable[[Any], _Result],
+    timeout_seconds: float = 120.0,
+    mesh_type: Callable[..., Any] = ParallelMesh,
 ) -> list[_Result]:
     """Runs `fn(mesh)` on every rank of the mesh at once and returns the results in rank order.
 
-    `mesh.random.exact` is set, because threads share the default generator. Parameters are plain local tensors.
-    The first exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that waits
-    longer than `timeout_seconds` for the others is such an exception.
+    `mesh_type` is the ParallelMesh of the package that runs. `mesh.random.exact` is set. Parameters are plain local
+    tensors. The first exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that
+    waits longer than `timeout_seconds` for the others is such an exception.
     """
-    size = 1
-    for n in mesh_axes.values():
-        size *= n
-    hub = _Hub(timeout_seconds)
+    size = math.prod(mesh_axes.values())
+    hub = _Hub(size, timeout_seconds)
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
 
     def work(rank: int) -> None:
-        try:
-            mesh = ParallelMesh(mesh_axes, rank, hub.connect, torch.device("cpu"))
-            mesh.random.exact = True
-            results[rank] = fn(mesh)
-        except BaseException as error:
-            errors.append((rank, error))
-            hub.abort()
+        with hub.turn:
+            if hub.failed:
+                return
+            try:
+                mesh = mesh_type(mesh_axes, rank, hub.connect, torch.device("cpu"))
+                mesh.random.exact = True
+                results[rank] = fn(mesh)
+                hub.pause(None)
+            except BaseException as error:
+                errors.append((rank, error))
+                hub.abort()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
@@ -130,8 +196,7 @@ def run_lockstep(
     for thread in threads:
         thread.join()
     if errors:
-        real = [pair for pair in errors if not isinstance(pair[1], threading.BrokenBarrierError)]
+        real = [pair for pair in errors if not isinstance(pair[1], Alone)]
         rank, error = (real or errors)[0]
-        what = f"{type(error).__name__}: {error}" if real else "waited for the others in vain"
-        raise LockstepError(f"rank {rank}: {what}") from error
+        raise LockstepError(f"rank {rank}: {type(error).__name__}: {error}" if real else str(error)) from error
     return results

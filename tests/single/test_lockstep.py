@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -59,11 +60,83 @@ def test_an_exception_stops_all_and_names_the_rank() -> None:
     assert not [t for t in threading.enumerate() if t.daemon and "work" in t.name]
 
 
-def test_a_rank_that_stays_away_is_a_timeout() -> None:
-    with pytest.raises(LockstepError, match="in vain"):
-        run_lockstep({"a": 2}, lambda mesh: mesh.rank or mesh["a"].transport.barrier(), timeout_seconds=0.2)
+def test_ranks_that_wait_in_vain_are_told_at_once() -> None:
+    """A rank that has ended, and ranks that wait for each other: no clock is needed to see it."""
+    with pytest.raises(LockstepError, match="rank 0 waited in vain for rank 1 over a: barrier"):
+        run_lockstep({"a": 2}, lambda mesh: mesh.rank or mesh["a"].transport.barrier(), timeout_seconds=1e6)
+
+    def crossed(mesh: ParallelMesh) -> None:
+        for name in ("a", "b") if mesh.rank in (0, 3) else ("b", "a"):
+            mesh[name].transport.all_reduce(torch.zeros(1))()
+
+    with pytest.raises(LockstepError, match="waited in vain"):
+        run_lockstep({"a": 2, "b": 2}, crossed, timeout_seconds=1e6)
 
 
-def test_different_tensors_in_one_reduction_are_an_error() -> None:
-    with pytest.raises(LockstepError, match="reduce different tensors"):
-        run_lockstep({"a": 2}, lambda mesh: mesh["a"].transport.all_reduce(torch.zeros(mesh.rank + 1)))
+def test_one_rank_runs_until_it_waits() -> None:
+    """What lies between two collectives is not mixed with other ranks: they may share a generator."""
+    seen: list[int] = []
+
+    def work(mesh: ParallelMesh) -> None:
+        for _ in range(3):
+            for _ in range(50):
+                seen.append(mesh.rank)
+                time.sleep(0)
+            mesh["a"].transport.barrier()
+
+    run_lockstep({"a": 4}, work)
+    runs = [seen[i : i + 50] for i in range(0, len(seen), 50)]
+    assert all(len(set(run)) == 1 for run in runs)
+
+
+def test_a_reduction_that_was_not_waited_for_is_not_there() -> None:
+    def work(mesh: ParallelMesh) -> tuple[float, float]:
+        x = torch.ones(())
+        wait = mesh["a"].transport.all_reduce(x)
+        early = x.item()
+        wait()
+        return early, x.item()
+
+    for early, late in run_lockstep({"a": 2}, work):
+        assert math.isnan(early) and late == 2.0
+
+
+def test_what_was_sent_may_be_changed_afterwards() -> None:
+    """A rank that goes on at once must not change what others still read."""
+
+    def work(mesh: ParallelMesh) -> list[list[float]]:
+        transport, found = mesh["a"].transport, []
+        for call in (
+            lambda x: transport.all_to_all(x, [1, 1], [1, 1]),
+            lambda x: transport.all_gather(x, [2, 2]),
+            lambda x: transport.reduce_scatter(x, [1, 1]),
+        ):
+            x = torch.full((2,), 1.0 + mesh.rank)
+            found.append(call(x))
+            x.fill_(9.0)
+            found[-1].add_(0.5)
+        transport.barrier()
+        return [x.tolist() for x in found]
+
+    assert run_lockstep({"a": 2}, work) == [[[1.5, 2.5], [1.5, 1.5, 2.5, 2.5], [3.5]]] * 2
+
+
+@pytest.mark.parametrize("second", ["all_gather", "other shape", "other operator", "other dtype"])
+def test_different_collectives_are_an_error(second: str) -> None:
+    def work(mesh: ParallelMesh) -> None:
+        transport, other = mesh["a"].transport, mesh.rank == 1
+        if other and second == "all_gather":
+            transport.all_gather(torch.zeros(2), [2, 2])
+        x = torch.zeros(2 + (other and second == "other shape"))
+        x = x.double() if other and second == "other dtype" else x
+        transport.all_reduce(x, "max" if other and second == "other operator" else "sum")()
+
+    with pytest.raises(LockstepError, match=r"rank 1 calls all_.* rank 0 all_reduce of sum, float32, \(2,\) over a"):
+        run_lockstep({"a": 2}, work)
+
+
+def test_the_mesh_is_that_of_the_package() -> None:
+    class Mesh(ParallelMesh):
+        pass
+
+    assert run_lockstep({"a": 2}, type, mesh_type=Mesh) == [Mesh, Mesh]
