@@ -7,6 +7,7 @@ import difflib
 from pathlib import Path
 
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.resources import data_folder
 
 KINDS = "file.py:callable, package.module:callable, file.pt2, or a graph saved by `autoshard trace`"
 NEAR = 3  # names that a hint lists
@@ -39,9 +40,10 @@ def check_file(path: Path, spec: str = "") -> None:
 
 
 def _near_files(path: Path, after: str = "") -> str:
-    """Files of the same kind in that folder, else below this one, whose names are near."""
+    """Files of the same kind in that folder, else below this one, whose names are near; else an example that ships."""
     folder = path.parent if path.parent.is_dir() else Path()
     found = {str(own): own.name for pattern in ("*", "*/*") for own in folder.glob(f"{pattern}{path.suffix}")}
+    found = found or {str(own): own.name for own in data_folder("examples").glob(path.name)}
     names = difflib.get_close_matches(path.name, set(found.values()), NEAR)
     return " or ".join(f"{own}{after}" for near in names for own, name in sorted(found.items()) if name == near)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ("costmodels", "hardware_profiles", "reports")
+DATA = ("costmodels", "examples", "hardware_profiles", "reports")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,31 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     data = {f"autoshard/_data/{name}" for folder in DATA for name in tree(folder)}
     assert names == tree("autoshard") | data
     assert {name.split("/")[2] for name in data} == set(DATA)
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    """Licence, typing and the Pythons that the tests run on; README's first command finds its model."""
+    archive = zipfile.ZipFile(wheel)
+    (told,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = archive.read(told).decode()
+    assert "License-Expression: Apache-2.0\n" in metadata and "Requires-Python: >=3.11\n" in metadata
+    declared = [line.split(" :: ")[-1] for line in metadata.splitlines() if line.startswith("Classifier: Programming")]
+    assert declared == ["3.11", "3.12", "3.13"]
+    assert archive.read(told.replace("METADATA", "licenses/LICENSE")) == (ROOT / "LICENSE").read_bytes()
+    assert "autoshard/py.typed" in archive.namelist()
+
+
+def test_a_missing_example_is_found_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    program = (
+        "import sys; sys.path.insert(0, 'site')\n"
+        "from autoshard.cli import main; sys.exit(main(['plan', 'examples/gpt2.py:build', '--mesh', 'dp=2',"
+        " '--hardware', 'cpu-local']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    shipped = tmp_path / "site" / "autoshard" / "_data" / "examples" / "gpt2.py"
+    assert done.stderr.splitlines()[-1] == f"  try: {shipped}:build" and shipped.is_file()
 
 
 def test_it_works_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
