@@ -49,6 +49,7 @@ _SWITCHES = {
     "no-bias": "linear layers without bias",
     "untied": "the head has its own table",
     "dropout": "dropout operators take their time",
+    "overlap": "reduce gradients and gather weights beside computation",
 }
 
 
@@ -100,5 +101,6 @@ def read(options: argparse.Namespace) -> tuple[Transformer, Run]:
         options.sequence_parallel,
         options.precision,
         options.optimizer,
+        options.overlap,
     )
     return model, run

@@ -10,6 +10,7 @@ from functools import lru_cache
 from autoshard.estimate.graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.program import LAYERS, Built
 from autoshard.estimate.shape import Run, Transformer
+from autoshard.estimate.sync import held
 from autoshard.layout import Shard
 from autoshard.program.model import Collective
 from autoshard.simulate.memory import Span, plan_memory
@@ -99,6 +100,10 @@ def stage_memory(
     sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     shares = [run.dp if run.zero >= least else 1 for least in (3, 2, 1)]
     weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
+    # ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too.
+    whole = held(built, layer(LAYERS - 1)) * min(1 + run.overlap, model.layers // run.pp) if run.dp > 1 else 0
+    weights += whole * run.weight_bytes * (run.zero == 3)
+    gradients += whole * sizes[1] * (run.zero >= 2)
     own = kept(built)
     each, again = {
         "none": (own.layer, 0.0),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from autoshard.costs.bands import family
 from autoshard.estimate.graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.program import LAYERS, Built
+from autoshard.estimate.sync import parameter_collectives
 from autoshard.hardware import Hardware
 from autoshard.program.model import Compute, Program
 from autoshard.simulate import simulate
@@ -54,7 +55,9 @@ def pieces(built: Built, hardware: Hardware) -> Pieces:
 
 
 def _piece(built: Built, events: tuple[Event, ...], path: str) -> Piece:
-    own = [e for e in events if e.instruction is not None and (e.module == path or e.module.startswith(f"{path}."))]
+    once = parameter_collectives(built.program)  # a step, not a micro-batch
+    inside = [e for e in events if e.instruction is not None and e.instruction not in once]
+    own = [e for e in inside if e.module == path or e.module.startswith(f"{path}.")]
     forward, backward = ([e for e in own if e.phase == phase] for phase in ("forward", "backward"))
     return Piece(
         _seconds(forward),

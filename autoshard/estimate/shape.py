@@ -59,7 +59,7 @@ class Run:
 
     `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
     does; "bf16-mixed" casts float32 weights at every use, as torch.autocast does. `zero`: stage 0 to 3. `interleave`:
-    model chunks per device.
+    model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of neighbours.
     """
 
     batch: int
@@ -74,6 +74,7 @@ class Run:
     sequence_parallel: bool = False
     precision: str = "bf16"
     optimizer: str = "adamw"
+    overlap: bool = False
 
     @property
     def devices(self) -> int:

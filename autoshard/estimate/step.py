@@ -12,6 +12,7 @@ from autoshard.estimate.pieces import pieces
 from autoshard.estimate.program import build
 from autoshard.estimate.shape import PRECISIONS, Run, Transformer, check
 from autoshard.estimate.stages import Host, Part, Stages
+from autoshard.estimate.sync import syncs
 from autoshard.estimate.tail import send_seconds, stage_parameters, tail
 from autoshard.hardware import Hardware, check_mesh
 from autoshard.mesh import Mesh
@@ -55,11 +56,13 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     _check_dtype(run, hardware)
     check_mesh(hardware, Mesh((("devices", run.devices),)))
     built = build(model, run, hardware)
-    stages = Stages(model, run, pieces(built, hardware), host or host_of(hardware))
+    stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host or host_of(hardware))
     orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
     send = send_seconds(model, run, hardware)
-    placed = run_pipeline(orders, lambda s, slot: stages.seconds(s, slot) + send * hands_on(s, slot, run), _at_once)
-    tails = [tail(built, model, run, hardware, stage) for stage in range(run.pp)]
+    kinds = [(s, slot) for s, order in enumerate(orders) for slot in _kinds(order)]
+    seconds = {(s, slot.kind, slot.chunk): stages.seconds(s, slot) + send * hands_on(s, slot, run) for s, slot in kinds}
+    placed = run_pipeline(orders, lambda s, slot: seconds[s, slot.kind, slot.chunk], _at_once)
+    tails = [tail(built, model, run, hardware, s, stages.step_end_seconds(s)) for s in range(run.pp)]
     finished = [end + sum(s for _, s in after) for end, after in zip(ends(placed, run.pp), tails, strict=True)]
     last = max(range(run.pp), key=finished.__getitem__)
     busy = sum(p.duration_seconds for p in placed if p.stage == last)
@@ -75,6 +78,11 @@ def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None
     return Estimate(
         model, run, finished[last], parts, tuple(placed), memory, parameter_count(model), model_flops(model, run), band
     )
+
+
+def _kinds(order: Sequence[Slot]) -> set[Slot]:
+    """One slot for each direction and chunk: all micro-batches take as long."""
+    return {slot._replace(micro_batch=0) for slot in order}
 
 
 def _check_dtype(run: Run, hardware: Hardware) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from autoshard.costs.collective import joint_seconds
 from autoshard.estimate.graph import EMBEDDING, layer
-from autoshard.estimate.program import DATA, LAYERS, Built
+from autoshard.estimate.program import LAYERS, Built
 from autoshard.estimate.shape import Run, Transformer
 from autoshard.estimate.stages import Part
+from autoshard.estimate.sync import held
 from autoshard.hardware import Hardware
-from autoshard.layout import largest_shape
 from autoshard.mesh import Mesh
 
 # Bytes that pass memory per parameter in the optimizer: AdamW reads p g m v and writes p m v in float32, clipping reads
@@ -21,22 +19,21 @@ TRAFFIC_BYTES = {
 }  # fmt: skip
 
 
-def tail(built: Built, model: Transformer, run: Run, hardware: Hardware, stage: int) -> tuple[Part, ...]:
-    """Gradient synchronisation and optimizer of one device of `stage`; ZeRO updates a share and gathers the rest."""
+def tail(
+    built: Built, model: Transformer, run: Run, hardware: Hardware, stage: int, replica_seconds: float
+) -> tuple[Part, ...]:
+    """Gradient synchronisation and optimizer of one device of `stage`; under ZeRO it updates its share.
+
+    `replica_seconds`: what the step waits for its replicas once (`Stages.step_end_seconds`).
+    """
     count = stage_parameters(built, model, run, stage)
     own = count / (run.dp if run.zero else 1)
     bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
     update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / bandwidth
-    summed = _summed_seconds(built, run, hardware, count) + _tied_seconds(model, run, hardware, stage)
-    return (("gradient synchronisation", summed), ("optimizer", update))
-
-
-def _summed_seconds(built: Built, run: Run, hardware: Hardware, count: int) -> float:
-    gradient, weights = count * run.gradient_bytes, count * run.weight_bytes
-    calls = (("all_reduce", gradient),)
-    if run.zero:
-        calls = (("reduce_scatter", gradient), ("all_gather", weights))  # type: ignore[assignment]
-    return sum(joint_seconds(hardware, built.mesh, (DATA,), kind, float(size)) for kind, size in calls)
+    return (
+        ("gradient synchronisation", replica_seconds + _tied_seconds(model, run, hardware, stage)),
+        ("optimizer", update),
+    )
 
 
 def _tied_seconds(model: Transformer, run: Run, hardware: Hardware, stage: int) -> float:
@@ -64,17 +61,12 @@ def send_seconds(model: Transformer, run: Run, hardware: Hardware) -> float:
 
 def stage_parameters(built: Built, model: Transformer, run: Run, stage: int) -> int:
     """How many parameters a device of `stage` holds."""
-    total = _held(built, layer(LAYERS - 1)) * model.layers // run.pp
+    total = held(built, layer(LAYERS - 1)) * model.layers // run.pp
     if stage == 0:
-        total += _held(built, EMBEDDING)
+        total += held(built, EMBEDDING)
     if stage == run.pp - 1:
-        total += _held(built, "head") + (table_size(model, run) if model.tied and run.pp > 1 else 0)
+        total += held(built, "head") + (table_size(model, run) if model.tied and run.pp > 1 else 0)
     return total
-
-
-def _held(built: Built, path: str) -> int:
-    own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
-    return sum(math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own)
 
 
 def table_size(model: Transformer, run: Run) -> int:

@@ -22,7 +22,7 @@ from autoshard.simulate import COMPUTE, Timeline
 from autoshard.stale import resimulated
 from autoshard.units import format_bytes, format_seconds
 
-NOT_MODELLED = "Not in the simulated step: the host's dispatch time, the memory allocator, two mesh axes on one link."
+NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
 
 
 def page(
@@ -210,9 +210,15 @@ def _figure(label: str, value: str, note: str, share: float | None = None) -> di
     return {"label": label, "value": value, "note": note, "share": percent}
 
 
+def not_modelled(hardware: Hardware) -> str:
+    """What the simulated step leaves out; the host's part where the profile says nothing of it."""
+    host = () if dict(hardware.constants).get("host.dispatch") else ("the host's dispatch time (not in this profile)",)
+    return f"Not in the simulated step: {', '.join((*host, *NOT_MODELLED))}."
+
+
 def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     """What a reader should know before trusting the page."""
-    found = [NOT_MODELLED, f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
+    found = [not_modelled(hardware), f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
         found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")

@@ -18,9 +18,10 @@ from autoshard.estimate.program import build
 from autoshard.estimate.shape import Run, Transformer
 from autoshard.estimate.stages import Host, Stages
 from autoshard.estimate.step import estimate, parameter_count
+from autoshard.estimate.sync import held, parameter_collectives, syncs, waiting
 from autoshard.graph.check import check
 from autoshard.hardware import load_hardware
-from autoshard.program.model import Collective
+from autoshard.program.model import Collective, Compute
 from autoshard.simulate import simulate
 from autoshard.simulate.pipeline import SCHEDULES
 
@@ -89,11 +90,77 @@ def test_recomputing_costs_time_and_saves_memory(pp: int, tp: int, recompute: An
 
 
 def test_optimizer_sharding_divides_states() -> None:
+    """And holds whole what it works on: the gradient being scattered (2 and 3), the weights computed with (3)."""
     run = Run(16, 2, 4)
     sizes = [estimate(SMALL, replace(run, zero=zero), A100).memory for zero in range(4)]
+    each = held(build(SMALL, run, A100), "layers.1")
     assert sizes[1].optimizer == pytest.approx(sizes[0].optimizer / 4) and sizes[1].gradients == sizes[0].gradients
-    assert sizes[2].gradients == pytest.approx(sizes[0].gradients / 4) and sizes[2].weights == sizes[0].weights
-    assert sizes[3].weights == pytest.approx(sizes[0].weights / 4)
+    assert sizes[2].gradients == pytest.approx(sizes[0].gradients / 4 + 4 * each)
+    assert sizes[2].weights == sizes[0].weights
+    assert sizes[3].weights == pytest.approx(sizes[0].weights / 4 + 2 * each)
+    assert sizes[3].peak < sizes[2].peak < sizes[1].peak < sizes[0].peak
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_no_micro_batch_reduces_weight_gradients(precision: str, sequence_parallel: bool) -> None:
+    """Replicas exchange nothing in a slot, and tensor parallelism costs as much beside one replica as beside four."""
+    alone, several = (
+        pieces(build(SMALL, run, A100), A100)
+        for run in (Run(8, 2, dp, 2, precision=precision, sequence_parallel=sequence_parallel) for dp in (1, 4))
+    )
+    for one, four in zip((alone.layer, alone.core), (several.layer, several.core), strict=True):
+        assert four.forward_communication_seconds == pytest.approx(one.forward_communication_seconds)
+        assert four.backward_communication_seconds == pytest.approx(one.backward_communication_seconds)
+    no_tensor = pieces(build(SMALL, Run(8, 2, 4, precision=precision), A100), A100).layer
+    assert no_tensor.forward_communication_seconds == no_tensor.backward_communication_seconds == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_every_collective_is_a_slots_or_a_steps(precision: str) -> None:
+    """Over the data axis go parameters (and the loss, summed): what the slots leave out is what the tail holds."""
+    program = build(SMALL, Run(8, 2, 4, 2, precision=precision), A100).program
+    once = parameter_collectives(program)
+    for index, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Collective) and "dp" in instruction.axes:
+            assert index in once or instruction.module.startswith("head"), instruction
+    reduced = {path for bucket in program.gradient_buckets if "dp" in bucket.axes for path in bucket.parameters}
+    moved = {program.instructions[index].operand for index in once}  # type: ignore[union-attr]
+    casts = {i.results[0]: i.operands[0] for i in program.instructions if isinstance(i, Compute) and i.operands}
+    moved |= {casts.get(name) or "" for name in moved}
+    for parameter in program.parameters:
+        assert parameter.path in reduced or parameter.value in moved, parameter.path
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([1, 2, 8]), st.sampled_from([2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2]),
+    st.booleans(), st.sampled_from(["none", "full"]),
+)  # fmt: skip
+def test_more_sharding_costs_time_and_saves_memory(
+    micro_batches: int, dp: int, tp: int, pp: int, overlap: bool, recompute: Any
+) -> None:
+    run = Run(2 * dp * micro_batches, 2, dp, tp, pp, recompute=recompute, overlap=overlap)
+    one, two, three = (estimate(SMALL, replace(run, zero=zero), A100) for zero in (1, 2, 3))
+    seconds = [made.step_seconds for made in (one, two, three)]
+    assert seconds == sorted(seconds)
+    assert overlap or seconds[1] < seconds[2]
+    assert overlap or micro_batches == 1 or seconds[0] < seconds[1]
+    exposed = [estimate(SMALL, replace(run, zero=zero, overlap=False), A100).step_seconds for zero in (1, 2, 3)]
+    assert all(hidden <= plain for hidden, plain in zip(seconds, exposed, strict=True))
+    for made in (one, two, three):
+        assert sum(part for _, part in made.parts) == pytest.approx(made.step_seconds)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=1, max_size=6))
+def test_waiting_lies_between_the_ends_and_everything(pieces: list[tuple[float, float, float]]) -> None:
+    compute, gathers, reductions = (list(column) for column in zip(*pieces, strict=True))
+    everything = waiting(compute, gathers, reductions, False)
+    hidden = waiting(compute, gathers, reductions, True)
+    assert everything == pytest.approx(sum(gathers) + sum(reductions))
+    least = max(gathers[0] + reductions[-1], sum(gathers) + sum(reductions) - sum(compute))
+    assert least - 1e-9 <= hidden <= everything + 1e-9
 
 
 def test_a_slow_host_is_what_small_layers_wait_for() -> None:
@@ -167,7 +234,8 @@ def test_the_command_says_how_sure_it_is(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_band_is_of_all_that_a_stage_does(pp: int, tp: int, recompute: Any) -> None:
     """What formulas price in a stage's slots is what its parts add up to, when nothing waits for the host."""
     run = Run(16, 2, 1, tp, pp, recompute=recompute)
-    stages = Stages(SMALL, run, pieces(build(SMALL, run, A100), A100), Host())
+    built = build(SMALL, run, A100)
+    stages = Stages(SMALL, run, pieces(built, A100), syncs(built, run, A100), Host())
     for stage in range(pp):
         order = SCHEDULES[run.schedule](stage, pp, run.micro_batches, 1)
         families, parts = stages.families(stage, order), dict(stages.parts(stage, order))

@@ -17,7 +17,7 @@ from autoshard.mesh import Mesh
 from autoshard.plan_of import Origin
 from autoshard.report.flops import ideal_seconds
 from autoshard.report.memory import KINDS, by_kind
-from autoshard.report.page import verdict
+from autoshard.report.page import not_modelled, verdict
 from autoshard.report.series import series
 from autoshard.search import search
 from autoshard.styles import random_plan
@@ -162,6 +162,15 @@ def test_a_plan_that_was_not_searched_says_so() -> None:
     text = " ".join(checked(package.report_text(built(seed=3), None)).text)
     assert "decided by random:3" in text
     assert "No lower bound was proved" in text
+
+
+def test_the_host_is_called_missing_only_where_the_profile_does_not_have_it() -> None:
+    shipped = load_hardware("a100-80g-sxm")
+    bare = replace(
+        shipped, constants=tuple((key, 0.0 if key == "host.dispatch" else v) for key, v in shipped.constants)
+    )
+    assert dict(shipped.constants)["host.dispatch"] > 0
+    assert "dispatch" not in not_modelled(shipped) and "dispatch time" in not_modelled(bare)
 
 
 def test_model_flops_of_linears() -> None:
