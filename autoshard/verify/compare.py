@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,7 +12,10 @@ from autoshard.layout import Layout, Partial, local_sizes
 from autoshard.mesh import Mesh
 from autoshard.program.model import Program, ProgramParameter
 from autoshard.verify.measure import Error, compare, largest
+from autoshard.verify.noise import Noise, StepNoise
 from autoshard.verify.reference import Reference, State
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -43,24 +46,29 @@ def local_part(full: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> tor
     return full
 
 
-def compare_ranks(program: Program, reference: Reference, results: Sequence[RankResult]) -> Iterator[Error]:
-    """The error of every tensor of every rank, outputs first."""
+def compare_ranks(
+    program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
+) -> Iterator[Error]:
+    """The error of every tensor of every rank, outputs first. `noise`: what rounding may do."""
     assert len(results) == program.mesh.size
-    yield from _outputs(program, reference, results)
+    noise = noise or Noise({}, tuple(StepNoise() for _ in reference.steps))
+    yield from _outputs(program, reference, results, noise)
     for rank, result in enumerate(results):
-        yield from _rank(program, reference, rank, result)
+        yield from _rank(program, reference, rank, result, noise)
 
 
-def _rank(program: Program, reference: Reference, rank: int, result: RankResult) -> Iterator[Error]:
-    mesh = program.mesh
+def _rank(program: Program, reference: Reference, rank: int, result: RankResult, noise: Noise) -> Iterator[Error]:
     trainable = [p for p in program.parameters if p.trainable] if program.loss else []
-    yield from _stored("gradient", trainable, reference.gradients, result.gradients, mesh, rank, 1)
+    where = program.mesh, rank, 1
+    yield from _stored("gradient", trainable, reference.gradients, result.gradients, where, noise.gradients)
     for number, (step, expected) in enumerate(zip(result.steps, reference.steps, strict=True), 1):
+        where, own = (program.mesh, rank, number), noise.steps[number - 1]
         if program.loss:
             norm, wanted = (torch.tensor(n, dtype=torch.float64) for n in (step.norm, expected.norm))
             yield compare("gradient", "global norm", rank, number, norm, wanted, expected.norm)
-        yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, mesh, rank, number)
-        yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, mesh, rank, number)
+        parameters, buffers = own.parameters or {}, own.buffers or {}
+        yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, where, parameters)
+        yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, where, buffers)
 
 
 def _stored(
@@ -68,21 +76,22 @@ def _stored(
     parameters: Sequence[ProgramParameter],
     expected: State,
     found: State,
-    mesh: Mesh,
-    rank: int,
-    step: int,
+    where: tuple[Mesh, int, int],  # rank, step
+    noise: Mapping[str, float],
 ) -> Iterator[Error]:
+    mesh, rank, step = where
     whole = {p.path: by_name(expected, p) for p in parameters}
     scale = largest(value for value in whole.values() if value is not None)
     for parameter in parameters:
         full = whole[parameter.path]
         assert full is not None, f"the original model has no {parameter.path}"
         part = local_part(full, parameter.layout, mesh, rank)
-        yield compare(kind, parameter.path, rank, step, _unsplit(by_name(found, parameter), part), part, scale)
+        own = _unsplit(by_name(found, parameter), part)
+        yield compare(kind, parameter.path, rank, step, own, part, scale, by_name(noise, parameter) or 0.0)
 
 
-def by_name(state: Mapping[str, torch.Tensor], parameter: ProgramParameter) -> torch.Tensor | None:
-    """The tensor under its path or any of its ties."""
+def by_name(state: Mapping[str, _Value], parameter: ProgramParameter) -> _Value | None:
+    """What is under its path or any of its ties."""
     return next((state[name] for name in (parameter.path, *parameter.ties) if name in state), None)
 
 
@@ -93,16 +102,19 @@ def _unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | N
     return found.reshape(part.shape)
 
 
-def _outputs(program: Program, reference: Reference, results: Sequence[RankResult]) -> Iterator[Error]:
+def _outputs(
+    program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise
+) -> Iterator[Error]:
     for number, step in enumerate(reference.steps):
         scale = largest(step.outputs)
         for position, name in enumerate(program.outputs):
             locals_ = [_output(result.steps[number], position) for result in results]
             label = "loss" if name == program.loss else program.value(name).tensor
             expected, layout = step.outputs[position], program.value(name).layout
+            own = noise.steps[number].outputs[position] if noise.steps[number].outputs else 0.0
             for rank, found in enumerate(_summed(locals_, layout, program.mesh)):
                 part = local_part(expected, layout, program.mesh, rank)
-                yield compare("output", label, rank, number + 1, found, part, scale)
+                yield compare("output", label, rank, number + 1, found, part, scale, own)
 
 
 def _output(step: RankStep, position: int) -> torch.Tensor | None:

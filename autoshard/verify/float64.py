@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _WIDE = {
     torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128, torch.complex32: torch.complex128,
 }  # fmt: skip
 _REINTERPRETS = {torch.ops.aten.view.dtype}  # a dtype here names the bits, not a precision
-_FROM_PYTHON_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+_FROM_PYTHON_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+_NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def widen(value: Any) -> Any:
@@ -67,11 +68,35 @@ def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, *_:
 
 
 class _WidenData(TorchFunctionMode):
-    """`torch.tensor(0.1, dtype=float32)` rounds before any operator runs: only seen here."""
+    """Numbers written in the code become tensors of the model's own dtype before any operator runs: only seen here.
+
+    A capture holds them so rounded, so they are rounded here too, and widened then. `literal` is the dtype where they
+    follow the tensor beside them.
+    """
+
+    def __init__(self, literal: torch.dtype) -> None:
+        super().__init__()
+        self.literal = literal
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return func(*args, **(widen(kwargs) if func in _FROM_PYTHON_DATA else kwargs))
+        if func is torch.Tensor.__setitem__ and isinstance(args[2], float):
+            return func(*args[:2], _rounded(torch.tensor(args[2]), self.literal).item())
+        if func not in _FROM_PYTHON_DATA:
+            return func(*args, **kwargs)
+        made = func(*args, **widen(kwargs))
+        data = args[1] if func is torch.Tensor.new_tensor else args[0] if args else None
+        if not isinstance(data, bool | int | float | complex | list | tuple) or made.dtype not in _NARROW:
+            return made
+        default = self.literal if func is torch.Tensor.new_tensor else _NARROW[made.dtype]
+        return _rounded(made, kwargs.get("dtype") or default)
+
+
+def _rounded(made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in _WIDE:
+        return made
+    with torch.no_grad(), _disable_current_modes():
+        return made.to(dtype).to(_WIDE[dtype]).requires_grad_(made.requires_grad)
 
 
 class _DefaultDtype:
@@ -98,15 +123,17 @@ _DEFAULT = _DefaultDtype()
 
 
 @contextmanager
-def exact_precision() -> Iterator[None]:
+def exact_precision(literal: torch.dtype = torch.float32) -> Iterator[None]:
     """Everything run inside, by this thread, is float64: floating casts, creations and `dtype` arguments are rewritten.
+
+    `literal`: what the model computes in where the code does not say.
 
     Tensors made before must be widened by the caller (`widened`, `module.double()`). Modes belong to a thread: enter it
     in each one. Backward on CPU runs in the calling thread, so it is covered.
     """
     _DEFAULT.enter()
     try:
-        with _WidenData(), _WidenOperators():
+        with _WidenData(literal), _WidenOperators():
             yield
     finally:
         _DEFAULT.leave()
@@ -115,3 +142,9 @@ def exact_precision() -> Iterator[None]:
 def widened(tensors: Sequence[Any]) -> list[Any]:
     """The same values with floating tensors in float64 (copies, so that two runs never share storage)."""
     return [t.detach().to(_WIDE.get(t.dtype, t.dtype)).clone() if isinstance(t, torch.Tensor) else t for t in tensors]
+
+
+def literal_dtype(module: torch.nn.Module) -> torch.dtype:
+    """The floating dtype of the module's parameters, where they have one in common, else float32."""
+    found = {parameter.dtype for parameter in module.parameters() if parameter.dtype in _WIDE}
+    return found.pop() if len(found) == 1 else torch.float32

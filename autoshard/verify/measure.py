@@ -1,4 +1,7 @@
-"""The error measure: max|a-b| / max(max|b|, 1e-6 of the largest of its kind), and what fails it."""
+"""The error measure: max|a-b| / max(max|b|, 1e-6 of the largest of its kind), and what fails it.
+
+What rounding alone may do to a tensor (see `noise`) is allowed, up to 1e-7 of the largest of its kind.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 
 THRESHOLD = 1e-9
 FLOOR = 1e-6  # of the largest of its kind: some gradients are exactly zero
+MOST_NOISE = 1e-7  # of the largest of its kind
 KINDS = ("output", "gradient", "parameter", "buffer")
 
 
@@ -52,8 +56,13 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
     return max((float(t.detach().abs().max()) for t in tensors if t.numel()), default=0.0)
 
 
-def compare(kind: str, name: str, rank: int, step: int, found: Any, expected: torch.Tensor, scale: float) -> Error:
-    """Compare `found` with `expected`, same local shape. `scale` is the largest magnitude of this kind, globally."""
+def compare(
+    kind: str, name: str, rank: int, step: int, found: Any, expected: torch.Tensor, scale: float, noise: float = 0.0
+) -> Error:
+    """Compare `found` with `expected`, same local shape. `scale` is the largest magnitude of this kind, globally.
+
+    `noise`: the absolute difference that rounding can make.
+    """
 
     def bad(problem: str) -> Error:
         return Error(kind, name, rank, step, math.inf, problem)
@@ -70,7 +79,8 @@ def compare(kind: str, name: str, rank: int, step: int, found: Any, expected: to
         return bad("NaN or inf")
     a, b = found.detach().double(), expected.detach().double()
     difference = float((a - b).abs().max())
-    return Error(kind, name, rank, step, difference / max(float(b.abs().max()), FLOOR * scale, 1e-300))
+    by_noise = min(noise, MOST_NOISE * scale) / THRESHOLD
+    return Error(kind, name, rank, step, difference / max(float(b.abs().max()), FLOOR * scale, by_noise, 1e-300))
 
 
 def first_failure(errors: Iterable[Error]) -> Error | None:

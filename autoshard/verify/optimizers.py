@@ -8,8 +8,9 @@ import torch
 
 from autoshard.errors import CheckError
 
+# A large eps: AdamW's own would make steps of gradients that are truly zero but for rounding, and hide their scale.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}),
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-3, "weight_decay": 0.1}),
     "sgd": (torch.optim.SGD, {"lr": 1e-1, "momentum": 0.9, "weight_decay": 0.1}),
 }
 

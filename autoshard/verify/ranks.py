@@ -28,7 +28,7 @@ class Job:
     input_layouts: tuple[str, ...]
     loss: int  # position of the loss among the outputs, -1 without one
     optimizer: str
-    max_norm: float
+    max_norms: tuple[float, ...]  # of each step
     seed: int
 
 
@@ -41,7 +41,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         tuple(str(program.value(name).layout) for name in program.inputs),
         program.outputs.index(program.loss) if program.loss else -1,
         program.optimizer,
-        reference.max_norm,
+        tuple(step.max_norm for step in reference.steps),
         reference.seed,
     )
 
@@ -64,7 +64,7 @@ def run_rank(package: Package, mesh: Any, job: Job) -> RankResult:
                 with torch.no_grad():
                     outputs, norm = model(*inputs), 0.0
             else:
-                norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norm)[1])
+                norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norms[number])[1])
                 seen = package.recorder.take(mesh.rank)
                 outputs, gradients = seen.outputs, gradients or seen.gradients
             steps.append(RankStep(_outputs(outputs, job), norm, *_stored(package.runtime, model)))

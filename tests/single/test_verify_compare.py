@@ -46,7 +46,7 @@ def reference() -> Reference:
         Step((), (random(()), random((5, 3))), 2.0, {n: random(s) for n, s in SHAPES.items()}, {"mean": random((3,))})
         for _ in range(2)
     )
-    return Reference(state, {}, {name: random(shape) for name, shape in SHAPES.items()}, steps, 0.1, 0)
+    return Reference(state, {}, {name: random(shape) for name, shape in SHAPES.items()}, steps, 0)
 
 
 def correct(expected: Reference) -> list[RankResult]:

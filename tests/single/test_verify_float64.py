@@ -33,7 +33,7 @@ def plain(model: Casts, x: torch.Tensor) -> torch.Tensor:
     """`Casts.forward` without a cast, in float64."""
     d = torch.float64
     x = model.norm(model.linear(x))
-    x = x * 0.1 + 1 / 3 + torch.arange(5, dtype=d) / 7 + torch.ones(5, dtype=d) / 3
+    x = x * float(torch.tensor(0.1)) + 1 / 3 + torch.arange(5, dtype=d) / 7 + torch.ones(5, dtype=d) / 3
     return torch.log_softmax(torch.softmax(x, -1), -1).sum()
 
 
@@ -65,6 +65,22 @@ def test_forward_and_backward() -> None:
 def test_it_matters() -> None:
     model, x = model_and_input()
     assert abs(float((model.float()(x.float()) - plain(model.double(), x)).detach())) > 1e-6
+
+
+def test_numbers_in_the_code_are_those_of_the_model() -> None:
+    """A capture holds 0.3 as float32 does; here it is that number too, unless the code says float64."""
+    rounded = torch.tensor(0.3).double()
+    y = torch.zeros(4, dtype=torch.float64)
+    with exact_precision():
+        y[1] = 0.3
+        made = [torch.tensor(0.3), torch.tensor([0.3], dtype=torch.float32)[0], y.new_tensor([0.3])[0], y[1]]
+        exact = [torch.tensor(0.3, dtype=torch.float64), torch.full((), 0.3)]
+        assert torch.tensor([2]).dtype == torch.int64
+    assert all(torch.equal(x, rounded) for x in made)
+    assert all(x.item() == 0.3 for x in exact)
+    with exact_precision(torch.bfloat16):
+        y[1] = 0.3
+    assert y[1] == torch.tensor(0.3, dtype=torch.bfloat16)
 
 
 def test_in_threads() -> None:

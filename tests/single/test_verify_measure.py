@@ -24,6 +24,12 @@ def test_tensors_that_are_zero_are_measured_by_their_kind() -> None:
     assert compare("gradient", "k.bias", 0, 1, d(1e-14), d(0.0), 1.0).failed
 
 
+def test_what_rounding_does_is_allowed_and_no_more() -> None:
+    assert not compare("gradient", "k.bias", 0, 1, d(1e-14), d(1e-16), 1.0, noise=2e-14).failed
+    assert compare("gradient", "k.bias", 0, 1, d(3e-14), d(1e-16), 1.0, noise=2e-14).failed
+    assert compare("gradient", "w", 0, 1, d(1.0 + 1e-6), d(1.0), 1.0, noise=1e-3).failed
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [

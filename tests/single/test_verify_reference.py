@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from autoshard.emit.runtime.randomness import dropout_mask
 from autoshard.errors import UsageError
 from autoshard.graph.model import Graph, Parameter
 from autoshard.graph.model import Tensor as Info
-from autoshard.verify.reference import exact_dropout, run_reference
+from autoshard.verify.draws import exact_dropout
+from autoshard.verify.reference import run_reference
 
 SEED = 7
 
@@ -54,7 +56,7 @@ def test_equals_a_plain_loop_without_dropout() -> None:
     found = run_reference(model, graph_of(model), data, adamw, SEED)
 
     optimizer = adamw(list(twin.parameters()))
-    assert found.clipped_steps == 3
+    assert [step.clipped for step in found.steps] == [True, False, True]
     for number, (x, labels) in enumerate(data):
         optimizer.zero_grad()
         hidden = twin.norm(twin.first(x))
@@ -63,7 +65,7 @@ def test_equals_a_plain_loop_without_dropout() -> None:
         if number == 0:
             for name, parameter in twin.named_parameters():
                 assert torch.allclose(found.gradients[name], parameter.grad, rtol=0, atol=1e-14), name
-        norm = nn.utils.clip_grad_norm_(twin.parameters(), found.max_norm)
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), found.steps[number].max_norm)
         optimizer.step()
         step = found.steps[number]
         assert step.norm == pytest.approx(float(norm), rel=1e-12)
@@ -121,6 +123,31 @@ def test_attention_inside_a_library_module() -> None:
         again = module(x, x, x)[0]
     assert mode.drawn == 1
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_draws_the_same_masks_again(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+
+    def block(x: Tensor) -> Tensor:
+        return functional.dropout(functional.gelu(x), 0.3) + torch.randn_like(x) * x
+
+    found = []
+    for run in (block, lambda x: checkpoint(block, x, use_reentrant=reentrant)):
+        with exact_dropout(SEED, 0) as mode:
+            (loss,) = [functional.dropout(run(run(functional.dropout(x, 0.5))), 0.5).square().sum()]
+            found.append((loss.detach(), *torch.autograd.grad(loss, x)) if not reentrant else _backward(loss, x))
+        assert mode.drawn == 6
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def _backward(loss: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The older kind of checkpoint knows only this way."""
+    x.grad = None
+    loss.backward()
+    assert x.grad is not None
+    return loss.detach(), x.grad
 
 
 def test_other_randomness_is_refused() -> None:
