@@ -102,9 +102,7 @@ def _unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | N
     return found.reshape(part.shape)
 
 
-def _outputs(
-    program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise
-) -> Iterator[Error]:
+def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
     for number, step in enumerate(reference.steps):
         scale = largest(step.outputs)
         for position, name in enumerate(program.outputs):

@@ -5,7 +5,6 @@ Only what says nothing (one number everywhere) is drawn: equal samples would hid
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

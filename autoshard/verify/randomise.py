@@ -11,7 +11,6 @@ import torch
 from autoshard.graph.model import Graph
 
 
-
 def generator(seed: int, name: str) -> torch.Generator:
     """A generator of its own for each name, so that one tensor's values don't depend on the others."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
