@@ -12,15 +12,16 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulate import Formulation, Site, formulate
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
-from autoshard.levels import Levelled, level_value, solve_level
+from autoshard.levels import Levelled, solve_level
 from autoshard.narrow import narrowed
 from autoshard.pinned import Pinned, choice_text, fitting_choices, label, nodes_of, pinned, refusal
 from autoshard.pins import Pin, parse_pin, parse_wants
 from autoshard.plan import OpPlan, Parts, Plan
 from autoshard.plan_of import Origin, plan_of, priced
 from autoshard.plan_text import certificate_rows, table
-from autoshard.problem import Problem, Solution
+from autoshard.problem import Problem
 from autoshard.rules import candidates, find
+from autoshard.solvers.result import Solution
 from autoshard.stale import Decided, chosen, decisions, said, today
 from autoshard.styles import megatron
 from autoshard.units import format_bytes, format_seconds, signed_seconds
@@ -200,7 +201,7 @@ def _compared(plan: Plan, small: Formulation, levelled: Levelled, nodes: Sequenc
         objective_seconds=other.certificate.objective_seconds,
         predicted_seconds=other.predicted_seconds,
         predicted_peak_bytes=other.predicted_peak_bytes,
-        level_objective=level_value(small, plan.search.level, levelled.solution),
+        level_objective=levelled.objective,
         changed=tuple(line for line in changed if line.partition(": ")[0] not in own),
     )
 

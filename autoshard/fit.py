@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from autoshard.errors import InfeasibleError
 from autoshard.graph.model import Graph
 from autoshard.least import least
-from autoshard.levels import MEMORY, Levelled, level_value, solve_level
-from autoshard.solvers.result import TOLERANCE
+from autoshard.levels import MEMORY, Levelled, solve_level
+from autoshard.solvers.result import OPTIMAL
 from autoshard.task import Found, Task, candidate
 from autoshard.units import format_bytes
 
@@ -31,7 +30,7 @@ def _fitted(task: Task) -> Found:
     free = solve_level(task.formulation, task.wishes.level, float("inf"), task.solve, task.stopped)
     plan = task.plan(free.solution)
     if plan.predicted_peak_bytes <= task.limit_bytes:
-        return Found(free, plan, task.limit_bytes, (candidate("optimum", plan, ""),))
+        return Found(free, plan, task.limit_bytes, (candidate(named(free), plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
     target = task.limit_bytes
     for attempt in range(MEMORY_ROUNDS):
@@ -41,21 +40,16 @@ def _fitted(task: Task) -> Found:
             break
         plan = task.plan(levelled.solution)
         if plan.predicted_peak_bytes <= task.limit_bytes:
-            proven = levelled if not attempt else _bounded(levelled, free)
-            return Found(proven, plan, target, (first, candidate("optimum within the limit", plan, "")))
+            if attempt:  # what was proved within a tighter limit is not said of this one
+                levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
+            return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
         target = min(target, levelled.solution.peak_bytes) * task.limit_bytes / plan.predicted_peak_bytes * 0.999
-    found = least(task, (first,))
-    value = level_value(task.formulation, task.wishes.level, found.levelled.solution)
-    return replace(found, levelled=_bounded(replace(found.levelled, objective=value), free))
+    return least(task, (first,))
 
 
-def _bounded(levelled: Levelled, free: Levelled) -> Levelled:
-    """With the bound that holds without a limit: that of a tighter limit than asked for says nothing."""
-    closed = levelled.objective <= free.bound * (1 + TOLERANCE)
-    bound = levelled.objective if closed else free.bound
-    lower = min(free.solution.lower_bound, levelled.solution.objective)
-    solution = replace(levelled.solution, lower_bound=lower, status="optimal" if closed else "feasible")
-    return Levelled(solution, levelled.objective, bound)
+def named(levelled: Levelled) -> str:
+    """What a solver's plan is called: the optimum only where that is proved."""
+    return "optimum" if levelled.status == OPTIMAL else "best found"
 
 
 def _explained(error: InfeasibleError, task: Task) -> InfeasibleError:

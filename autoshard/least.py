@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from autoshard.contenders import Choice, contenders
 from autoshard.errors import InfeasibleError
-from autoshard.levels import MEMORY, SPEED, level_value, solve_level
+from autoshard.levels import MEMORY, solve_level
 from autoshard.parts import parts
 from autoshard.plan import Candidate
-from autoshard.problem import Solution, objective
-from autoshard.solvers.result import peak
+from autoshard.solvers.result import Solution
 from autoshard.task import Found, Task, candidate
 from autoshard.units import format_bytes
 
@@ -30,19 +29,20 @@ def least(task: Task, before: tuple[Candidate, ...]) -> Found:
     except InfeasibleError as error:
         refused = error
         levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped)
+    bound = levelled.bound
+    if task.wishes.level != MEMORY:
+        levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
     first, plan = levelled.solution, task.plan(levelled.solution)
     smallest, tried = plan.predicted_peak_bytes, before
     if smallest <= task.limit_bytes:
         return Found(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
     tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
     for name, choice in others(task, first):
-        solution = alternative(task, first, choice)
-        plan = task.plan(solution)
+        own = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
+        plan = task.plan(own.solution)
         smallest = min(smallest, plan.predicted_peak_bytes)
         if plan.predicted_peak_bytes <= task.limit_bytes:
-            value = level_value(task.formulation, MEMORY, solution)
-            own = replace(levelled, solution=solution, objective=value)
-            return Found(own, plan, solution.peak_bytes, (*tried, candidate(name, plan, "")))
+            return Found(own, plan, own.solution.peak_bytes, (*tried, candidate(name, plan, "")))
         if task.stopped():
             break
     reason = refused.message if refused else "no plan found that fits, which is not proven"
@@ -67,18 +67,3 @@ def between(task: Task, least_bytes: float, most_bytes: float) -> Iterator[tuple
         except InfeasibleError:
             continue
         yield f"optimum within {format_bytes(target, 3)}", found.choice
-
-
-def alternative(task: Task, best: Solution, choice: Choice) -> Solution:
-    """`choice` as a solution, with the bound that was proved for the optimum."""
-    problem = task.formulation.problem
-    seconds = objective(problem, choice)
-    same = task.wishes.level == SPEED and seconds <= best.objective
-    return replace(
-        best,
-        choice=choice,
-        objective=seconds,
-        lower_bound=best.lower_bound if task.wishes.level == SPEED else 0.0,  # of a tighter limit, at level 1
-        peak_bytes=peak(problem, choice),
-        status=best.status if same else "feasible",
-    )

@@ -8,35 +8,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulate import Formulation
 from autoshard.parts import Split, repeats
-from autoshard.problem import Floats, Problem, Solution, objective
+from autoshard.problem import Floats, Problem, objective
 from autoshard.solvers.lagrangian import minimum_memory_bound
-from autoshard.solvers.result import TOLERANCE
+from autoshard.solvers.result import TOLERANCE, Solution, peak, proved, status
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
 _HALVINGS = 12  # of the range between the bound on memory and the smallest peak found
 _CLOSE = 1e-4  # relative width of that range that is not worth more work
 Solver = Callable[[Problem], Solution]
+_RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class Levelled:
-    """A solution of the additive problem, with what its level minimises and the bound on that.
+    """A solution of the additive problem, with what its level minimises and the bound on that; 0: none was proved.
 
-    `solution.objective` and its bound are seconds of a step; a bound of 0 where none was proved.
+    `solution.objective` and its bound are seconds of a step. `cut`: the search for it would have gone on.
     """
 
     solution: Solution
     objective: float
     bound: float
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", proved(self.objective, self.bound))
+
+    @property
+    def status(self) -> str:
+        """Of what the level minimises."""
+        return status(self.objective, self.bound, self.cut)
 
 
 def parse_level(text: str) -> int:
@@ -65,18 +76,24 @@ def solve_level(
     if level == MEMORY:
         return smallest_memory(problem, solver, stop)
     found = solver(problem)
-    return Levelled(found, found.objective, found.lower_bound)
+    return Levelled(found, found.objective, found.lower_bound, found.cut)
 
 
-def level_value(formulation: Formulation, level: int, solution: Solution) -> float:
-    """What the level minimises, of a solution: seconds (levels 0 and 2) or bytes (level 1)."""
-    if level == RATIO:
-        return objective(ratio_problem(formulation), solution.choice)
-    return solution.peak_bytes if level == MEMORY else solution.objective
+def level_value(formulation: Formulation, level: int, choice: Sequence[int]) -> float:
+    """What the level minimises, of a choice: seconds (levels 0 and 2) or bytes (level 1)."""
+    if level == MEMORY:
+        return peak(formulation.problem, choice)
+    return objective(ratio_problem(formulation) if level == RATIO else formulation.problem, choice)
 
 
 def ratio_problem(formulation: Formulation) -> Problem:
-    """The same choices, each at its communication and the work it repeats."""
+    """The same choices, each at its communication and the work it repeats; made once for a formulation."""
+    if formulation not in _RATIO:
+        _RATIO[formulation] = _ratio_problem(formulation)
+    return _RATIO[formulation]
+
+
+def _ratio_problem(formulation: Formulation) -> Problem:
     split = Split(formulation)
     shared: dict[tuple[int, int], Floats] = {}
     nodes = []
@@ -104,25 +121,29 @@ def useful_seconds(formulation: Formulation) -> float:
 def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> Levelled:
     ratio = replace(ratio_problem(formulation), capacity_bytes=problem.capacity_bytes)
     found = solver(ratio)
-    seconds = objective(problem, found.choice)
-    return Levelled(replace(found, objective=seconds, lower_bound=0.0), found.objective, found.lower_bound)
+    in_seconds = Solution(problem, found.choice, 0.0, found.solver, found.seconds)
+    return Levelled(in_seconds, found.objective, found.lower_bound, found.cut)
 
 
 def smallest_memory(problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False) -> Levelled:
     """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak."""
     low = bound = minimum_memory_bound(problem)
     best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None
+    cut = False
     if best is None:
         best = solver(problem)
         for _ in range(_HALVINGS):
-            if best.peak_bytes <= low * (1 + _CLOSE) or stop():
+            if best.peak_bytes <= low * (1 + _CLOSE):
+                break
+            if stop():
+                cut = True
                 break
             middle = (low + best.peak_bytes) / 2
             found = _within(problem, middle, solver)
             best, low = (found, low) if found else (best, middle)
         best = min(best, _within(problem, best.peak_bytes, solver) or best, key=lambda s: (s.peak_bytes, s.objective))
-    closed = best.peak_bytes - bound <= TOLERANCE * best.peak_bytes
-    return Levelled(best, best.peak_bytes, best.peak_bytes if closed else bound)
+    in_seconds = Solution(problem, best.choice, 0.0, best.solver, best.seconds)  # its bound is of a tighter limit
+    return Levelled(in_seconds, best.peak_bytes, bound, cut or best.cut)
 
 
 def _within(problem: Problem, capacity_bytes: float, solver: Solver) -> Solution | None:

@@ -10,12 +10,12 @@ from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.fit import fitted
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, larger
-from autoshard.levels import MEMORY
+from autoshard.levels import MEMORY, RATIO, SPEED
 from autoshard.mesh import Mesh
 from autoshard.parts import Split
 from autoshard.pins import Pin
 from autoshard.plan import MeshTried, Plan
-from autoshard.search import best
+from autoshard.search import best, marked
 from autoshard.solvers.options import Part
 from autoshard.task import Found, Task, Wishes, prepare
 
@@ -105,7 +105,7 @@ def search_meshes(
 def _try(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes, leader: float) -> _Tried:
     task = prepare(graph, mesh, hardware, wishes)
     bound = compute_bound(task)
-    if wishes.level != MEMORY and bound >= leader:
+    if wishes.level == SPEED and bound >= leader:  # a bound on the step
         return _Tried(mesh, bound, "not better by its bound")
     return _Tried(mesh, bound, "", task, fitted(task))
 
@@ -117,7 +117,9 @@ def compute_bound(task: Task) -> float:
 
 
 def _figure(found: Found, wishes: Wishes) -> float:
-    """What meshes are compared by: the peak (level 1), or the simulated step."""
+    """What meshes are compared by: what the level minimises; for the peak and the step, those of the program."""
+    if wishes.level == RATIO:
+        return found.levelled.objective
     return found.plan.predicted_peak_bytes if wishes.level == MEMORY else found.plan.predicted_seconds
 
 
@@ -134,12 +136,12 @@ def _chosen(tried: list[_Tried], wishes: Wishes) -> Plan:
     winner = min(plans.values(), key=lambda plan: _plan_figure(plan, wishes))
     rows = [_row(t, plans, winner) for t in tried]
     order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
-    clock = wishes.options.clock
-    cut = clock.over or clock.cut or any(row.outcome == "out of time" for row in rows)
-    return replace(winner, search=replace(winner.search, meshes=tuple(order), cut_short=cut))
+    return marked(replace(winner, search=replace(winner.search, meshes=tuple(order))), wishes.options.clock.cut)
 
 
 def _plan_figure(plan: Plan, wishes: Wishes) -> float:
+    if wishes.level == RATIO:
+        return plan.certificate.level_objective
     return plan.predicted_peak_bytes if wishes.level == MEMORY else plan.predicted_seconds
 
 

@@ -13,7 +13,7 @@ from autoshard.hardware import Hardware, hardware_text
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.plan import Certificate, OpPlan, Parts, Plan, PlanStep, RedistributionPlan, Search, TensorPlan
-from autoshard.problem import Solution
+from autoshard.solvers.result import Solution
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     name = "least memory as the solver counts" if level == 1 else "communication and repeated work"
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
-    text = f"{name} {found}, {known} ({certificate.solver}, level {level}{space(plan)})"
+    text = f"{name} {found}, {known} ({certificate.solver}, {certificate.status}{space(plan)})"
     return [("objective", objective), (f"level {level}", text)]
 
 
@@ -185,10 +185,11 @@ def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
     """The additive optimum and its own gap, where another plan has the faster program."""
     bound = plan.certificate.lower_bound_seconds
     for tried in plan.search.candidates:
-        if tried.name.startswith("optimum") and tried.outcome == "not better" and tried.objective_seconds > 0:
+        solved = tried.name.startswith(("optimum", "best found"))
+        if solved and tried.outcome == "not better" and tried.objective_seconds > 0:
             share = max(0.0, 1 - bound / tried.objective_seconds)
             text = f"{format_seconds(tried.objective_seconds)}, gap {share:.2%}; its program is slower"
-            return [("  solver's optimum", text)]
+            return [("  solver's optimum" if tried.name.startswith("optimum") else "  solver's best", text)]
     return []
 
 

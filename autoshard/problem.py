@@ -60,22 +60,6 @@ class Problem:
     horizon: int = 1  # times are 0 <= t < horizon
 
 
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """`choice[n]` of every node. `lower_bound` <= the optimum's objective; gap = objective / lower_bound - 1.
-
-    `status`: "optimal" (objective equals the bound), "feasible" (a bound with a gap).
-    """
-
-    choice: tuple[int, ...]
-    objective: float
-    lower_bound: float
-    peak_bytes: float
-    seconds: float
-    solver: str
-    status: str
-
-
 def objective(problem: Problem, choice: Sequence[int]) -> float:
     """Seconds of a step under `choice`; inf where a forbidden entry is used."""
     total = sum(node.seconds.item(s) for node, s in zip(problem.nodes, choice, strict=True))

@@ -13,15 +13,16 @@ from autoshard.fit import fitted
 from autoshard.formulate import Allowed
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
-from autoshard.least import alternative, between, others
-from autoshard.levels import MEMORY, RATIO, SPEED, level_value
+from autoshard.least import between, others
+from autoshard.levels import MEMORY, RATIO, SPEED, Levelled
 from autoshard.mesh import Mesh
 from autoshard.parts import parts
 from autoshard.pins import Pin
 from autoshard.plan import Candidate, Plan, Search
 from autoshard.plan_of import Origin, with_parts
 from autoshard.propagated import propagated
-from autoshard.solvers.options import Options
+from autoshard.solvers.options import Clock, Options
+from autoshard.solvers.result import CUT_SHORT
 from autoshard.styles import megatron
 from autoshard.task import Found, Log, Task, Wishes, candidate, prepare
 from autoshard.units import format_bytes, format_seconds
@@ -76,48 +77,57 @@ def best(task: Task, found: Found) -> Plan:
         notes=found.notes,
         outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
         all_to_all=wishes.all_to_all,
-        cut_short=wishes.options.clock.over or wishes.options.clock.cut,
     )
-    levelled, solved = found.levelled, found.levelled.solution  # what was proved of it, not of a tighter limit
+    levelled = found.levelled
     certificate = replace(
         plan.certificate,
-        status=solved.status,
-        lower_bound_seconds=solved.lower_bound,
+        status=levelled.status,
+        lower_bound_seconds=levelled.solution.lower_bound,
         level_objective=levelled.objective,
         level_bound=levelled.bound,
     )
-    return replace(plan, certificate=certificate, search=record)
+    return marked(replace(plan, certificate=certificate, search=record), wishes.options.clock.cut)
+
+
+def marked(plan: Plan, cut: bool) -> Plan:
+    """The plan of a search that was `cut` says so in its status too: what was not looked at may be better."""
+    if not cut:
+        return plan
+    certificate = replace(plan.certificate, status=CUT_SHORT)
+    return replace(plan, certificate=certificate, search=replace(plan.search, cut_short=True))
 
 
 def _simulated(task: Task, found: Found) -> Found:
     """Simulates the contenders, too, and keeps the program that fits and is best by the level."""
-    best = found.levelled.solution
-    plans: dict[Choice, tuple[str, Plan]] = {best.choice: (found.candidates[-1].name, found.plan)}
-    clock, longest = task.wishes.options.clock, 0.0
-    others, started = _others(task, found), clock.seconds
-    while clock.left > longest and (other := next(others, None)):
-        name, choice = other
+    first = found.levelled
+    own: dict[Choice, Levelled] = {first.solution.choice: first}
+    plans: dict[Choice, tuple[str, Plan]] = {first.solution.choice: (found.candidates[-1].name, found.plan)}
+    for name, choice in _in_time(task.wishes.options.clock, _others(task, found)):
         if choice not in plans:
-            plans[choice] = (name, task.plan(alternative(task, best, choice)))
-        longest, started = max(longest, clock.seconds - started), clock.seconds
-    clock.cut |= clock.left <= longest
+            own[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
+            plans[choice] = (name, task.plan(own[choice].solution))
     fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.limit_bytes]
     winner = min(fitting, key=lambda c: _rank(task, plans[c][1]))
     rows = [candidate(name, plan, _outcome(task, c, winner, plan)) for c, (name, plan) in plans.items()]
-    levelled = found.levelled
-    if winner != best.choice:
-        solution = alternative(task, best, winner)
-        levelled = replace(
-            levelled, solution=solution, objective=level_value(task.formulation, task.wishes.level, solution)
-        )
     notes = _slower(found.candidates[0], plans[winner][1]) if len(found.candidates) > 1 else ()
     kept = (*found.candidates[:-1], *rows)
-    return replace(found, levelled=levelled, plan=plans[winner][1], candidates=kept, notes=notes)
+    return replace(found, levelled=own[winner], plan=plans[winner][1], candidates=kept, notes=notes)
+
+
+def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tuple[str, Choice]]:
+    """Those that the clock leaves time for, as long as the longest so far; it is cut where some are left out."""
+    longest, started = 0.0, clock.seconds
+    for other in others:
+        yield other
+        longest, started = max(longest, clock.seconds - started), clock.seconds
+        if clock.left <= longest:
+            clock.cut = True
+            return
 
 
 def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
     """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
-    if task.wishes.level == RATIO:
+    if task.wishes.level == RATIO or task.stopped():
         return
     best = found.levelled.solution
     if task.wishes.level == MEMORY:

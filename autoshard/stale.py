@@ -13,8 +13,8 @@ from autoshard.levels import level_value
 from autoshard.parts import parts
 from autoshard.plan import OpPlan, Plan, TensorPlan
 from autoshard.plan_of import priced, with_parts
-from autoshard.problem import Solution, objective
-from autoshard.solvers.result import peak
+from autoshard.problem import objective
+from autoshard.solvers.result import FEASIBLE
 from autoshard.units import format_seconds
 
 TOLERANCE = 1e-6  # of a figure: what sums in another order may differ by
@@ -41,21 +41,19 @@ def today(plan: Plan, formulation: Formulation) -> Today:
         return Today(plan, (*origin(plan), note), False)
     own = parts(formulation, choice)
     now = with_parts(priced(plan, formulation.graph, formulation.hardware), formulation, own)
-    solution = Solution(
-        choice, objective(formulation.problem, choice), 0.0, peak(formulation.problem, choice), 0.0, "", ""
-    )
+    seconds = objective(formulation.problem, choice)
     ends = [part for part, site in zip(own, formulation.sites, strict=True) if site.kind == "sink"]
     outputs = sum(part.compute_seconds + part.communication_seconds for part in ends)
     now = replace(now, search=replace(now.search, outputs_seconds=outputs))
-    changed = moved(plan, solution.objective, now.predicted_seconds)
+    changed = moved(plan, seconds, now.predicted_seconds)
     if not changed:  # the certificate holds; a random plan has no parts of its own
         kept = replace(now, predicted_seconds=plan.predicted_seconds, predicted_peak_bytes=plan.predicted_peak_bytes)
         return Today(kept, origin(plan))
-    level = level_value(formulation, plan.search.level, solution)
+    level = level_value(formulation, plan.search.level, choice)
     certificate = replace(
         plan.certificate,
-        status="feasible",
-        objective_seconds=solution.objective,
+        status=FEASIBLE,
+        objective_seconds=seconds,
         lower_bound_seconds=0.0,  # of the costs that it was proved by
         level_objective=level,
         level_bound=0.0,

@@ -10,9 +10,9 @@ from autoshard.hardware import Hardware
 from autoshard.mesh import Mesh
 from autoshard.plan import Plan
 from autoshard.plan_of import Origin, plan_of, priced
-from autoshard.problem import Solution, objective
 from autoshard.rules.strategy import Strategy
 from autoshard.solvers import sampler
+from autoshard.solvers.result import Solution
 
 # By target: the factors that tensor parallelism splits, the further factors of a weight that stay whole, and
 # whether the tensor axis may also leave the op whole.
@@ -75,8 +75,7 @@ def _different_ops(formulation: Formulation) -> list[int]:
 
 
 def _chosen(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
-    seconds = objective(formulation.problem, choice)
-    solution = Solution(tuple(choice), seconds, 0.0, 0.0, 0.0, decided_by, "feasible")
+    solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
     graph = formulation.graph
     plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
     return priced(plan, graph, formulation.hardware)

@@ -11,14 +11,17 @@ from autoshard import solvers
 from autoshard.formulate import Allowed, Formulation, formulate
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware, check_mesh, check_precision
-from autoshard.levels import SPEED, Levelled
+from autoshard.levels import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.mesh import Mesh
 from autoshard.pinned import pinned
 from autoshard.pins import Pin
 from autoshard.plan import Candidate, Plan
 from autoshard.plan_of import Origin, plan_of, priced
-from autoshard.problem import Problem, Solution
+from autoshard.problem import Problem
+from autoshard.solvers.local import Choice
 from autoshard.solvers.options import Options, Part
+from autoshard.solvers.result import Solution, peak
+from autoshard.solvers.seen import Seen
 
 SHARE = 0.5  # of the time that is left, for one solve
 Log = list[tuple[str, float]]  # (what was done, wall seconds)
@@ -51,13 +54,16 @@ class Task:
     wishes: Wishes
     limit_bytes: float
     fixed: frozenset[int]  # nodes that a pin decided about
+    seen: Seen = field(default_factory=Seen)
 
     def quickly(self, problem: Problem) -> Solution:
         """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
         if self.wishes.solver == "recursive":
             return self.solve(problem)
         with timed(self.wishes.log, "solving (dp) for more plans to simulate"):
-            return solvers.solve(problem, "dp", replace(self.wishes.options, rough=True))
+            found = solvers.solve(problem, "dp", replace(self.wishes.options, rough=True))
+        self.seen.add(problem, found)
+        return found
 
     def solve(self, problem: Problem) -> Solution:
         """Within a part of the time that is left: what is found is still simulated, and others beside it."""
@@ -66,8 +72,25 @@ class Task:
         options = replace(self.wishes.options, pinned=self.starts(problem), clock=part)
         with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
             found = solvers.solve(problem, self.wishes.solver, options)
-        whole.cut |= part.over or part.cut
+        whole.cut |= found.cut
+        self.seen.add(problem, found)
         return found
+
+    def levelled(self, choice: Choice, solver: str, *, cut: bool = False, least_bytes: float = 0.0) -> Levelled:
+        """A choice, whoever found it, with what is known of every plan within the limit (and within its own memory).
+
+        `least_bytes`: the bound on memory that level 1 found.
+        """
+        formulation, level = self.formulation, self.wishes.level
+        problem = formulation.problem
+        known = max(self.limit_bytes, peak(problem, choice))
+        in_seconds = self.seen.bound(problem, known) if level == SPEED else 0.0
+        solution = Solution(problem, tuple(choice), in_seconds, solver, cut=cut)
+        self.seen.add(replace(problem, capacity_bytes=known), solution)
+        if level == SPEED:
+            return Levelled(solution, solution.objective, solution.lower_bound, solution.cut)
+        bound = self.seen.bound(ratio_problem(formulation), known) if level == RATIO else least_bytes
+        return Levelled(solution, level_value(formulation, level, choice), bound, cut)
 
     def stopped(self) -> bool:
         return self.wishes.options.clock.over

@@ -25,10 +25,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from solver_speed import model as generated  # noqa: E402
 
-from autoshard.problem import Problem, Solution  # noqa: E402
+from autoshard.problem import Problem  # noqa: E402
 from autoshard.solvers import Clock, Options, dp, ilp, solve  # noqa: E402
 from autoshard.solvers.lagrangian import minimum_memory_bound  # noqa: E402
 from autoshard.solvers.linear import pairs  # noqa: E402
+from autoshard.solvers.result import Solution  # noqa: E402
 
 BEGIN, END = "<!-- ilp: written by the command below -->", "<!-- ilp end -->"
 LIMIT_SECONDS = 120.0  # wall, for each solve

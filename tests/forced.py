@@ -13,11 +13,11 @@ from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
 from autoshard.plan import Plan
 from autoshard.plan_of import Origin, plan_of
-from autoshard.problem import Solution, objective
 from autoshard.program.lower import lower
 from autoshard.program.model import Program
 from autoshard.rules import Strategy
 from autoshard.solvers import sampler
+from autoshard.solvers.result import Solution
 from autoshard.verify.case import check_files, make_case
 
 Allowed = Callable[[Op, Strategy], bool]
@@ -27,8 +27,7 @@ def forced_plan(graph: Graph, mesh: Mesh, allowed: Allowed, seed: int = 0) -> Pl
     """A seeded random valid plan of the strategies that `allowed` accepts."""
     formulation = formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf"), allowed)
     choice = sampler.random_choice(formulation.problem, seed)
-    seconds = objective(formulation.problem, choice)
-    solution = Solution(tuple(choice), seconds, 0.0, 0.0, 0.0, "random", "feasible")
+    solution = Solution(formulation.problem, tuple(choice), 0.0, "random")
     return plan_of(formulation, solution, Origin(graph.source), float("inf"), "random")
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Problem, Solution
+from autoshard.problem import Problem
 from autoshard.solvers import dp, exhaustive, ilp, propagation, pulp_engine, recursive
 from autoshard.solvers.check import check, check_pins
 from autoshard.solvers.minimise import BUDGET_ENTRIES
-from autoshard.solvers.options import Clock, Options
+from autoshard.solvers.options import Clock, Options, Part
 from autoshard.solvers.pinned import original, restricted
+from autoshard.solvers.result import TOLERANCE, FalseProof, Solution
 
 __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
@@ -48,9 +49,10 @@ def solve(problem: Problem, solver: str = "dp", options: Options | None = None) 
     check_names(solver)
     check(problem)
     check_pins(problem, options.pinned)
-    pinned = dict(options.pinned)
+    pinned, clock = dict(options.pinned), Part(whole=options.clock)
     try:
-        found = SOLVERS[solver](restricted(problem, pinned), replace(options, pinned=dict.fromkeys(pinned, 0)))
+        own = replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock)
+        found = SOLVERS[solver](restricted(problem, pinned), own)
     except InfeasibleError as error:
         if not pinned:
             raise
@@ -58,4 +60,16 @@ def solve(problem: Problem, solver: str = "dp", options: Options | None = None) 
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         said = f"{error.message} (pinned: {', '.join(names[:_NAMED])}{more})"
         raise InfeasibleError(said, error.hint or "without some of the pins") from error
-    return replace(found, choice=original(found.choice, pinned))
+    answer = audited(problem, original(found.choice, pinned), found, clock.cut)
+    options.clock.cut |= answer.cut
+    return answer
+
+
+def audited(problem: Problem, choice: tuple[int, ...], found: Solution, cut: bool) -> Solution:
+    """What a solver said of `choice`, checked against the problem's own arrays. Raises FalseProof where it is false."""
+    answer = Solution(problem, choice, found.lower_bound, found.solver, found.seconds, cut)
+    if abs(answer.objective - found.objective) > TOLERANCE * answer.objective:
+        raise FalseProof(f"{found.solver}: a plan of {answer.objective!r} was said to be of {found.objective!r}")
+    if answer.peak_bytes > problem.capacity_bytes * (1 + TOLERANCE):
+        raise FalseProof(f"{found.solver}: {answer.peak_bytes} bytes, with a capacity of {problem.capacity_bytes}")
+    return answer

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Floats, Integers, Problem, Solution
+from autoshard.problem import Floats, Integers, Problem
 from autoshard.solvers.ascent import Ascent
 from autoshard.solvers.closing import Program, entries, undercut
 from autoshard.solvers.core import Core, core, section
@@ -23,7 +23,7 @@ from autoshard.solvers.forest import Forests
 from autoshard.solvers.options import Clock, Part
 from autoshard.solvers.pairwise import pairwise
 from autoshard.solvers.polish import polished
-from autoshard.solvers.result import TOLERANCE, finish
+from autoshard.solvers.result import TOLERANCE, Solution, finish
 from autoshard.solvers.shortfall import explained, refuse_if_short
 from autoshard.units import format_bytes
 

@@ -15,14 +15,14 @@ import time
 from dataclasses import replace
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Problem, Solution, objective
+from autoshard.problem import Problem, objective
 from autoshard.solvers import anytime, hubs, quick
 from autoshard.solvers.improve import improved
 from autoshard.solvers.lagrangian import fitted
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.options import Clock
 from autoshard.solvers.quick import Quick
-from autoshard.solvers.result import finish
+from autoshard.solvers.result import Solution, finish
 from autoshard.solvers.tables import Contents
 from autoshard.solvers.watch import OutOfTime, check, watched
 

@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Floats, Integers, Problem, Solution, Value
-from autoshard.solvers.result import finish
+from autoshard.problem import Floats, Integers, Problem, Value
+from autoshard.solvers.result import Solution, finish
 from autoshard.units import format_bytes
 
 LARGEST = 2_000_000

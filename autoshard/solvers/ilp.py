@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.problem import Floats, Integers, Problem, Solution, memory, objective
+from autoshard.problem import Floats, Integers, Problem, memory, objective
 from autoshard.solvers import pulp_engine
 from autoshard.solvers.highs import Highs, Relaxed
 from autoshard.solvers.lagrangian import condensed
@@ -32,7 +32,7 @@ from autoshard.solvers.memory_rows import MemoryRows, expected, with_prices
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible, overflows, starting_plan, worth_keeping
 from autoshard.solvers.repair import repaired
-from autoshard.solvers.result import TOLERANCE, finish
+from autoshard.solvers.result import TOLERANCE, Solution, finish
 
 _ROUNDS = 40  # of adding rows
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock

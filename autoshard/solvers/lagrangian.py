@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Floats, Problem, Solution, memory, objective
+from autoshard.problem import Floats, Problem, memory, objective
 from autoshard.solvers.improve import window
 from autoshard.solvers.local import Aim, Choice, descend, links, mixtures
 from autoshard.solvers.master import mixture
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise
 from autoshard.solvers.options import Clock
-from autoshard.solvers.result import TOLERANCE, finish
+from autoshard.solvers.result import TOLERANCE, Solution, finish
 from autoshard.solvers.shortfall import short
 from autoshard.solvers.tables import Contents
 from autoshard.units import format_bytes

@@ -64,7 +64,10 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        return self.left <= 0.0
+        """Asked by who then leaves off: `cut` is set."""
+        over = self.left <= 0.0
+        self.cut |= over
+        return over
 
     def stop(self) -> None:
         self.stopped = True

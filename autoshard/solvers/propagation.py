@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Floats, Problem, Solution, Value, memory, objective
+from autoshard.problem import Floats, Problem, Value, memory, objective
 from autoshard.solvers.bounds import by_layout, star_bound
 from autoshard.solvers.fences import Fences
 from autoshard.solvers.lagrangian import condensed
@@ -35,7 +35,7 @@ from autoshard.solvers.options import Options
 from autoshard.solvers.pinned import original, restricted
 from autoshard.solvers.prepare import infeasible
 from autoshard.solvers.repair import repaired
-from autoshard.solvers.result import finish
+from autoshard.solvers.result import Solution, finish
 
 _SAME = 1e-9  # relative: demands that differ by less are equally good
 

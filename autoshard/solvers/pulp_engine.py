@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.errors import UsageError
-from autoshard.problem import Floats, Problem, Solution, memory, objective
+from autoshard.problem import Floats, Problem, memory, objective
 from autoshard.solvers.bounds import star_bound
 from autoshard.solvers.lagrangian import condensed
 from autoshard.solvers.linear import Linear, Rows, linear
@@ -25,7 +25,7 @@ from autoshard.solvers.local import Choice
 from autoshard.solvers.memory_rows import MemoryRows
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible, overflows, starting_plan, worth_keeping
-from autoshard.solvers.result import finish
+from autoshard.solvers.result import Solution, finish
 
 # What a person says -> PuLP's names for it, the first that is available is used.
 _NAMES = {

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Floats, Integers, Problem, Solution, Value
+from autoshard.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.additive import additive
 from autoshard.solvers.beliefs import Beliefs
 from autoshard.solvers.options import Clock
+from autoshard.solvers.result import Solution
 
 Array = TypeVar("Array", Floats, Integers)
 
@@ -74,7 +75,7 @@ class Quick:
                 few *= _WIDER
                 continue
             choice = tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True))
-            return replace(found, choice=choice, lower_bound=min(self.bound, found.objective), status="feasible")
+            return Solution(self.problem, choice, self.bound, found.solver, found.seconds, found.cut)
 
     def climb(self, objective: float, clock: Clock) -> float:
         """The bound after more rounds, until it is near a plan's objective or the clock is over."""

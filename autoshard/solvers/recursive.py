@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Integers, Node, Problem, Solution, Value, memory, objective
+from autoshard.problem import Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.bounds import star_bound
 from autoshard.solvers.fences import Fences
 from autoshard.solvers.lagrangian import condensed
@@ -30,7 +30,7 @@ from autoshard.solvers.minimise import minimise
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible
 from autoshard.solvers.repair import repaired
-from autoshard.solvers.result import finish
+from autoshard.solvers.result import Solution, finish
 from autoshard.solvers.tables import Contents
 
 _HALF = 32  # nodes on each side of a cut that are solved with it

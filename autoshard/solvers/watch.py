@@ -29,4 +29,11 @@ def check(work: float = 0.0) -> None:
     """Raises OutOfTime where the clock is over, or `work` (joint entries) can't be done in what it leaves."""
     clock = _CLOCK.get()
     if clock is not None and clock.left <= work / _PER_SECOND:
+        clock.cut = True
         raise OutOfTime
+
+
+def over() -> bool:
+    """Whether the clock is over, for work that can leave off with what it has."""
+    clock = _CLOCK.get()
+    return clock is not None and clock.over

@@ -30,7 +30,8 @@ from autoshard.levels import (
     useful_seconds,
 )
 from autoshard.mesh import Mesh
-from autoshard.problem import Problem, Solution, memory, objective
+from autoshard.problem import Problem, memory, objective
+from autoshard.solvers.result import Solution
 from tests.graphs import mlp_graph
 from tests.random_problems import random_problem
 
@@ -115,7 +116,7 @@ def test_the_capacity_holds_in_every_level(formulation: Formulation, level: int)
     for capacity in (least, (least + most) / 2):
         found = solve_level(formulation, level, capacity, solver("dp"))
         assert found.solution.peak_bytes <= capacity * (1 + 1e-9)
-        assert found.objective == pytest.approx(level_value(formulation, level, found.solution))
+        assert found.objective == pytest.approx(level_value(formulation, level, found.solution.choice))
     with pytest.raises(InfeasibleError):
         solve_level(formulation, level, least * 0.9, solver("dp"))
 
@@ -154,7 +155,7 @@ def test_a_poor_solver_has_a_valid_bound(seed: int) -> None:
         if not fitting:
             raise InfeasibleError("none")
         choice = choices[peaks.index(min(fitting))]
-        return Solution(choice, objective(problem, choice), 0.0, min(fitting), 0.0, "poor", "feasible")
+        return Solution(problem, choice, 0.0, "poor")
 
     found = smallest_memory(problem, poor)
     assert found.bound <= min(peaks) + 1e-9 < found.objective

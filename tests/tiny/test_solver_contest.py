@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, InvalidFileError
-from autoshard.problem import Node, Problem, Solution, Value, memory, objective
+from autoshard.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import Options, anytime, ascent, contest, exhaustive, solve
 from autoshard.solvers.core import core
 from autoshard.solvers.forest import Forests
 from autoshard.solvers.options import Clock, Computing
 from autoshard.solvers.pairwise import extended, pairwise
+from autoshard.solvers.result import Solution
 from tests.random_problems import limited, random_problem
 
 SEEDS = st.integers(0, 10**9)

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Node, Problem, Solution, Value, memory, objective
+from autoshard.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import dp, eliminate, exhaustive, order, solve
 from autoshard.solvers.additive import additive
 from autoshard.solvers.domains import finite, reduce
 from autoshard.solvers.encode import Style, encode
+from autoshard.solvers.result import Solution
 from autoshard.solvers.tables import Contents, Store
 from tests.random_problems import random_problem
 

@@ -76,7 +76,7 @@ def test_recursive_is_stopped_by_the_clock() -> None:
     clock = Clock()
     clock.stop()
     found = solve(blocks(60), "recursive", Options(clock=clock))
-    assert math.isfinite(found.objective) and found.status == "feasible"
+    assert math.isfinite(found.objective) and found.status == "cut short"
 
 
 # --- propagation ----------------------------------------------------------------------------------------------------

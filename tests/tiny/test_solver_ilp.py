@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Problem, Solution, memory, objective
+from autoshard.problem import Problem, memory, objective
 from autoshard.solvers import Clock, Options, dp, exhaustive, ilp, pulp_engine, solve
 from autoshard.solvers.bounds import star_bound
 from autoshard.solvers.domains import finite
 from autoshard.solvers.highs import Highs
 from autoshard.solvers.linear import linear, pairs
 from autoshard.solvers.memory_rows import MemoryRows, expected
+from autoshard.solvers.result import Solution
 from autoshard.solvers.thin import undominated
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain, close

@@ -1,0 +1,165 @@
+"""No false proof, whenever the clock runs out: every solver on random problems against brute force, look by look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard import solvers
+from autoshard.errors import InfeasibleError
+from autoshard.problem import Problem, memory, objective
+from autoshard.solvers import Clock, Options, anytime, hubs, quick
+from autoshard.solvers.options import Looks
+from autoshard.solvers.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
+from autoshard.solvers.seen import Seen
+from tests.random_problems import hub_problem, limited, random_problem
+
+FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
+MOST = 4000
+SOLVERS = ("dp", "ilp", "propagation", "recursive")
+
+
+def limits() -> Iterator[int]:
+    limit = 0
+    while limit < MOST:
+        yield limit
+        limit = limit + 1 if limit < FIRST else int(1.4 * limit)
+
+
+def oracle(problem: Problem) -> float:
+    """The least objective of a plan that fits; inf where there is none."""
+    try:
+        return solvers.solve(problem, "exhaustive").objective
+    except InfeasibleError:
+        return math.inf
+
+
+def judge(problem: Problem, best: float, found: Solution) -> None:
+    assert found.objective == pytest.approx(objective(problem, found.choice), rel=1e-12)
+    assert memory(problem, found.choice).max(initial=0.0) <= problem.capacity_bytes * (1 + 1e-9)
+    assert 0.0 <= found.lower_bound <= best * (1 + 1e-9) + 1e-12
+    assert (found.status == OPTIMAL) == (found.lower_bound == found.objective)
+    if found.status == OPTIMAL:
+        assert found.objective == pytest.approx(best, rel=1e-8, abs=1e-12)
+
+
+def judged_at_every_look(problem: Problem, solver: str, options: Options | None = None) -> None:
+    best, options = oracle(problem), options or Options()
+    for limit in limits():
+        clock = Clock(limit, timer=Looks())
+        try:
+            found = solvers.solve(problem, solver, replace(options, clock=clock))
+        except InfeasibleError as error:
+            assert math.isinf(best) or "not proven" in error.message
+            if not clock.cut:
+                return
+            continue
+        judge(problem, best, found)
+        assert found.status != CUT_SHORT or clock.cut
+        if not clock.cut:
+            return
+
+
+def problems(count: int) -> Iterator[Problem]:
+    for seed in range(count):
+        wide = random_problem(seed, most_nodes=5, most_strategies=8, forbid=0.1 * (seed % 2))
+        problem = hub_problem(seed) if seed % 3 == 2 else wide
+        yield limited(problem, seed) if seed % 4 < 2 else problem
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_no_solver_proves_what_is_not_whenever_it_is_stopped(solver: str) -> None:
+    for problem in problems(40 if solver != "ilp" else 16):
+        judged_at_every_look(problem, solver)
+
+
+@pytest.mark.parametrize("budget", [1, 200])
+def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    monkeypatch.setattr(hubs, "_FEW", (2, 1))
+    for problem in problems(24):
+        judged_at_every_look(problem, "dp", Options(budget_entries=budget))
+
+
+def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "_WIDE", 0)
+    monkeypatch.setattr(quick, "_FEW", 1)
+    for problem in problems(24):
+        judged_at_every_look(problem, "dp")
+
+
+def test_nor_where_large_problems_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anytime, "suits", lambda problem: True)
+    for problem in problems(12):
+        judged_at_every_look(problem, "dp")
+
+
+# --- one place for bound and status, and the door where every answer is checked ---------------------------------------
+
+
+def test_a_bound_that_is_none_says_nothing_and_one_above_the_plan_is_refused() -> None:
+    assert proved(3.0, -math.inf) == 0.0 == proved(3.0, -1.0)
+    assert proved(3.0, 3.0 - 1e-10) == 3.0 == proved(3.0, 3.0 + 1e-10)
+    assert proved(3.0, 2.9) == 2.9
+    for value, bound in ((3.0, 3.1), (3.0, math.inf), (3.0, math.nan), (math.inf, math.inf), (math.inf, 0.0)):
+        with pytest.raises(FalseProof):
+            proved(value, bound)
+
+
+def tight_and_slow() -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
+    """A problem with its best plan, and a worse one."""
+    problem = random_problem(7, most_nodes=4, forbid=0.0)
+    best = solvers.solve(problem, "exhaustive").choice
+    every = np.ndindex(*(len(node.seconds) for node in problem.nodes))
+    worst = max(every, key=lambda choice: objective(problem, choice))
+    assert objective(problem, worst) > objective(problem, best)
+    return problem, best, tuple(int(s) for s in worst)
+
+
+def test_a_proof_can_not_be_given_to_another_plan() -> None:
+    problem, best, worst = tight_and_slow()
+    value = objective(problem, best)
+    found = Solution(problem, best, value, "dp", cut=True)
+    assert (found.objective, found.status, found.cut) == (value, OPTIMAL, False)
+    with pytest.raises(ValueError, match="problem"):
+        replace(found, choice=worst)
+    assert Solution(problem, worst, value, "dp").status == "feasible"
+    assert Solution(problem, worst, value, "dp", cut=True).status == CUT_SHORT
+
+
+def test_what_a_solver_says_is_checked_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, best, worst = tight_and_slow()
+    other = replace(problem, nodes=tuple(replace(node, seconds=node.seconds + 1.0) for node in problem.nodes))
+    tight = replace(problem, capacity_bytes=float(memory(problem, worst).max()) - 1.0)
+
+    def says(said: Problem, choice: tuple[int, ...], bound: float, asked: Problem = problem) -> None:
+        monkeypatch.setitem(solvers.SOLVERS, "dp", lambda p, o: Solution(said, choice, bound, "dp"))
+        solvers.solve(asked, "dp")
+
+    says(problem, best, 0.0)
+    for case in (
+        (other, best, 0.0),
+        (problem, best, math.nan),
+        (problem, best, math.inf),
+        (problem, worst, 0.0, tight),
+    ):
+        with pytest.raises(FalseProof):
+            says(*case)
+
+
+def test_a_bound_is_compared_with_every_plan_ever_seen() -> None:
+    problem, best, worst = tight_and_slow()
+    low, high = objective(problem, best), objective(problem, worst)
+    for order in (1, -1):
+        seen = Seen()
+        first, second = [Solution(problem, best, 0.0, "dp"), Solution(problem, worst, high, "false")][::order]
+        seen.add(problem, first)
+        with pytest.raises(FalseProof, match=r"false: a lower bound of .* stands above a plan"):
+            seen.add(problem, second)
+    seen, peak = Seen(), float(memory(problem, best).max())
+    seen.add(replace(problem, capacity_bytes=peak - 1.0), Solution(problem, worst, high, "within less memory"))
+    seen.add(problem, Solution(problem, best, 0.5 * low, "dp"))  # which `best` does not fit
+    assert seen.bound(problem, peak) == 0.5 * low and seen.bound(problem, peak - 1.0) == high
