@@ -14,15 +14,16 @@ def command(plan: Plan, training: bool = True) -> str:
     parts = ["autoshard plan", shlex.quote(plan.model) if plan.model else "MODEL"]
     if plan.model_arguments:
         parts += ["--with", *(shlex.quote(f"{name}={value}") for name, value in plan.model_arguments)]
-    parts += [f"--mesh {plan.mesh}", f"--hardware {plan.hardware}"]
+    parts += [f"--mesh {plan.mesh}", f"--hardware {shlex.quote(plan.hardware)}"]
     if not plan.model.endswith(".json"):
-        parts += [f"--precision {plan.precision}", f"--optimizer {plan.optimizer}"] + ["--eval"] * (not training)
+        parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
+        parts += ["--eval"] * (not training)
     deciders = {style_of(op) for op in plan.ops} - {""}
-    parts += [f"--strategy {name}" for name in sorted(deciders)]
+    parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]
     if plan.search.level != 2:
         parts.append(f"--level {plan.search.level}")
     if plan.certificate.solver not in ("dp", *deciders):
-        parts.append(f"--solver {plan.certificate.solver}")
+        parts.append(f"--solver {shlex.quote(plan.certificate.solver)}")
     if not plan.search.all_to_all:
         parts.append("--no-all-to-all")
     usable = parse_hardware(plan.hardware_text).usable_memory_bytes

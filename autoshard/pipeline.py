@@ -60,7 +60,13 @@ def read_graph(request: ModelRequest) -> Graph:
 def _saved_graph(request: ModelRequest) -> Graph:
     from autoshard.graph import serialize
 
-    graph = serialize.load(request.spec)
+    graph, unregistered = serialize.without_code(serialize.load(request.spec))
+    if unregistered:
+        print(
+            f"warning: {request.spec} brings Python code that registers {', '.join(unregistered)}; the package "
+            "does not get a copy: import it at the top of model_parallel.py, or plan from the model itself",
+            file=sys.stderr,
+        )
     asked = {
         "--precision": (request.precision or graph.precision, graph.precision),
         "--optimizer": (request.optimizer or graph.optimizer, graph.optimizer),

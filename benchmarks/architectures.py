@@ -2,7 +2,7 @@
 
     python benchmarks/architectures.py [--only llama,t5] [--quick] [--jobs 2] [--json] [--write]
 
-The models are those of tests/models: 30 of the `transformers` library from small configurations, and four of torch.nn.
+The models are those of tests/models: 30 of the `transformers` library at small sizes, the others of torch.nn alone.
 Each is trained for three steps in float64 with its loss, under two random plans on each mesh and the best one on
 dp=2,tp=2; and run forward without a loss. All ranks run in lock-step in one process, one process an architecture.
 `--write` renews docs/architectures.md.

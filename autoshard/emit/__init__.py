@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import lru_cache
 from pathlib import Path
 
 from autoshard.emit.header import Header, header_of
 from autoshard.emit.model_file import model_file
 from autoshard.emit.readme import readme
 from autoshard.emit.user_operators import FOLDER, copied_files
+from autoshard.errors import InvalidFileError
 from autoshard.graph.model import Graph
 from autoshard.plan import Plan
 from autoshard.program.model import Program
@@ -38,4 +41,21 @@ def package(program: Program, header: Header) -> dict[str, str]:
         files[path.name] = path.read_text(encoding="utf-8").replace(_LINT_MARK, "", 1)
     for path in sorted((_HERE / "runtime").glob("*.py")):
         files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
+    for name, text in files.items():
+        if name.endswith(".py"):
+            _check_python(name, text)
     return files
+
+
+@lru_cache(maxsize=64)
+def _check_python(name: str, text: str) -> None:
+    """No package is written that Python can't read. InvalidFileError for a copy of a user's file, else a bug."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        if name.startswith(FOLDER):
+            message = f"{name}, which registers operators of the model, is no Python: {error}"
+            raise InvalidFileError(message, "mend the file, then `autoshard plan` with the model itself") from None
+        raise AssertionError(f"{name} as written is no Python: {error}") from error

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autoshard import redistribute
-from autoshard.emit.lines import quoted, statement
-from autoshard.emit.members import Members, access
+from autoshard.code_text import fresh, quoted
+from autoshard.emit.lines import statement
 from autoshard.emit.names import MOVES
 from autoshard.emit.spelling import RETURNS_LIST
 from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute
@@ -95,30 +95,21 @@ class Body:
 
     def _call(self, call: Call) -> list[str]:
         arguments = ", ".join(self.text(value) for value in call.arguments)
-        expression = f"{access(self.owner.members, call.path)}({arguments})"
+        expression = f"{self.owner.access(call.path)}({arguments})"
         return statement(f"{self._targets(list(call.results))} = {expression}" if call.results else expression, 2)
 
     def _loop(self, i: int, loop: Loop) -> list[str]:
         stem, _, first = loop.paths[0].rpartition(".")
-        container = access(self.owner.members, stem)
-        held = self.owner.members
-        for name in stem.split("."):
-            inner = held.items[name]
-            assert isinstance(inner, Members)
-            held = inner
+        each, held = self.owner.container(stem)
         start, stop = int(first), int(first) + len(loop.paths)
-        if len(loop.paths) < len(held.items):
-            part = f"[{start or ''}:{stop if stop < len(held.items) else ''}]"
-            container = f"{container}{part}" if held.is_list else container
-        each = container
         if not held.is_list:
-            each = f"({', '.join(access(self.owner.members, path) for path in loop.paths)})"
-        variable = "block" if "block" not in self.names.values() else "each_block"
-        carried = dict(loop.carried)
-        arguments = [
-            self.names[f"{i}:{a}"] if a in carried else self.text(value) for a, value in enumerate(loop.arguments)
-        ]
-        targets = {r: self.names[f"{i}:{a}"] for a, r in carried.items()}
+            each = f"({', '.join(map(self.owner.access, loop.paths))})"
+        elif len(loop.paths) < len(held.items):
+            each += f"[{start or ''}:{stop if stop < len(held.items) else ''}]"
+        variable = fresh("block", self.names.values())
+        carried, slots = dict(loop.carried), self.owner.naming.carried
+        arguments = [slots[i, a] if a in carried else self.text(value) for a, value in enumerate(loop.arguments)]
+        targets = {r: slots[i, a] for a, r in carried.items()}
         results = [targets.get(r) or ("_" if v is None else self.names[v]) for r, v in enumerate(loop.results)]
         inner_call = f"{', '.join(results)} = {variable}({', '.join(arguments)})"
         return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3)]
@@ -144,7 +135,7 @@ class Body:
     def _plain(self, op: Compute) -> str:
         texts = [None if value is None else self.text(value) for value in op.operands]
         expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
-        self.owner.uses_device |= "self.device" in expression
+        self.owner.uses_device |= self.owner.speller.device in expression
         return expression
 
     def _variant(self, op: Compute) -> str:
@@ -156,7 +147,7 @@ class Body:
             operands = operands[: max((i + 1 for i, value in enumerate(op.operands) if value is not None), default=0)]
         if op.variant in RANDOM:
             self.owner.uses_random = True
-            operands.append(f"self.{self.owner.attribute('random')}")
+            operands.append(self.owner.ours("random"))
         keywords = {k: v for k, v in op.attributes if not (k in _DEFAULTS and v == _DEFAULTS[k])}
         arguments = [f"{name}={self._argument(op, name, value)}" for name, value in keywords.items()]
         for role, axes in op.axes:
@@ -172,7 +163,7 @@ class Body:
         if self.owner.is_root:
             return str(number)
         offset = number - self.owner.definition.random_base
-        return f"self.{self.owner.attribute('first_random')}" + (f" + {offset}" if offset else "")
+        return self.owner.ours("first_random") + (f" + {offset}" if offset else "")
 
     def _merges(self, op: Compute, following: object, expression: str) -> bool:
         """True where the next statement is a method call on this value alone: `x.reshape(...).transpose(1, 2)`."""

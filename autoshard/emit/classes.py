@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from autoshard.code_text import braced, fresh, identifier, printable, quoted
 from autoshard.emit.body import Body
-from autoshard.emit.lines import docstring, quoted, statement
-from autoshard.emit.members import Members, access, leaves, members
-from autoshard.emit.names import Naming, identifier, name_values
+from autoshard.emit.lines import docstring, statement
+from autoshard.emit.members import TAKEN, Members, access, container, members, unsaved
+from autoshard.emit.names import Naming, name_values
 from autoshard.emit.spelling import CREATES, Speller
 from autoshard.layout import AxisShard, LocalSize
 from autoshard.program.model import Compute, LocalAttribute, Program, ProgramParameter
@@ -24,6 +26,15 @@ class Package:
     reserved: frozenset[str]  # names that no variable may take
     state: dict[str, ProgramParameter]  # value -> parameter or buffer
     targets: dict[str, str]  # op -> the short name of its operator
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        return frozenset(buffer.value for buffer in self.program.buffers)
+
+    @cached_property
+    def members(self) -> dict[str, Members]:
+        """Definition -> what its class holds."""
+        return {d.name: members(d, self.state, self.buffers) for d in self.tree.definitions}
 
     def needs_mesh(self, name: str) -> bool:
         """True where the class prepares anything: it holds members, talks to other devices, or draws numbers."""
@@ -66,33 +77,46 @@ class ClassWriter:
     called: list[str]  # names that a caller gives the inputs
     axes: set[tuple[str, ...]] = field(default_factory=set)  # used by forward; several names are joined
     sizes: dict[str, str] = field(default_factory=dict)  # expression -> attribute, computed once
+    own: dict[tuple[str, str], str] = field(default_factory=dict)  # (kind, wanted name) -> attribute
     uses_random: bool = False
     uses_device: bool = False
 
     def __post_init__(self) -> None:
         program = self.package.program
         self.is_root = self.definition is self.package.tree.root
-        self.members = members(self.definition, self.package.state)
+        self.members = self.package.members[self.definition.name]
         self.naming: Naming = name_values(program, self.definition, self.package.reserved, self.is_root, self.called)
-        self.speller = Speller(self.size, "self.device")
-        self.buffers = {b.value for b in program.buffers}
+        self.speller = Speller(self.size, self.ours("device"))
+        self.buffers = self.package.buffers
 
     def lines(self) -> list[str]:
         forward = self._forward()  # first: it finds out which axes and sizes __init__ prepares
-        base = "nn.Module" if all(name.isidentifier() for name in self.members.items) else "nn.ModuleDict"
-        head = [f"class {self.definition.name}({base}):", *docstring(self._describe(), 1), ""]
+        head = [f"class {self.definition.name}(nn.Module):", *docstring(self._describe(), 1), ""]
         init = self._init()
         return [*head, *([*init, ""] if init else []), *forward]
 
-    # --- names of attributes that are ours, not the model's ---
+    # --- attributes: the model's members, and ours, which take other names ---
 
-    def attribute(self, name: str) -> str:
-        return identifier(name, [*self.members.items, "axes" if name == "axes" else ""])
+    def access(self, path: str) -> str:
+        return access(self.members, path, self._inside)
+
+    def container(self, path: str) -> tuple[str, Members]:
+        return container(self.members, path, self._inside)
+
+    def _inside(self, child: Child) -> Members:
+        return self.package.members[child.definition]
+
+    def ours(self, name: str, kind: str = "") -> str:
+        """`self.name`; one attribute for each name and kind."""
+        if (kind, name) not in self.own:
+            theirs = {*self.members.attributes().values(), self.members.numbers_name, *TAKEN}
+            self.own[kind, name] = fresh(identifier(name, theirs), {*theirs, *self.own.values()})
+        return f"self.{self.own[kind, name]}"
 
     def axis(self, *names: str) -> str:
         """The attribute that holds an axis, or several joined."""
         self.axes.add(names)
-        return f"self.{self.attribute('_'.join(names))}"
+        return self.ours("_".join(names), kind=f"axes {' '.join(names)}")
 
     def size(self, size: LocalSize) -> str:
         """A local size: one integer where all devices agree, else an attribute that __init__ computes."""
@@ -100,21 +124,20 @@ class ClassWriter:
         if size.is_even(mesh):
             return str(size.largest(mesh))
         expression = size_expression(size, self.package.program)
-        stem = f"local_{size.size}"
         if expression not in self.sizes:
-            taken = set(self.sizes.values())
-            name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, 99))) if n not in taken)
-            self.sizes[expression] = name
-        return f"self.{self.sizes[expression]}"
+            count = sum(name.startswith(f"self.local_{size.size}") for name in self.sizes.values())
+            name = f"local_{size.size}" + (f"_{count + 1}" if count else "")
+            self.sizes[expression] = self.ours(name, kind="size")
+        return self.sizes[expression]
 
     # --- class docstring ---
 
     def _describe(self) -> str:
         d = self.definition
-        where = f"The whole model{f', {d.original_class}' if d.original_class else ''}."
+        where = f"The whole model{f', {printable(d.original_class)}' if d.original_class else ''}."
         if not self.is_root:
             times = f" and {d.instances - 1} more like it" if d.instances > 1 else ""
-            where = f"{d.original_class or 'Module'}: {d.path}{times}."
+            where = f"{printable(d.original_class or 'Module')}: {printable(d.path)}{times}."
         values = [(self.naming.names[v], v) for v in d.inputs]
         rows = [f"{name}: {self._shape(v)}" for name, v in values]
         rows += [f"returns {self._shape(v)}" for v in self._outputs()]
@@ -149,29 +172,28 @@ class ClassWriter:
             body.append(f"{targets} = {', '.join(f'mesh[{quoted(name)}]' for (name,) in axes)}")
         for names in sorted(self.axes - set(axes)):
             body.append(f"{self.axis(*names)} = mesh.joint(({', '.join(map(quoted, names))}))")
-        body += [f"self.{self.attribute('random')} = mesh.random"] if self.uses_random else []
+        body += [f"{self.ours('random')} = mesh.random"] if self.uses_random else []
         if self.uses_random and not self.is_root:
-            body.append(f"self.{self.attribute('first_random')} = first_random")
-        body += [f"self.{self.attribute('device')} = mesh.device"] if self.uses_device else []
-        body += [f"self.{name} = {expression}" for expression, name in self.sizes.items()]
+            body.append(f"{self.ours('first_random')} = first_random")
+        body += [f"{self.speller.device} = mesh.device"] if self.uses_device else []
+        body += [f"{name} = {expression}" for expression, name in self.sizes.items()]
         result = [*statement(f"def __init__({', '.join(arguments)}) -> None:", 1)]
         for line in body:
             result += statement(line, 2)
         for name, member in self.members.items.items():
-            result += self._member(name, member)
+            result += self._member(self.members.attributes()[name], member)
+        if self.members.numbered is not None:
+            result += self._member(self.members.numbers_name, self.members.numbered)
         return result
 
-    def _member(self, name: str, member: Members | ProgramParameter | Child) -> list[str]:
-        target = f"self.{name}" if name.isidentifier() else f"self[{quoted(name)}]"
+    def _member(self, attribute: str, member: Members | ProgramParameter | Child) -> list[str]:
         if isinstance(member, ProgramParameter) and member.value in self.buffers:
             persistent = "" if member.persistent else ", persistent=False"
-            return statement(f"self.register_buffer({quoted(name)}, {self._stored(member)}{persistent})", 2)
-        lines = statement(f"{target} = {self._made(member)}", 2)
-        for path, leaf in leaves(member) if isinstance(member, Members) else ():
-            if isinstance(leaf, ProgramParameter) and not leaf.persistent:
-                owner, _, last = f"{name}.{path}".rpartition(".")
-                holder, stored = access(self.members, owner), self._stored(leaf)
-                lines += statement(f"{holder}.register_buffer({quoted(last)}, {stored}, persistent=False)", 2)
+            return statement(f"self.register_buffer({quoted(attribute)}, {self._stored(member)}{persistent})", 2)
+        lines = statement(f"self.{attribute} = {self._made(member)}", 2)
+        for holder, name, buffer in unsaved(member, f"self.{attribute}") if isinstance(member, Members) else ():
+            made = f"{holder}.register_buffer({quoted(name)}, {self._stored(buffer)}, persistent=False)"
+            lines += statement(made, 2)
         return lines
 
     def _made(self, member: Members | ProgramParameter | Child) -> str:
@@ -183,9 +205,12 @@ class ClassWriter:
         saved = {n: m for n, m in member.items.items() if not (isinstance(m, ProgramParameter) and not m.persistent)}
         if member.is_list:
             return f"nn.ModuleList([{', '.join(self._elements(list(member.items.values())))}])"
+        if member.is_parameter_list:
+            return f"nn.ParameterList([{', '.join(map(self._made, member.items.values()))}])"
         if member.is_dict:
             return f"nn.ModuleDict({{{', '.join(f'{quoted(n)}: {self._made(m)}' for n, m in saved.items())}}})"
-        return f"Holder({', '.join(f'{n}={self._made(m)}' for n, m in saved.items())})"
+        attributes = member.attributes()
+        return f"Holder({', '.join(f'{attributes[n]}={self._made(m)}' for n, m in saved.items())})"
 
     def _elements(self, items: list[Members | ProgramParameter | Child]) -> list[str]:
         """The elements of a list: one by one, or a comprehension for equal ones in a row."""
@@ -221,28 +246,29 @@ class ClassWriter:
         step = second.random_index - first.random_index
         shift = first.random_index - number * step  # the number is shift + step * i
         growth = f"{step} * i" if step != 1 else "i"
-        return self._construct(replace(first, random_index=shift), f"{first.path.rpartition('.')[0]}.{{i}}", growth)
+        stem = first.path.rpartition(".")[0]
+        return self._construct(replace(first, random_index=shift), self._name(stem, "{i}"), growth)
 
     def _child(self, child: Child) -> str:
-        return self._construct(child, child.path)
+        return self._construct(child, self._name(child.path))
 
     def _construct(self, child: Child, path: str, growth: str = "") -> str:
         """The constructor call; `growth` is added to the number of the first random operator."""
         inner = self.package.tree.definition(child.definition)
         arguments = ["mesh"] if self.package.needs_mesh(child.definition) else []
         if self.package.needs_path(child.definition):
-            arguments.append(self._name(path))
+            arguments.append(path)
         if inner.random_base >= 0:
             first = child.random_index + (self.definition.random_base if self.is_root else 0)
             terms = ["" if self.is_root else "first_random", str(first) if first else "", growth]
             arguments.append((" + ".join(filter(None, terms)) or "0").replace("+ -", "- "))
         return f"{child.definition}({', '.join(arguments)})"
 
-    def _name(self, path: str) -> str:
-        """The original name of what is held at `path`."""
-        if self.is_root:
-            return f'f"{path}"' if "{" in path else quoted(path)
-        return f'f"{{path}}.{path}"'
+    def _name(self, path: str, field: str = "") -> str:
+        """The original name of what is held at `path`, or below it at what `field` stands for."""
+        if self.is_root and not field:
+            return quoted(path)
+        return f'f"{".".join(filter(None, ("" if self.is_root else "{path}", braced(path), field)))}"'
 
     def _stored(self, p: ProgramParameter) -> str:
         """The call that makes a parameter or buffer in its storage layout, uninitialised."""
@@ -285,7 +311,7 @@ class ClassWriter:
         return stored.split_shape != stored.shape
 
     def reference_to_state(self, value: str) -> str:
-        return access(self.members, relative(self.package.state[value].path, self.definition.path))
+        return self.access(relative(self.package.state[value].path, self.definition.path))
 
     def operand(self, value: str) -> str:
         """A variable, or the local part of a parameter or buffer that this module holds."""
@@ -311,12 +337,12 @@ def size_expression(size: LocalSize, program: Program) -> str:
     for shard in size.shards:
         options = f", blocks={shard.blocks}" if shard.blocks != 1 else ""
         options += f", unit={shard.unit}" if shard.unit != 1 else ""
-        text = f'shard_size({text}, mesh["{shard.axis}"]{options})'
+        text = f"shard_size({text}, mesh[{quoted(shard.axis)}]{options})"
     if len(size.shards) == 1 or all(shard.blocks == 1 for shard in size.shards):
         return text
     placements = {shard.axis: _cut_text(shard) for shard in size.shards}
     layout = " ".join(placements.get(axis, "R") for axis in mesh.names)
-    return f'len(held_indices({size.size}, 0, "{layout}", mesh))'
+    return f"len(held_indices({size.size}, 0, {quoted(layout)}, mesh))"
 
 
 def _cut_text(shard: AxisShard) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator, Sequence
+
+from autoshard.code_text import docstring_text, printable
 
 WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
@@ -10,7 +13,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 def statement(text: str, indent: int, comment: str = "") -> list[str]:
     """A statement at `indent` levels, broken where it is too long; the comment stands beside it or, if long, above."""
-    margin = " " * 4 * indent
+    margin, comment = " " * 4 * indent, printable(comment)
     if comment and len(margin + text) + len(comment) + 4 <= WIDTH:
         return [f"{margin}{text}  # {comment}"]
     above = [f"{margin}# {line}" for line in textwrap.wrap(comment, WIDTH - len(margin) - 2)]
@@ -40,17 +43,9 @@ def broken(text: str, width: int, tail: str = "") -> list[str]:
 
 def split_commas(text: str) -> list[str]:
     """Split at the commas outside brackets and quotes."""
-    parts, depth, start, quote = [], 0, 0, ""
-    for i, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in _OPEN:
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-        elif char == "," and depth == 0:
+    parts, start = [], 0
+    for i, char, depth in _code(text):
+        if char == "," and depth == 0:
             parts.append(text[start:i].strip())
             start = i + 1
     return [part for part in (*parts, text[start:].strip()) if part]
@@ -58,45 +53,48 @@ def split_commas(text: str) -> list[str]:
 
 def _last_group(text: str) -> int:
     """Where the last bracket group outside all others opens."""
-    depth, found, quote = 0, -1, ""
-    for i, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in _OPEN:
-            found = i if depth == 0 and text[i + 1 : i + 2] not in _CLOSE else found
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-    return found
+    opened = [i for i, char, depth in _code(text) if char in _OPEN and depth == 0]
+    return next((i for i in reversed(opened) if text[i + 1 : i + 2] not in _CLOSE), -1)
 
 
 def _matching(text: str, start: int) -> int:
-    depth, quote = 0, ""
-    for i in range(max(start, 0), len(text)):
-        char = text[i]
-        if quote:
+    """Where the group that opens at `start` closes."""
+    level = next((depth for i, _, depth in _code(text) if i == start), 0)
+    return next((i for i, char, depth in _code(text) if i > start and char in _CLOSE and depth == level), -1)
+
+
+def _code(text: str) -> Iterator[tuple[int, str, int]]:
+    """(position, character, bracket depth) of what is outside string literals; a bracket has the depth around it."""
+    depth, quote, skip = 0, "", False
+    for i, char in enumerate(text):
+        if skip:
+            skip = False
+        elif quote:
+            skip = char == "\\"
             quote = "" if char == quote else quote
         elif char in "\"'":
             quote = char
-        elif char in _OPEN:
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-            if depth == 0:
-                return i
-    return -1
+        else:
+            depth -= char in _CLOSE
+            yield i, char, depth
+            depth += char in _OPEN
+
+
+def packed(items: Sequence[str], width: int) -> list[str]:
+    """Items with commas, as many on a line as fit."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(item) + 2 <= width:
+            lines[-1] += f" {item},"
+        else:
+            lines.append(f"{item},")
+    return lines
 
 
 def docstring(text: str, indent: int) -> list[str]:
     """A docstring: one line, or a summary and a body whose lines are given."""
     margin = " " * 4 * indent
-    first, *rest = text.splitlines()
+    first, *rest = map(docstring_text, text.split("\n"))
     if not rest:
         return [f'{margin}"""{first}"""']
     return [f'{margin}"""{first}', *(f"{margin}{line}".rstrip() for line in rest), f'{margin}"""']
-
-
-def quoted(text: str) -> str:
-    return f'"{text}"'

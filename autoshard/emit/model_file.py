@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import ast
+import builtins
 import textwrap
 
+from autoshard.code_text import printable, quoted
 from autoshard.emit.classes import Package, class_texts
 from autoshard.emit.header import Header
-from autoshard.emit.lines import WIDTH, docstring, quoted, statement
+from autoshard.emit.lines import WIDTH, docstring, packed, statement
 from autoshard.emit.user_operators import registering_lines
 from autoshard.layout import PARTIAL
 from autoshard.program.model import Compute, Program
@@ -21,8 +23,12 @@ RUNTIME_NAMES = frozenset({
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip
-_OURS = {"F", "Holder", "Tensor", "block", "build_model", "len", "mesh", "nn", "path", "self", "torch"}
-_RESERVED = RUNTIME_NAMES | _OURS
+_RESERVED = RUNTIME_NAMES | {
+    "F", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LOSS_AXES", "MESH", "OPTIMIZER", "PLAN", "Tensor",
+    "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self",
+    "super", "torch",
+}  # fmt: skip
+_NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
 class Holder(nn.Module):
     """Parameters and modules under the names that the original model gives them."""
@@ -35,17 +41,11 @@ class Holder(nn.Module):
             else:
                 self.register_buffer(name, member)
 '''
-_PARSE_BUCKETS = '''
-def parse_buckets(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
-    """`dp+tp: name name ...`, with a blank line between buckets, as (axes, names) pairs."""
-    pairs = (block.partition(":") for block in text.strip().split("\\n\\n"))
-    return [(tuple(axes.split("+")), names.split()) for axes, _, names in pairs]
-'''
 
 
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
-    tree = module_tree(program, _RESERVED | {"Sharding", "Random", "Axis"})
+    tree = module_tree(program, _NO_CLASS)
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
@@ -53,9 +53,10 @@ def model_file(program: Program, header: Header) -> str:
     package = Package(program, tree, reserved, state, targets)
     classes = class_texts(package)
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
-    holder = [_HOLDER.strip("\n")] if "Holder(" in code else []
     registering = registering_lines(header.registrations)
-    imports = _imports("\n".join([code, *registering]))
+    names = _names_in("\n".join([code, *registering]))
+    holder = [_HOLDER.strip("\n")] if "Holder" in names else []
+    imports = _imports(names)
     parts = [_docstring(program, header), imports, registering, _facts(program, header)]
     head = "\n".join("\n".join(part) for part in parts if part)
     end = ["\n".join(_build_model(tree.root.name)), "\n".join(_gradient_buckets(program))]
@@ -68,16 +69,14 @@ def _docstring(program: Program, header: Header) -> list[str]:
         f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
     )
     text = [
-        f"{program.name} over {program.mesh.size} devices: the mesh {shape}.",
+        f"{printable(program.name)} over {program.mesh.size} devices: the mesh {shape}.",
         "",
         *textwrap.wrap(
-            f"Written by autoshard ({header.versions or 'unknown version'}) from plan {header.plan_hash}:", WIDTH
+            printable(f"Written by autoshard ({header.versions or 'unknown version'}) from plan {header.plan_hash}:"),
+            WIDTH,
         ),
-        *[
-            f"  {line}"
-            for line in textwrap.wrap(header.command, WIDTH - 4, break_on_hyphens=False, break_long_words=False)
-        ],
-        f"Predicted for {header.hardware}: {predicted}.",
+        *(f"  {line}" for line in _command_lines(printable(header.command))),
+        f"Predicted for {printable(header.hardware)}: {predicted}.",
         "",
         "Every rank runs this code on local tensors; what crosses devices is a call that names the mesh axis.",
         *(line for words in header.strategy for line in textwrap.wrap(words + ".", WIDTH, subsequent_indent="  ")),
@@ -88,12 +87,19 @@ def _docstring(program: Program, header: Header) -> list[str]:
     return docstring("\n".join(text), 0)
 
 
-def _imports(code: str) -> list[str]:
-    words = set(re.findall(r"\b[A-Za-z_]\w*(?=[(:])|\bParallelMesh\b", re.sub(r"#.*", "", code)))
-    names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & words), key=lambda name: (name[0].islower(), name))
+def _command_lines(command: str) -> list[str]:
+    return textwrap.wrap(command, WIDTH - 4, break_on_hyphens=False, break_long_words=False)
+
+
+def _names_in(code: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def _imports(used: set[str]) -> list[str]:
+    names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & used), key=lambda name: (name[0].islower(), name))
     lines = ["", "from __future__ import annotations", ""]
-    lines += ["import torch"] if "torch." in code else []
-    lines += ["import torch.nn.functional as F"] if "F." in code else []
+    lines += ["import torch"] if "torch" in used else []
+    lines += ["import torch.nn.functional as F"] if "F" in used else []
     lines += ["from torch import Tensor, nn", ""]
     one = f"from runtime import {', '.join(names)}"
     lines += [one] if len(one) <= WIDTH else ["from runtime import (", *(f"    {name}," for name in names), ")"]
@@ -124,20 +130,11 @@ def _gradient_buckets(program: Program) -> list[str]:
     lines = ["# Gradients that one flat all-reduce over these axes sums after backward, in this order."]
     if not program.gradient_buckets:
         return [*lines, "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = []"]
-    blocks = []
+    lines += ["# fmt: off", "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = ["]
     for bucket in program.gradient_buckets:
-        text = f"{'+'.join(bucket.axes)}: {' '.join(bucket.parameters)}"
-        blocks.append(textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False))
-    text = "\n\n".join(blocks).replace("\\", "\\\\")
-    return [
-        *_PARSE_BUCKETS.strip("\n").splitlines(),
-        "",
-        "",
-        *lines,
-        'GRADIENT_BUCKETS = parse_buckets("""',
-        text,
-        '""")',
-    ]
+        names = [f"        {line}" for line in packed([*map(quoted, bucket.parameters)], WIDTH - 8)]
+        lines += [f"    ({_names([*bucket.axes])}, [", *names, "    ]),"]
+    return [*lines, "]", "# fmt: on"]
 
 
 def _partial_axes(program: Program, loss: str) -> list[str]:

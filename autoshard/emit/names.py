@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from autoshard.code_text import fresh, identifier
 from autoshard.program.model import Collective, Compute, Program
 from autoshard.program.modules import Call, Definition, Item, Loop
 from autoshard.program.scopes import operands_of, results_of
@@ -28,10 +27,12 @@ _HINTS = {"aten.softmax": "probabilities", "aten.arange": "positions", "aten.emb
 
 @dataclass
 class Naming:
-    """`names`: value -> variable ("_" where nothing reads it). `copies`: item position -> (new, old) assignments that
-    must come before it, because a loop would overwrite a variable that is still needed."""
+    """`names`: value -> variable ("_" where nothing reads it). `carried`: (item position, argument) of a loop -> the
+    variable that a turn hands to the next. `copies`: item position -> (new, old) assignments that must come before it,
+    because a loop would overwrite a variable that is still needed."""
 
     names: dict[str, str] = field(default_factory=dict)
+    carried: dict[tuple[int, int], str] = field(default_factory=dict)
     copies: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
 
@@ -41,13 +42,6 @@ def name_values(
     """`called`: what a caller names the inputs. The root's inputs keep the names of the original model."""
     namer = _Namer(program, definition, reserved)
     return namer.run(definition.inputs if is_root else called)
-
-
-def identifier(text: str, reserved: Iterable[str] = ()) -> str:
-    """`text` as a name that is no keyword and not reserved."""
-    name = re.sub(r"\W", "_", text)
-    name = f"_{name}" if not name or name[0].isdecimal() else name
-    return f"{name}_" if keyword.iskeyword(name) or name in reserved else name
 
 
 class _Namer:
@@ -63,6 +57,7 @@ class _Namer:
         self.roles = self._find_roles()
         self.naming = Naming()
         self.live: dict[str, str] = {}  # variable -> the value it holds
+        self.kinds: dict[str, str] = {}  # variable -> kind of what it holds or held
         self.from_parameter: dict[str, str] = {}  # value -> the parameter's own name
 
     def run(self, called: Sequence[str]) -> Naming:
@@ -138,54 +133,37 @@ class _Namer:
         dtype = self.program.value(value).dtype
         return "bool" if dtype == "bool" else "int" if "int" in dtype else "float"
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """Variable -> kind, of everything named so far."""
-        return {name: self._kind(value) for value, name in self.naming.names.items()}
-
     def _free(self, wanted: str) -> str:
-        name, number = identifier(wanted, self.reserved), 1
-        while name in self.live or name in self.reserved:
-            number += 1
-            name = f"{wanted}{number}"
-        return name
+        return fresh(identifier(wanted, self.reserved), {*self.live, *self.reserved})
 
     def _bind(self, value: str, name: str) -> None:
         self.naming.names[value] = name
+        self.kinds[name] = self._kind(value)
         if self.last.get(value, -1) >= 0 or value in self.definition.inputs:
             self.live[name] = value
 
     # --- loops ---
 
     def _loop(self, i: int, loop: Loop) -> None:
-        """A carried argument and the result that replaces it share one variable."""
-        names = self.naming.names
+        """A carried argument and the result that replaces it share one variable; every turn reads the other arguments,
+        so that no result may take theirs."""
+        names, slots = self.naming.names, self.naming.carried
         carried = {r: a for a, r in loop.carried}
         for a, _ in loop.carried:
             value = loop.arguments[a]
             old = names.get(value)
             if old is None or self.last[value] > i:
-                new = self._free(self._pool_name(value))
-                self.naming.copies.setdefault(i, []).append((new, value))
-                self.live[new] = value
-                names[f"{i}:{a}"] = new
+                slots[i, a] = self._free(self._pool_name(value))
+                self.naming.copies.setdefault(i, []).append((slots[i, a], value))
+                self.live[slots[i, a]] = value
             else:
-                names[f"{i}:{a}"] = old
-        for value in loop.arguments:
-            if (
-                value in names
-                and self.last[value] == i
-                and names[value] not in {names[f"{i}:{a}"] for a, _ in loop.carried}
-            ):
-                self.live.pop(names[value], None)
+                slots[i, a] = old
         for r, result in enumerate(loop.results):
-            if r in carried:
-                variable = names[f"{i}:{carried[r]}"]
-                if result is not None:
-                    names[result] = variable
-                    self.live[variable] = result
-            elif result is not None:
-                self._bind(result, self._free(self._pool_name(result)))
+            if result is not None:
+                self._bind(result, slots[i, carried[r]] if r in carried else self._free(self._pool_name(result)))
+        for value in loop.arguments:
+            if value in names and self.last[value] == i and self.live.get(names[value]) == value:
+                self.live.pop(names[value])
 
     def _pool_name(self, value: str) -> str:
         kind = self._kind(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoshard.code_text import code_span, identifier, prose, quoted
 from autoshard.emit.header import Header
 from autoshard.emit.user_operators import readme_section
 from autoshard.program.model import Program
@@ -14,16 +15,17 @@ def readme(program: Program, header: Header) -> str:
     mesh = ", ".join(f"{name}={n}" for name, n in program.mesh.axes)
     ranks = "\n".join(f"| {rank} | {_coordinates(program, rank)} |" for rank in _shown(size))
     more = "\n| ... | ... |" if size > 16 else ""
-    inputs = "\n".join(f"| `{i.name}` | {i.shape} | {i.dtype} | `{i.layout}` |" for i in header.inputs)
+    inputs = "\n".join(f"| {code_span(i.name)} | {i.shape} | {i.dtype} | `{i.layout}` |" for i in header.inputs)
     words = "\n".join(f"- {sentence}" for sentence in header.strategy)
-    names = ", ".join(i.name for i in header.inputs)
-    return f"""# {program.name} on {size} devices
+    names = ", ".join(identifier(i.name) for i in header.inputs)
+    items = ", ".join(f"{quoted(i.name)}: batch.{identifier(i.name)}" for i in header.inputs)
+    return f"""# {prose(program.name)} on {size} devices
 
 Written by autoshard from plan `{header.plan_hash}`. Needs only PyTorch. Mesh: {mesh} (outermost, slowest links first).
 
 {words}
 
-Predicted for {header.hardware}: {format_seconds(header.predicted_seconds, 3)} a step,
+Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds, 3)} a step,
 {format_bytes(header.predicted_peak_bytes)} at the peak on each device.
 
 ## Launch
@@ -59,7 +61,7 @@ Without `--data`, batches are synthetic. With `--data data.py:make_loader`:
 ```python
 def make_loader():
     for batch in my_dataset:
-        yield {{{", ".join(f'"{i.name}": batch.{i.name}' for i in header.inputs)}}}  # or a tuple: {names}
+        yield {{{items}}}  # or a tuple: {names}
 ```
 
 Every rank may yield the same global batch, of which it takes its part, or its local part alone. Global shapes:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoshard.code_text import quoted
 from autoshard.emit.spellings import INFIX, TEMPLATES
 from autoshard.graph.model import DTYPE_BYTES
 from autoshard.layout import LocalSize
@@ -20,6 +21,7 @@ IGNORED = frozenset({"layout", "device", "pin_memory", "memory_format", "generat
 CREATES = frozenset({"arange", "constant", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"})
 RETURNS_LIST = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split", "meshgrid"})
 REDUCTIONS = ("none", "mean", "sum")  # torch's numbers for them
+_PIECES = re.compile(r"([^<{]+)|<([^>]*)>|\{([^}]*)\}")  # of a template: text, <optional>, {field}
 FOREVER = 2**63 - 1  # how an open end of a slice is captured
 
 
@@ -48,7 +50,7 @@ class Speller:
             items = [self.literal(item) for item in value]
             return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
         if isinstance(value, str):
-            return f"torch.{value}" if value in DTYPES else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            return f"torch.{value}" if value in DTYPES else quoted(value)
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         return repr(value)
@@ -66,9 +68,12 @@ class Speller:
         return f"{left}**{right}" if symbol == "**" else f"{left} {symbol} {right}"
 
     def _fill(self, template: str, operands: Operands, given: Attributes) -> str:
-        text = re.sub(r"<([^>]*)>", lambda match: self._optional(match[1], operands, given), template)
-        text = re.sub(r"\{([^}]*)\}", lambda match: str(self._field(match[1], operands, given)), text)
-        return text.replace("(, ", "(")
+        text = ""
+        for plain, optional, field in _PIECES.findall(template):
+            piece = plain or (self._optional(optional, operands, given) if optional else None)
+            piece = str(self._field(field, operands, given)) if piece is None else piece
+            text += piece.removeprefix(", ") if text.endswith("(") else piece
+        return text
 
     def _optional(self, argument: str, operands: Operands, given: Attributes) -> str:
         """`, value` or `, name=value`, "" where it is absent or the default."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import keyword
-import re
 from collections.abc import Sequence
 
-from autoshard.emit.lines import quoted, statement
+from autoshard.code_text import code_span, fresh, identifier, quoted
+from autoshard.emit.lines import statement
 from autoshard.graph.model import Registration
 
 FOLDER = "user_operators"
@@ -26,16 +25,9 @@ def module_names(registrations: Sequence[Registration]) -> list[str]:
     """The name that the package imports each by: its own, or that of the copy."""
     names: list[str] = []
     for item in registrations:
-        name = f"{FOLDER}.{_identifier(item.module)}" if item.text else item.module
-        while item.text and name in names:
-            name += "_"
-        names.append(name)
+        copy = f"{FOLDER}.{identifier(item.module)}"
+        names.append(fresh(copy, names) if item.text else item.module)
     return names
-
-
-def _identifier(name: str) -> str:
-    plain = re.sub(r"\W", "_", name)
-    return f"_{plain}" if plain[:1].isdigit() or keyword.iskeyword(plain) or plain == "__init__" else plain
 
 
 def registering_lines(registrations: Sequence[Registration]) -> list[str]:
@@ -55,9 +47,9 @@ def readme_section(registrations: Sequence[Registration]) -> str:
 
 
 def _sentence(name: str, item: Registration) -> str:
-    operators = ", ".join(f"`{target}`" for target in item.targets)
+    operators = ", ".join(map(code_span, item.targets))
     if item.text:
         return f"- {operators}: `{name.replace('.', '/')}.py`, a copy of the file that registers them."
     if item.module:
-        return f"- {operators}: `import {item.module}`, which must be installed or on `PYTHONPATH`."
+        return f"- {operators}: {code_span(f'import {item.module}')}, which must be installed or on `PYTHONPATH`."
     return f"- {operators}: add an import of the module that registers them to `model_parallel.py`."

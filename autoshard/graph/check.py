@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Tensor
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_DOTTED = re.compile(rf"{_NAME}(\.{_NAME})+")
+_PLAIN = re.compile(_NAME)
 
 
 def check(graph: Graph) -> None:
@@ -13,6 +18,8 @@ def check(graph: Graph) -> None:
     _unique("tensor", (tensor.name for tensor in graph.tensors))
     _unique("op", (op.name for op in graph.ops))
     _unique("parameter or buffer path", _paths(graph))
+    _check_paths(graph)
+    _check_registrations(graph)
     for tensor in graph.tensors:
         _check_tensor(tensor)
     known = _check_sources(graph, tensors)
@@ -41,6 +48,9 @@ def _check_sources(graph: Graph, tensors: dict[str, Tensor]) -> set[str]:
 
 def _check_op(op: Op, known: set[str], tensors: dict[str, Tensor]) -> None:
     label = f"op {op.name} ({op.target})"
+    assert _DOTTED.fullmatch(op.target), f"op {op.name} has the target {op.target!r}, not namespace.name"
+    for name, _ in op.attributes:
+        assert _PLAIN.fullmatch(name), f"{label} has an attribute {name!r}, which is no argument of an operator"
     for operand in op.operands:
         assert operand is None or operand in known, f"{label} reads {operand} before it is produced"
     for result in op.results:
@@ -79,6 +89,25 @@ def _paths(graph: Graph) -> Iterable[str]:
     for stored in graph.parameters + graph.buffers:
         yield stored.path
         yield from stored.ties
+
+
+def _check_paths(graph: Graph) -> None:
+    """A path is names with dots between, and what holds something else is no tensor."""
+    paths = [stored.path for stored in graph.parameters + graph.buffers]
+    modules = [path for path, _ in graph.modules]
+    for path in (*_paths(graph), *filter(None, modules)):
+        assert all(path.split(".")), f"{path!r} is no path of a parameter, buffer or module"
+    holders = {path[:i] for path in (*paths, *modules) for i, char in enumerate(path) if char == "."}
+    for path in paths:
+        assert path not in holders and path not in modules, f"{path} is a parameter or buffer, and holds others"
+
+
+def _check_registrations(graph: Graph) -> None:
+    for item in graph.registrations:
+        named = not item.module or bool(item.text) or all(map(_PLAIN.fullmatch, item.module.split(".")))
+        assert named, f"operators are registered by {item.module!r}, which is no name of a module"
+        for target in item.targets:
+            assert _DOTTED.fullmatch(target), f"{item.module} registers {target!r}, not namespace.name"
 
 
 def _unique(kind: str, names: Iterable[str]) -> None:

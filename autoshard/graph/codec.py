@@ -54,6 +54,15 @@ def decode(kind: Any, value: Any, where: str) -> Any:
         return _float(value, where)
     if type(value) not in options:
         raise ValueError(f"{where} is {_name(value)}, expected {' or '.join(option.__name__ for option in options)}")
+    return _text(value, where) if isinstance(value, str) else value
+
+
+def _text(value: str, where: str) -> str:
+    """What a file can hold: JSON may escape halves of characters."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where} is {value!r}, which is no text") from None
     return value
 
 
@@ -95,7 +104,9 @@ def _attribute(value: Any, where: str) -> Attribute:
         return tuple(_attribute(item, f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(value, dict):
         return _float(value, where)
-    if value is None or type(value) in (int, float, bool, str):
+    if isinstance(value, str):
+        return _text(value, where)
+    if value is None or type(value) in (int, float, bool):
         return typing.cast(Attribute, value)
     raise ValueError(f"{where} is {_name(value)}, expected an attribute")
 

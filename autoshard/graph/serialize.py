@@ -12,7 +12,7 @@ from typing import Any
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.graph.check import check
 from autoshard.graph.codec import decode, encode
-from autoshard.graph.model import SCHEMA_VERSION, Graph
+from autoshard.graph.model import SCHEMA_VERSION, Graph, Registration
 
 KIND = "autoshard.graph"
 _LATER = ("discovered", "registrations")  # fields that older files lack; written only where they say something
@@ -68,6 +68,16 @@ def load(path: str | Path) -> Graph:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise InvalidFileError(f"can't read the graph {path}: {reason}", _AGAIN) from None
     return loads(text, str(path))
+
+
+def without_code(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph without the Python files that it brings along, and the operators that they register.
+
+    A graph is data: what came from elsewhere must not become code that a package runs.
+    """
+    bare = tuple(Registration("", item.targets) if item.text else item for item in graph.registrations)
+    targets = tuple(target for item in graph.registrations if item.text for target in item.targets)
+    return dataclasses.replace(graph, registrations=bare), targets
 
 
 def check_has_code(model: str) -> None:

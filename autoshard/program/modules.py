@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from autoshard.code_text import fresh, identifier
 from autoshard.program.model import Compute, Instruction, Program
 from autoshard.program.scopes import Run, Scopes, operands_of, relative
 
@@ -141,15 +142,8 @@ class _Builder:
         for key, runs in order:
             path = runs[0].path
             original = self.scopes.classes.get(path) or (_camel(path) if path else self.program.name)
-            self.names[key] = self._fresh(_identifier("Block" if original == UNNAMED and path else original))
-
-    def _fresh(self, stem: str) -> str:
-        name, number = stem, 1
-        while name in self.taken:
-            number += 1
-            name = f"{stem}{number}"
-        self.taken.add(name)
-        return name
+            self.names[key] = fresh(_class_name("Block" if original == UNNAMED and path else original), self.taken)
+            self.taken.add(self.names[key])
 
     # --- definitions ---
 
@@ -309,9 +303,9 @@ def _reads(item: Item) -> tuple[str, ...]:
 # --- class names ---
 
 
-def _identifier(name: str) -> str:
-    name = re.sub(r"\W", "_", name.rpartition(".")[2])
-    return name if name and not name[0].isdecimal() else f"Module{name}"
+def _class_name(original: str) -> str:
+    name = original.rpartition(".")[2]
+    return identifier(name if name[:1].isidentifier() else f"Module{name}")
 
 
 def _camel(path: str) -> str:

@@ -9,5 +9,8 @@ _FILES = {
     "pairs": "t5 bart whisper clip",
     "vision": "vit dinov2 swin convnext resnet",
     "plain": "lenet unet lstm transformer_encoder",
+    "nanogpt": "nanogpt",
+    "handwritten": "mingpt small_vit small_resnet root_sequential seq2seq vae gcn dlrm translator nested_lists "
+    "module_dict shared_twice two_values universal blocks",
 }
 NAMES = {name: f"tests.models.{file}:{name}" for file, names in _FILES.items() for name in names.split()}

@@ -25,6 +25,13 @@ def test_trains_and_infers_the_same(name: str) -> None:
     assert row.without_rule == ()
 
 
+@pytest.mark.parametrize("name", ("nanogpt", "blocks"))
+def test_first_own_models_under_their_best_plan(name: str) -> None:
+    """A loop over blocks, then a loss of flattened logits and labels."""
+    row = measure(name, meshes=(), seeds=(), best=("dp=2,tp=2",))
+    assert row.passed and row.verified == 1, row.reasons
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in QUICK])
 def test_every_architecture(name: str) -> None:

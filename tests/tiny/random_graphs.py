@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autoshard.graph.model import DTYPE_BYTES, Attribute, Graph, Op, Parameter, Saved, Tensor
 
+ARGUMENTS = st.from_regex("[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 NAMES = st.text('abcxyz_é"\\\n0', min_size=1, max_size=6)
 ATTRIBUTES: st.SearchStrategy[Attribute] = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -28,7 +29,7 @@ def ops(draw: st.DrawFn, position: int, known: list[str]) -> Op:
     results = tuple(f"v{position}_{i}" for i in range(draw(st.integers(1, 2))))
     given = [i for i, operand in enumerate(operands) if operand is not None]
     saved = Saved(tuple(given[:1]), (0,), draw(st.integers(0, 99)), ((0, 0),) if operands else ())
-    attributes = draw(st.dictionaries(NAMES, ATTRIBUTES, max_size=3))
+    attributes = draw(st.dictionaries(ARGUMENTS, ATTRIBUTES, max_size=3))
     target = draw(st.sampled_from(["aten.add", "aten.reshape", "autoshard.linear_in_out"]))
     return Op(
         f"op{position}", target, tuple(operands), tuple(attributes.items()), results, draw(NAMES), draw(NAMES), saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -144,7 +145,37 @@ def test_a_sequential_root_keeps_its_numbered_names() -> None:
     x = make.compute("aten.linear", (x, second, None), [("linear_1", (8, 4), "R")], "2")
     program = make.program((x,))
     text = model_file(program, replace(header(program), inputs=()))
-    assert '"0.weight"' in text and 'self["0"].weight' in text and "(nn.ModuleDict)" in text
+    assert '"0.weight"' in text and 'local(self.layers["2"].weight)' in text and "(nn.Module)" in text
+
+
+def looped_program(with_labels: bool) -> Program:
+    """Three blocks that carry one value, read another in every turn and make a third, of which the last is used."""
+    make = Maker(Mesh.parse("dp=2"))
+    make.modules += [("", "Net"), ("h", "ModuleList")]
+    x, y = make.input("x", (8, 4), "S0"), make.input("y", (8, 4), "S0")
+    labels = make.input("labels", (8,), "S0", "int64") if with_labels else None
+    for n in range(3):
+        make.modules.append((f"h.{n}", "Block"))
+        for k in range(5):
+            x = make.compute("aten.add", (x, y), [(f"add_{n}_{k}", (8, 4), "S0")], f"h.{n}", alpha=1)
+        side = make.compute("aten.relu", (x,), [(f"relu_{n}", (8, 4), "S0")], f"h.{n}")
+    x = make.compute("aten.add", (x, side), [("sum", (8, 4), "S0")], "", alpha=1)
+    if labels is not None:
+        labels = make.compute("aten.view", (labels,), [("view", (8,), "S0")], "", dtype="int64", size=(4,))
+        x = make.compute("aten.embedding", (x, labels), [("loss", (8, 4), "S0")], "")
+    return make.program((x,))
+
+
+def test_whole_numbers_behind_a_loop_have_names() -> None:
+    """A loop's slots are no values: asked for their kind they have none."""
+    text = model_file(program := looped_program(with_labels=True), header(program))
+    assert "labels = labels.reshape(4)" in text
+
+
+def test_no_result_of_a_loop_takes_the_name_of_what_every_turn_reads() -> None:
+    text = model_file(program := looped_program(with_labels=False), header(program))
+    ((targets, arguments),) = re.findall(r"^ +(.*) = block\((.*)\)$", text, re.M)
+    assert arguments == "x, y" and targets.split(", ")[0] == "x" and "y" not in targets.split(", "), text
 
 
 def spell(target: str, operands: tuple[str | None, ...], **attributes: object) -> str:

@@ -14,12 +14,12 @@ FILES = (
 
 
 def test_files_get_names_that_can_be_imported() -> None:
-    assert module_names(FILES) == ["", "kernels.fused", "user_operators.my_model", "user_operators.my_model_"]
+    assert module_names(FILES) == ["", "kernels.fused", "user_operators.my_model", "user_operators.my_model2"]
     files = copied_files(FILES)
     assert files.pop("user_operators/__init__.py").startswith('"""')
-    assert files == {"user_operators/my_model.py": "import torch\n", "user_operators/my_model_.py": "import math\n"}
+    assert files == {"user_operators/my_model.py": "import torch\n", "user_operators/my_model2.py": "import math\n"}
     assert [module_names([Registration(name, (), "x")])[0] for name in ("2b", "class", "__init__")] == [
-        "user_operators._2b", "user_operators._class", "user_operators.___init__"
+        "user_operators._2b", "user_operators.class_", "user_operators._init__"
     ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_the_model_file_imports_each() -> None:
         'register_operators("", "a.unknown")',
         'register_operators("kernels.fused", "b.one", "b.two")',
         'register_operators("user_operators.my_model", "c.one")',
-        'register_operators("user_operators.my_model_", "d.one")',
+        'register_operators("user_operators.my_model2", "d.one")',
     ]
     text = readme_section(FILES)
     assert "`b.one`, `b.two`: `import kernels.fused`, which must be installed or on `PYTHONPATH`" in text

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "autoshard"
 # A room may import rooms of a lower rank and itself; rooms of one rank don't know each other. A contract (model.py)
 # stands apart from the room that fills it.
 RANKS = [
-    ["errors", "progress", "resources"],
+    ["code_text", "errors", "progress", "resources"],
     ["spec"],
     ["estimate.shape"],
     ["estimate.command"],
