@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from autoshard.errors import CaptureError, UsageError
+from autoshard.graph.backwards import resolve
 from autoshard.graph.canonical import canonical
 from autoshard.graph.check import check
 from autoshard.graph.constants import recognise_masks
@@ -23,6 +24,7 @@ from autoshard.graph.initialise import Init, InitWatcher, watch_library_init
 from autoshard.graph.inline import inline
 from autoshard.graph.linears import fold_linears
 from autoshard.graph.load import load_exported, load_model
+from autoshard.graph.loss import choose_loss
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.precision import PRECISIONS, apply_precision
@@ -105,12 +107,11 @@ def _finish(
     training: bool,
 ) -> Graph:
     try:
-        graph = _raw(program, model, init_of)
+        graph = _raw(program, model, init_of, training)
     except CaptureError as error:
         name = type(model).__name__ if model is not None else source
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
-    loss = graph.loss if training else None  # nothing is differentiated in inference
-    graph = replace(graph, source=source, name=_name(source), optimizer=optimizer, training=training, loss=loss)
+    graph = replace(graph, source=source, name=_name(source), optimizer=optimizer)
     for run in PASSES:
         graph = run(graph)
     graph = note_registrations(apply_precision(graph, precision))
@@ -118,10 +119,11 @@ def _finish(
     return graph
 
 
-def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.Tensor], Init]) -> Graph:
+def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.Tensor], Init], training: bool) -> Graph:
     """Export graph -> functional fx graph -> Graph before any pass."""
     module = program.graph_module
     inline(module)
+    resolve(module)
     stored = _Stored(program, model, init_of)
     written = functionalise(module.graph)
     plain_creation(module.graph)
@@ -130,8 +132,8 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
     for node in written:
         if node in stored.parameter_nodes:
             raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place", _FROZEN)
-    outputs, loss = _outputs(program, name, tensors | stored.tensors)
-    return Graph(
+    outputs, called = _outputs(program, name)
+    graph = Graph(
         name="",
         tensors=(*stored.tensors.values(), *tensors.values()),
         inputs=stored.inputs,
@@ -139,12 +141,14 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
         buffers=stored.buffers,
         ops=(*stored.constant_ops, *ops),
         outputs=outputs,
-        loss=loss,
+        loss=None,
+        training=training,
         buffer_updates=tuple(
             (stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes
         ),
         modules=_modules(module.graph, model),
     )
+    return choose_loss(mark_gradients(graph), called) if training else graph
 
 
 class _Stored:
@@ -226,21 +230,16 @@ def _identity(value: Any) -> Any:
     return (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
 
 
-def _outputs(
-    program: Any, name: Callable[[fx.Node], str], tensors: Mapping[str, Tensor]
-) -> tuple[tuple[str, ...], str | None]:
-    """The tensor outputs, and the loss: the scalar named `loss`, else the first scalar."""
+def _outputs(program: Any, name: Callable[[fx.Node], str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The tensor outputs, and what the forward calls each: `['loss']`, `.loss`, `[0]`."""
     (returned,) = next(iter(reversed(program.graph.nodes))).args
     values = [name(value) if isinstance(value, fx.Node) else None for value in returned]
     tree = torch.utils._pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec)
-    named = tree.get("loss") if isinstance(tree, dict) else getattr(tree, "loss", None)
-    order = [values[i] for i in ([named] if isinstance(named, int) else []) + list(range(len(values)))]
-    loss = next((value for value in order if value is not None and _is_loss(tensors[value])), None)
-    return tuple(dict.fromkeys(value for value in values if value is not None)), loss
-
-
-def _is_loss(tensor: Tensor) -> bool:
-    return tensor.shape == () and "float" in tensor.dtype
+    found: dict[str, str] = {}
+    for path, i in torch.utils._pytree.tree_leaves_with_path(tree):
+        if (value := values[i]) is not None:
+            found.setdefault(value, torch.utils._pytree.keystr(path))
+    return tuple(dict.fromkeys(value for value in values if value is not None)), found
 
 
 def _modules(graph: fx.Graph, model: torch.nn.Module | None) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autoshard.errors import CaptureError
 from autoshard.graph.lines import culprit, headline
+from autoshard.graph.state import steady
+from autoshard.graph.watch import noting_autocast, refuse_hooks, watching
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
 _PLAIN = "call model(*inputs) in Python, on the CPU: it must run; --debug shows where torch.export gave up"
@@ -31,17 +33,30 @@ _REASONS = (
 
 
 def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without."""
+    """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
+
+    What the forward does to gradients by Python code of its own is in it as operators, or raises a CaptureError.
+    """
+    if model.training:
+        refuse_hooks(model)
     with _fake_stand_ins(model, inputs) as arguments, _quiet():
         try:
-            return torch.export.export(model, arguments, strict=False)
+            return _watched(model, arguments)
         except Exception as error:
-            if not _register_output(model, arguments, error):
+            if _own(error) or not _register_output(model, arguments, error):
                 raise _capture_error(model, error) from error
         try:
-            return torch.export.export(model, arguments, strict=False)
+            return _watched(model, arguments)
         except Exception as error:
             raise _capture_error(model, error) from error
+
+
+def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> Any:
+    def trace() -> Any:
+        with noting_autocast(), watching(model.training):
+            return torch.export.export(model, arguments, strict=False)
+
+    return steady(model, trace)
 
 
 @contextlib.contextmanager
@@ -117,6 +132,8 @@ def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: 
 
 def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
     name, place = type(model).__name__, culprit(error)
+    if (own := _own(error)) is not None:
+        return CaptureError(f"{name} can't be captured: {own.message}", own.hint)
     text = f"{type(error).__name__}: {error}"
     if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
         return CaptureError(
@@ -128,3 +145,10 @@ def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
     else:
         what = f"{place}: {headline(error)}" if place else headline(error)
     return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else _PLAIN)
+
+
+def _own(error: BaseException | None) -> CaptureError | None:
+    """The CaptureError that was raised while torch ran the forward, whatever was made of it on its way."""
+    while error is not None and not isinstance(error, CaptureError):
+        error = error.__cause__ or error.__context__
+    return error

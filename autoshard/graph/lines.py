@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import sysconfig
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import torch
 
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
+_MACHINERY = ("/site-packages/sympy/", "/site-packages/mpmath/")  # torch.export's own
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -37,10 +40,24 @@ def culprit(error: BaseException) -> str:
     seen: BaseException | None = error
     while seen is not None and not frames:
         frames = [
-            (f.f_code.co_filename, line) for f, line in walk_tb(seen.__traceback__) if _visible(f.f_code.co_filename)
+            (f.f_code.co_filename, line) for f, line in walk_tb(seen.__traceback__) if is_visible(f.f_code.co_filename)
         ]
         seen = seen.__cause__ or seen.__context__
     return quote(*frames[-1]) if frames else ""
+
+
+def here() -> str:
+    """`file.py:12 `code`` of the innermost frame of the model's own code that is running now; "" if there is none."""
+    frame = model_frame()
+    return quote(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+def model_frame() -> FrameType | None:
+    """The innermost running frame that is not torch's, autoshard's or Python's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_visible(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 def quote(filename: str, line: int) -> str:
@@ -57,7 +74,7 @@ def short_path(filename: str) -> str:
 def node_frame(node: Any) -> tuple[str, int] | None:
     """File and line of the innermost frame of the forward that made an exported node, torch's own left out."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    visible = [(name, int(line)) for name, line in frames if _visible(name)]
+    visible = [(name, int(line)) for name, line in frames if is_visible(name)]
     return visible[-1] if visible else None
 
 
@@ -73,7 +90,8 @@ def node_quote(node: Any) -> str:
     return quote(*frame) if frame else f"operator {node.name}"
 
 
-def _visible(filename: str) -> bool:
-    if filename.startswith(_SITE):
-        return not filename.startswith(_HIDDEN[0])
-    return not filename.startswith(_HIDDEN) or "site-packages" in filename
+def is_visible(filename: str) -> bool:
+    """Is it a file of the model's own, or of a library other than torch and autoshard?"""
+    if filename.startswith(_HIDDEN[:2]) or any(part in filename for part in _MACHINERY):
+        return False
+    return not filename.startswith(_HIDDEN) or "site-packages" in filename or filename.startswith(_SITE)

@@ -16,6 +16,7 @@ from torch.export.passes import move_to_device_pass
 
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph.lines import blame
+from autoshard.graph.watch import noting_autocast
 from autoshard.spec import check_file, check_spec, split_spec
 
 FILE_PREFIX = "autoshard_model_"  # of the module names of files, which hide no other module
@@ -39,9 +40,10 @@ def load_model(
                 f"{spec} is an exported program and takes no arguments, got {', '.join(arguments)}", _NO_WITH
             )
         return saved_module(load_exported(spec), device)
-    build = find_callable(spec)
-    _check_arguments(spec, build, arguments)
-    return _call(spec, build, arguments, device)
+    with noting_autocast():
+        build = find_callable(spec)
+        _check_arguments(spec, build, arguments)
+        return _call(spec, build, arguments, device)
 
 
 def verify_arguments(spec: str) -> dict[str, Any]:

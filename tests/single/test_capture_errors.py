@@ -77,7 +77,7 @@ BROKEN = [
     ("y = x @ x\nreturn y.sum()", "mine.py:13 `y = x @ x`", ""),
     ("return self.missing(x)", "mine.py:13 `return self.missing(x)`", "missing"),
     ("y = x.numpy()\nreturn self.layer(x).sum()", "mine.py:13 `y = x.numpy()`", ""),
-    ("with torch.autocast('cpu'):\n    y = self.layer(x)\nreturn y", "mine.py:14 `y = self.layer(x)`", "autocast"),
+    ("with torch.autocast('cpu'):\n    y = self.layer(x)\nreturn y", "mine.py:13 `with torch.auto", "autocast"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,235 @@
+"""What a forward means beyond its operators: kept (verified under a random plan) or refused by its line."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from autoshard.emit import emit
+from autoshard.errors import CaptureError
+from autoshard.graph.capture import capture
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.styles import random_plan
+from autoshard.verify import check_files, make_case
+
+MODEL = """
+import random, time
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.weight = weight
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.neg() * ctx.weight, None
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x.abs() < 1)
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return g * s * (1 + x * (1 - s))
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(x, w):
+        return x @ w.t()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w, g.t() @ x
+
+class Halved(Product):
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w, 0.5 * (g.t() @ x)
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.1, 0.1)
+
+numbers = random.Random(1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+        INIT
+
+    def forward(self, x):
+        FORWARD
+
+def build():
+    return Model(), (torch.randn(4, 6),)
+"""
+END = "return self.b(h).square().mean()"
+
+
+def spec_of(folder: Path, init: str, forward: str) -> str:
+    path = folder / "mine.py"
+    filled = MODEL.replace("FORWARD", textwrap.indent(textwrap.dedent(forward), " " * 8).strip())
+    path.write_text(filled.replace("INIT", textwrap.indent(textwrap.dedent(init), " " * 8).strip()))
+    return f"{path}:build"
+
+
+# name -> (constructor, forward)
+KEPT = {
+    "gradient reversal": ("", f"h = Reverse.apply(self.a(x), 0.5)\n{END}"),
+    "straight through": ("", f"h = Step.apply(self.a(x))\n{END}"),
+    "a Function that is the derivative": ("", f"h = Swish.apply(self.a(x))\n{END}"),
+    "a product with setup_context": ("", f"h = Product.apply(x, self.a.weight)\n{END}"),
+    "a hook that scales": ("", f"h = self.a(x)\nh.register_hook(lambda g: g * 0.5)\n{END}"),
+    "a hook that looks": ("seen = []\nself.seen = seen.append", f"h = self.a(x)\nh.register_hook(self.seen)\n{END}"),
+    "two hooks": (
+        "",
+        f"h = self.a(x).tanh()\nh.register_hook(lambda g: -g)\nh.register_hook(lambda g: g * 3)\n{END}",
+    ),
+    "retained gradient": ("", f"h = self.a(x)\nh.retain_grad()\n{END}"),
+    "a reentrant checkpoint": ("", f"h = checkpoint(torch.tanh, self.a(x), use_reentrant=True)\n{END}"),
+    "a checkpoint": ("", f"h = checkpoint(torch.tanh, self.a(x), use_reentrant=False)\n{END}"),
+    "saved on the CPU": ("", f"with torch.autograd.graph.save_on_cpu():\n    h = self.a(x).tanh()\n{END}"),
+    "a checkpoint of an input": ("", f"h = checkpoint(self.a, x, use_reentrant=True)\n{END}"),
+    "autocast off": ("", f"with torch.autocast('cuda', enabled=False):\n    h = self.a(x)\n{END}"),
+    "a cached size": ("self.rows = 0", f"self.rows = max(self.rows, x.shape[0])\nh = self.a(x) / self.rows\n{END}"),
+    "a counter that is only counted": ("self.calls = 0", f"self.calls += 1\nh = self.a(x)\n{END}"),
+    "the loss beside another scalar": ("", "h = self.a(x)\nreturn {'size': h.abs().mean(), 'loss': self.b(h).mean()}"),
+    "the loss beside a metric": ("", "h = self.b(self.a(x))\nreturn h.detach().abs().mean(), h.square().mean()"),
+    "a frozen norm": ("self.n = nn.BatchNorm1d(8)\nself.n.train = lambda _: self.n", f"h = self.n(self.a(x))\n{END}"),
+    "a forward hook": ("self.a.register_forward_hook(lambda m, a, out: out * 2)", f"h = self.a(x)\n{END}"),
+    "a dtype set for a while": (
+        "",
+        f"torch.set_default_dtype(torch.float64)\nt = torch.ones(8)\ntorch.set_default_dtype(torch.float32)\n"
+        f"h = self.a(x) * t.float()\n{END}",
+    ),
+    "no gradient in a region": ("", f"with torch.no_grad():\n    m = self.a(x).abs().mean()\nh = self.a(x) / m\n{END}"),
+    "a frozen parameter": ("self.a.requires_grad_(False)", f"h = self.a(x)\n{END}"),
+    "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept(name: str, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, *KEPT[name])
+    graph = capture(spec, {})
+    assert graph.loss is not None
+    case = make_case(spec, {}, graph, steps=2)
+    plan = random_plan(graph, Mesh.parse("a=2"), load_hardware("cpu-local"), seed=3)
+    program = lower(plan, graph)
+    proof = check_files(case, program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
+
+
+# name -> (constructor, forward, the line that is blamed, words of the message, words of the hint)
+REFUSED = {
+    "a Function that is no derivative": ("", f"h = Halved.apply(x, self.a.weight)\n{END}", "h = Halved",
+        "the backward of Halved is not the gradient of its forward", "an own one must be elementwise and linear"),
+    "a Function that clips": ("", f"h = Clipped.apply(self.a(x))\n{END}", "h = Clipped",
+        "this Function's backward is not linear and elementwise", "a gradient that autograd makes"),
+    "a hook that clips": ("", f"h = self.a(x)\nh.register_hook(lambda g: g.clamp(-1, 1))\n{END}", "h.register_hook",
+        "this gradient hook is not linear and elementwise", "in the training loop"),
+    "a hook that reads": ("", f"h = self.a(x)\nh.register_hook(lambda g: g * g.max().item())\n{END}", "h.register_hook",
+        "this gradient hook is not linear", "in the training loop"),
+    "a hook after the use": ("", "h = self.a(x)\ny = self.b(h)\nh.register_hook(lambda g: -g)\nreturn y.mean()",
+        "h.register_hook", "a hook is set on a tensor after its use", "register_hook at once"),
+    "a parameter's hook": ("self.a.weight.register_hook(lambda g: g * 0)", f"h = self.a(x)\n{END}",
+        "self.a.weight.register_hook", "the parameter a.weight has a gradient hook", "in the training loop"),
+    "a module's hook": ("self.a.register_full_backward_hook(lambda m, i, o: None)", f"h = self.a(x)\n{END}",
+        "self.a.register_full_backward_hook", "the module a has a backward hook", "in the training loop"),
+    "saved otherwise": ("",
+        f"with torch.autograd.graph.saved_tensors_hooks(torch.round, lambda t: t):\n    h = self.a(x).tanh()\n{END}",
+        "with torch.autograd", "changes what autograd saves", "leave the hooks out"),
+    "a gradient penalty": ("",
+        "x = x.detach().requires_grad_()\ny = self.b(self.a(x).tanh()).sum()\n"
+        "(g,) = torch.autograd.grad(y, x, create_graph=True)\nreturn g.norm(dim=1).mean() + y",
+        "(g,) = torch.autograd.grad", "the forward differentiates (grad)", "are not supported"),
+    "autocast": ("", f"with torch.autocast('cuda', dtype=torch.bfloat16):\n    h = self.a(x)\n{END}",
+        "with torch.autocast", "turns autocast on for cuda", "--precision bf16-mixed"),
+    "Python's random": ("", f"h = self.a(x) * numbers.random()\n{END}", "h = self.a(x) * numbers.random()",
+        "draws from Python's or NumPy's random numbers", "torch.rand"),
+    "NumPy's random": ("self.draw = np.random.default_rng(0)", f"h = self.a(x) * float(self.draw.random())\n{END}",
+        "h = self.a(x) * float", "draws from Python's or NumPy's random numbers", "torch.rand"),
+    "a layer dropped by chance": ("", f"h = self.a(x) if random.random() < 0.99 else self.a(-x)\n{END}",
+        "h = self.a(x) if", "draws from Python's or NumPy's random numbers", "torch.rand"),
+    "a seed": ("", f"torch.manual_seed(3)\nh = self.a(x) + torch.randn(8)\n{END}", "torch.manual_seed(3)",
+        "the forward seeds torch", "a fixed noise belongs in a buffer"),
+    "a step count": ("self.step = 0", f"self.step += 1\nh = self.a(x) / self.step\n{END}", "self.step += 1",
+        "changes its attribute step from 0 to 1 and depends on it", "register_buffer"),
+    "a warm-up": ("self.step = 0",
+        f"self.step += 1\nh = self.a(x) * (0.1 if self.step < 1000 else 1.0)\n{END}", "self.step += 1",
+        "changes its attribute step from 0 to 1 and depends on it", "register_buffer"),
+    "a list": ("self.seen = []", f"self.seen.append(0)\nh = self.a(x) / len(self.seen)\n{END}",
+        "self.seen.append", "changes its attribute seen", "register_buffer"),
+    "another parameter": ("", f"self.a.weight = nn.Parameter(self.a.weight * 2)\nh = self.a(x)\n{END}", "",
+        "replaces the parameter a.weight", "under another name"),
+    "two losses": ("", "h = self.a(x)\nreturn self.b(h).mean(), h.abs().mean()", "mine.py:",
+        "returns 2 losses, of which none is called loss: [0] at", "their sum as `loss`"),
+    "a dict of losses": ("", "h = self.a(x)\nreturn {'cls': self.b(h).mean(), 'box': h.abs().mean()}", "['box']",
+        "returns 2 losses, of which none is called loss: ['cls'] at", "their sum as `loss`"),
+    "a loss a sample": ("", "return {'loss': self.b(self.a(x)).square().mean(-1)}", "",
+        "the loss is float32 of shape (4,), not a single number", "its mean"),
+    "a loss of nothing": ("self.requires_grad_(False)", "return {'loss': self.b(self.a(x)).mean()}", "mine.py:",
+        "no parameter that is trained has a part in the loss", "requires_grad"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    init, forward, line, words, hint = REFUSED[name]
+    with pytest.raises(CaptureError) as caught:
+        capture(spec_of(tmp_path, init, forward), {})
+    assert caught.value.exit_code == 4
+    assert words in caught.value.message and line in caught.value.message, caught.value.message
+    assert hint in caught.value.hint, caught.value.hint
+    assert "mine.py" in caught.value.message or not line
+
+
+def test_what_was_watched_is_as_before(tmp_path: Path) -> None:
+    import torch
+
+    watched = (torch.Tensor.register_hook, torch.autograd.grad, torch.manual_seed, torch.autocast.__enter__,
+               torch.autograd.Function.__dict__["apply"], torch.autocast.__init__)  # fmt: skip
+    capture(spec_of(tmp_path, "", f"torch.set_default_dtype(torch.float64)\nh = self.a(x)\n{END}"), {})
+    with pytest.raises(CaptureError):
+        capture(spec_of(tmp_path, "", f"torch.set_grad_enabled(False)\ntorch.manual_seed(3)\nh = self.a(x)\n{END}"), {})
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+    assert watched == (torch.Tensor.register_hook, torch.autograd.grad, torch.manual_seed, torch.autocast.__enter__,
+                       torch.autograd.Function.__dict__["apply"], torch.autocast.__init__)  # fmt: skip
