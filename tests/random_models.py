@@ -105,7 +105,7 @@ class RandomModel(nn.Module):
         heads = rng.choice((2, 3, 4))
         width = heads * rng.choice((2, 3, 4))
         self.example: list[Tensor] = []
-        self.free = nn.ParameterList() if rng.random() < 0.0 else Named()
+        self.free = nn.ParameterList() if rng.random() < 0.2 else Named()
         self.free.append(nn.Parameter(torch.randn(3)))
         self.shapes: list[tuple[int, ...]] = []  # of the values in the pool
         self.stream = (rng.choice((3, 4, 6)), rng.choice((3, 4, 5)), width)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autoshard.errors import CaptureError
 from autoshard.graph.lines import is_visible, quote
@@ -152,7 +153,8 @@ def _frozen(value: Any) -> Any:
     if type(value) in _CONTAINERS:
         return tuple(_frozen(item) for item in value)
     if type(value) is torch.Tensor and value.device.type == "cpu" and value.numel() <= _LARGEST:
-        return (str(value.dtype), tuple(value.flatten().tolist()))
+        with _disable_current_modes():  # a trace would take the numbers for unknown ones
+            return (str(value.dtype), tuple(value.detach().flatten().tolist()))
     return type(value).__name__
 
 

@@ -6,10 +6,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from autoshard.emit import emit
 from autoshard.errors import CaptureError
-from autoshard.graph.capture import capture
+from autoshard.graph.capture import capture, capture_model
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
 from autoshard.program.lower import lower
@@ -233,3 +235,15 @@ def test_what_was_watched_is_as_before(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
     assert watched == (torch.Tensor.register_hook, torch.autograd.grad, torch.manual_seed, torch.autocast.__enter__,
                        torch.autograd.Function.__dict__["apply"], torch.autocast.__init__)  # fmt: skip
+
+
+def test_a_list_of_tensors_beside_the_parameters_is_no_state() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.examples = nn.Linear(4, 4), [torch.randn(3, 4), torch.arange(3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).sum()
+
+    assert capture_model(Remembers(), (torch.randn(3, 4),)).loss
