@@ -23,6 +23,7 @@ from autoshard.graph.gradients import mark_gradients
 from autoshard.graph.initialise import Init, InitWatcher, watch_library_init
 from autoshard.graph.inline import inline
 from autoshard.graph.linears import fold_linears
+from autoshard.graph.lines import node_quote
 from autoshard.graph.load import load_exported, load_model
 from autoshard.graph.loss import choose_loss
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
@@ -39,6 +40,7 @@ from autoshard.graph.translate import constant_op, tensor_of, translate
 
 OPTIMIZERS = ("adamw", "sgd")
 _FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
+_UNSEEN = "tensor operations in the forward itself: no other thread, no .backward(), no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, fold_repeats,
     deadcode, refuse_random, rename, mark_gradients, note_saved,
@@ -125,7 +127,7 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
     inline(module)
     resolve(module)
     stored = _Stored(program, model, init_of)
-    written = functionalise(module.graph)
+    written = functionalise(module.graph, stored.parameter_nodes)
     plain_creation(module.graph)
     recognise_masks(module.graph, stored.real_constants)
     ops, tensors, name = translate(module.graph, stored.names)
@@ -208,10 +210,24 @@ class _Stored:
         for name, path in paths.items():
             value, node = self.program.constants[path], self.nodes[name]
             if is_fake(value):
-                raise CaptureError(f"the forward holds the literal tensor {path} without values", "make it a buffer")
+                raise CaptureError(f"the forward uses a tensor that was made out of sight{_first_use(node)}", _UNSEEN)
+            if (owner := self._owner(value)) is not None:
+                what = f"the forward uses the parameter {owner} by another way than its module{_first_use(node)}"
+                raise CaptureError(what, "reach it through its module: a list of parameters is an nn.ParameterList")
             op, tensor = constant_op(name, value)
             self.constant_ops.append(op)
             self.names[node], self.tensors[name], self.real_constants[node] = name, tensor, value
+
+    def _owner(self, value: torch.Tensor) -> str | None:
+        """The parameter that a literal is, held in a list, say."""
+        same = _identity(value)
+        parameters = self.signature.inputs_to_parameters.values()
+        return next((str(path) for path in parameters if _identity(self.values[path]) == same), None)
+
+
+def _first_use(node: fx.Node) -> str:
+    user = next(iter(node.users), None)
+    return f" at {node_quote(user)}" if user is not None else ""
 
 
 def _stored_values(program: Any, model: torch.nn.Module | None) -> dict[str, Any]:

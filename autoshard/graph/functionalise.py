@@ -6,6 +6,7 @@ A write to a view writes the tensor that it is a view of; whoever later reads an
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -26,14 +27,18 @@ _SAME = ("alias", "detach", "contiguous", "to", "lift_fresh")
 _RESHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as")
 
 
-def functionalise(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """In place. Returns placeholder -> the value to write back into it, for those that the forward changes."""
-    return _Functionaliser(graph).run()
+def functionalise(graph: fx.Graph, parameters: Set[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """In place. Returns placeholder -> the value to write back into it, for those that the forward changes.
+
+    `parameters` are the placeholders that may have a gradient.
+    """
+    return _Functionaliser(graph, parameters).run()
 
 
 class _Functionaliser:
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, parameters: Set[fx.Node]) -> None:
         self.graph = graph
+        self.differentiable = dict.fromkeys(parameters, True)
         self.parent: dict[fx.Node, fx.Node] = {}  # view -> what it is a view of
         self.current: dict[fx.Node, fx.Node] = {}  # a written tensor (not a view) -> its value now
         self.version: dict[fx.Node, int] = {}
@@ -53,6 +58,7 @@ class _Functionaliser:
 
     def _step(self, node: fx.Node) -> None:
         before = {n: self._identify(n) for n in node.all_input_nodes}
+        out = node.kwargs.get("out")
         node.args = fx.map_arg(node.args, lambda n: self._read(before[n]))
         node.kwargs = fx.map_arg(node.kwargs, lambda n: self._read(before[n]))
         name = op_name(node)
@@ -61,7 +67,7 @@ class _Functionaliser:
         elif name in _RENAMES_ITSELF:
             self._rename(node, next(iter(before)))
         elif name and node.target._schema.is_mutable:
-            self._write_op(node, name, next(iter(before.values())))
+            self._write_op(node, name, before[out] if isinstance(out, fx.Node) else next(iter(before.values())))
         elif before and _is_view(node):
             self.parent[node] = next(iter(before.values()))
 
@@ -102,6 +108,8 @@ class _Functionaliser:
     def _scatter(self, view: fx.Node, whole: fx.Node, value: fx.Node) -> fx.Node:
         """`whole` with `value` where `view` looks."""
         name, shape = op_name(view), whole.meta["val"]
+        if name == "detach" and self._has_gradient(whole):
+            return self._behind(whole, value, view)
         if name in _SAME:
             return value
         if name in _SCATTERS:
@@ -119,6 +127,26 @@ class _Functionaliser:
             "write x = x + y instead of x += y, or use torch.cat or torch.where",
         )
 
+    def _has_gradient(self, node: fx.Node) -> bool:
+        """May autograd compute a gradient for the value of `node`?"""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            waiting = [n for n in top.all_input_nodes if n not in self.differentiable and op_name(top) != "detach"]
+            if top in self.differentiable or not waiting:
+                reads = () if op_name(top) == "detach" else top.all_input_nodes
+                self.differentiable.setdefault(top, any(self.differentiable[n] for n in reads))
+                stack.pop()
+            stack += waiting
+        return self.differentiable[node]
+
+    def _behind(self, whole: fx.Node, value: fx.Node, view: fx.Node) -> fx.Node:
+        """A write that autograd does not see: the new value with the gradient of the old one."""
+        still = self._call(aten.detach.default, (whole,), {}, whole.meta["val"], view)
+        zero = self._call(aten.sub.Tensor, (whole, still), {}, whole.meta["val"], view)
+        fixed = self._call(aten.detach.default, (value,), {}, whole.meta["val"], view)
+        return self._call(aten.add.Tensor, (fixed, zero), {}, whole.meta["val"], view)
+
     def _write_op(self, node: fx.Node, name: str, target: fx.Node) -> None:
         value = self._functional(node, name)
         if value.meta["val"].dtype != node.meta["val"].dtype:
@@ -134,16 +162,16 @@ class _Functionaliser:
             made = full(self.graph, val, number)
             made.meta = meta
             return made
-        packet = getattr(aten, name.rstrip("_"), None)
-        overload = _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
-        if overload is None or not name.endswith("_"):
+        given = {key: value for key, value in node.kwargs.items() if key != "out"}
+        overload = _functional_overload(node, name)
+        if overload is None:
             raise CaptureError(
                 f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}", _OUT
             )
-        operands = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        operands = fx.map_arg((node.args, given), lambda n: n.meta["val"])
         with val.fake_mode:
             result = overload(*operands[0], **operands[1])
-        return self._call(overload, node.args, dict(node.kwargs), result, node)
+        return self._call(overload, node.args, given, result, node)
 
     def _copied(self, node: fx.Node) -> fx.Node:
         val, source = node.meta["val"], node.args[1]
@@ -183,10 +211,23 @@ class _Functionaliser:
         return made
 
 
+_OPERATORS = {f"__i{name}__": f"__{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
 _FUNCTIONAL = {  # where the name without the underscore is not the same function
     "aten.bernoulli_.float": aten.bernoulli.p,
     "aten.normal_.default": aten.normal_functional.default,
 }
+
+
+def _functional_overload(node: fx.Node, name: str) -> Any:
+    """The overload that returns what `node` writes: into its first operand, or into `out`; None where there is none."""
+    if "out" in node.kwargs:
+        wanted = [(a.name, str(a.type)) for a in node.target._schema.arguments if a.name != "out"]
+        overloads = (getattr(node.target.overloadpacket, each) for each in node.target.overloadpacket.overloads())
+        return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
+    if name in _OPERATORS:
+        return getattr(getattr(aten, _OPERATORS[name]), node.target._overloadname, None)
+    packet = getattr(aten, name.rstrip("_"), None) if name.endswith("_") else None
+    return _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from autoshard.errors import CaptureError
+from autoshard.graph.creation import op_name
 from autoshard.graph.lines import node_quote
 
 
@@ -42,16 +43,25 @@ def _splice(outer: fx.GraphModule, call: fx.Node, inner: fx.GraphModule, operand
     inline(inner)
     mapping: dict[fx.Node, Any] = {}
     values = iter(operands)
+    given: dict[fx.Node, Any] = {}  # what is returned as it came, or written in place, is the outer tensor itself
     with outer.graph.inserting_before(call):
         for node in inner.graph.nodes:
             if node.op == "placeholder":
-                mapping[node] = _entering(outer.graph, next(values), detach)
+                given[node] = next(values)
+                mapping[node] = _entering(outer.graph, given[node], detach)
             elif node.op == "output":
-                results = fx.map_arg(node.args[0], lambda n: mapping[n])
+                results = fx.map_arg(node.args[0], lambda n: given.get(_written(n), mapping[n]))
             else:
                 mapping[node] = outer.graph.node_copy(node, lambda n: mapping[n])
     _replace_results(call, results)
     outer.graph.erase_node(call)
+
+
+def _written(node: fx.Node) -> fx.Node:
+    """The node whose tensor `node` is, changed in place."""
+    while op_name(node).endswith("_") and node.target._schema.is_mutable:
+        node = node.args[0]
+    return node
 
 
 def _entering(graph: fx.Graph, value: Any, detach: bool) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
+from autoshard.graph.attributes import hidden_tensors, keep_tensors, materialise
 from autoshard.graph.lines import blame
 from autoshard.graph.watch import noting_autocast
 from autoshard.spec import check_file, check_spec, split_spec
@@ -43,7 +44,13 @@ def load_model(
     with noting_autocast():
         build = find_callable(spec)
         _check_arguments(spec, build, arguments)
-        return _call(spec, build, arguments, device)
+        model, inputs = _call(spec, build, arguments, device)
+        materialise(model, inputs, device)
+        if device == "meta" and hidden_tensors(model):  # their values are in the graph
+            model, inputs = _call(spec, build, arguments, "cpu")
+            materialise(model, inputs, "cpu")
+    keep_tensors(model)
+    return model, inputs
 
 
 def verify_arguments(spec: str) -> dict[str, Any]:

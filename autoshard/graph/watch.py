@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from autoshard.errors import CaptureError
 from autoshard.graph.backwards import apply_checkpoint, apply_function, register_hook
-from autoshard.graph.lines import here, quote
+from autoshard.graph.lines import here, is_visible, quote
 
 _LIBRARY = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch.nn.modules.module")
 _HOOKS = "a package runs no hooks in backward: change the loss, or change gradients in the training loop"
@@ -30,8 +31,10 @@ def watching(training: bool) -> Iterator[None]:
     try:
         for (owner, name, patch), (*_, original) in zip(patches, before, strict=True):
             setattr(owner, name, _in_this_thread(patch, original))
+        torch.Tensor.data = property(_data, _set_data)
         yield
     finally:
+        del torch.Tensor.data
         for owner, name, value in before:
             setattr(owner, name, value)
         torch.set_default_dtype(dtype)
@@ -157,6 +160,23 @@ def noting_autocast() -> Iterator[None]:
         yield
     finally:
         autocast.__init__ = original
+
+
+_plain_data = torch._C.TensorBase.data
+_DATA = "x.detach() to read a value without its gradient; x = ... to change it"
+
+
+def _data(self: torch.Tensor) -> Any:
+    """torch.export does not see `.data`; a forward that reads it means `detach`."""
+    if is_visible(sys._getframe(1).f_code.co_filename):
+        return self.detach()
+    return _plain_data.__get__(self)
+
+
+def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+    if is_visible(sys._getframe(1).f_code.co_filename):
+        raise CaptureError(f"the forward assigns to .data at {here()}", _DATA)
+    _plain_data.__set__(self, value)
 
 
 def _autocast(original: Callable[..., Any]) -> Callable[..., Any]:

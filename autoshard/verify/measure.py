@@ -53,7 +53,7 @@ class Worst:
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:
     """The largest magnitude over all elements (0.0 without any)."""
-    return max((float(t.detach().abs().max()) for t in tensors if t.numel()), default=0.0)
+    return max((float(t.detach().double().abs().max()) for t in tensors if t.numel()), default=0.0)
 
 
 def compare(
