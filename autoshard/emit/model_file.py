@@ -92,7 +92,10 @@ def _command_lines(command: str) -> list[str]:
 
 
 def _names_in(code: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    try:
+        return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    except (SyntaxError, ValueError) as error:
+        raise AssertionError(f"model_parallel.py as written is no Python: {error}") from error
 
 
 def _imports(used: set[str]) -> list[str]:

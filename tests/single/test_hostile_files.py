@@ -1,0 +1,178 @@
+"""Graph and plan files from elsewhere, with code planted in every text of theirs: refused, or text in the package."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoshard import plan_io
+from autoshard.emit import emit
+from autoshard.emit.spelling import Speller
+from autoshard.errors import InvalidFileError
+from autoshard.graph import serialize
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Graph, Registration
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.pipeline import ModelRequest, read_graph
+from autoshard.plan import Plan
+from autoshard.program.lower import lower
+from autoshard.report import render
+from autoshard.simulate import simulate
+from autoshard.styles import random_plan
+from autoshard.verify.case import written
+from autoshard.verify.lockstep import run_lockstep
+from autoshard.verify.package import load_package
+from tests.small_models import spec
+
+MARK = "PLANTED"
+CODE = f"open('{MARK}', 'w')"
+PAYLOADS = (
+    f'a" if {CODE} else "',
+    f"a' if {CODE} else '",
+    f'"""\n{CODE}\n"""',
+    f"\\\"); {CODE}  #",
+    f"\n{CODE}",
+    f"{{{CODE}}}",
+    f"x({CODE})",
+    f"</script><script>{CODE}</script>",
+)  # fmt: skip
+MESH = Mesh.parse("dp=2")
+HARDWARE = load_hardware("cpu-local")
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return capture(spec("weighted"), {})
+
+
+@pytest.fixture(scope="module")
+def plan(graph: Graph) -> Plan:
+    return random_plan(graph, MESH, HARDWARE, 1)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text of a JSON value, keys left out."""
+    if isinstance(value, str):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts(item)
+
+
+def planted(value: Any, code: dict[str, str]) -> Any:
+    """Texts replaced wherever they stand, so that what belongs together still does."""
+    if isinstance(value, dict):
+        return {key: planted(item, code) for key, item in value.items()}
+    if isinstance(value, list):
+        return [planted(item, code) for item in value]
+    return code.get(value, value) if isinstance(value, str) else value
+
+
+def runs_nothing(plan: Plan, graph: Graph) -> dict[str, str]:
+    """Emits the package, imports it and builds its model."""
+    files = emit(lower(plan, graph), plan, graph)
+    called = [node.id for node in ast.walk(ast.parse(files["model_parallel.py"])) if isinstance(node, ast.Name)]
+    if "open" in called:
+        pytest.fail(f"live code:\n{files['model_parallel.py']}")
+    with written(files) as folder:
+        package = load_package(folder)
+    run_lockstep(dict(plan.mesh.axes), package.model.build_model)
+    return files
+
+
+def survivors(data: Any, load: Callable[[str], None]) -> dict[str, str]:
+    """What was planted and was no error: text -> code. None of it may run or leave the mark."""
+    found = {}
+    for number, old in enumerate(dict.fromkeys(texts(data))):
+        payload = f"{PAYLOADS[number % len(PAYLOADS)]}{number}"
+        with suppress(Exception):  # whatever refuses it: here it only must not run
+            load(json.dumps(planted(data, {old: payload})))
+            found[old] = payload
+        assert not Path(MARK).exists(), (old, payload)
+    return found
+
+
+def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def load(text: str) -> None:
+        Path("graph.json").write_text(text, encoding="utf-8")
+        read = read_graph(ModelRequest("graph.json", {}))
+        runs_nothing(random_plan(read, MESH, HARDWARE, 1), read)
+
+    found = survivors(json.loads(serialize.dumps(graph)), load)
+    assert {"inner.weight", "weights", "Classifier", "x", "p_inner_weight", "linear", graph.source} <= set(found)
+    assert not {op.target for op in graph.ops} & set(found)
+
+    together = serialize.loads(json.dumps(planted(json.loads(serialize.dumps(graph)), found)))
+    plan = random_plan(together, MESH, HARDWARE, 1)
+    files = runs_nothing(plan, together)
+    assert not Path(MARK).exists()
+    assert f"\n{CODE}" not in files["README.md"] and f"<script>{CODE}" not in files["README.md"].replace("\\<", "")
+    page = render(plan, together, program := lower(plan, together), HARDWARE, simulate(program, together, HARDWARE))
+    assert f"<script>{CODE}" not in page and CODE.replace("'", "&#39;") in page
+
+
+def test_a_plan_file_is_data(graph: Graph, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = survivors(json.loads(plan_io.dumps(plan)), lambda text: runs_nothing(plan_io.loads(text), graph))
+    assert {"cpu-local", "numpy", "random:1", "inner.weight", graph.source} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": f"aten.x({CODE})"}, "not namespace.name"),
+        ({"attributes": ((f"dim={CODE}, x", 1),)}, "no argument of an operator"),
+    ],
+)
+def test_an_operator_is_a_name(graph: Graph, change: dict[str, Any], message: str) -> None:
+    hostile = replace(graph, ops=(replace(graph.ops[0], **change), *graph.ops[1:]))
+    with pytest.raises(InvalidFileError, match=message):
+        serialize.loads(serialize.dumps(hostile))
+
+
+@pytest.mark.parametrize("path", ["", ".", "a..b", "inner", "inner.weight.x", "\ud800"])
+def test_a_path_is_names_with_dots(graph: Graph, path: str) -> None:
+    hostile = replace(graph, parameters=(*graph.parameters[:-1], replace(graph.parameters[-1], path=path)))
+    with pytest.raises(InvalidFileError):
+        serialize.loads(json.dumps(json.loads(serialize.dumps(hostile))))
+
+
+def test_python_of_a_graph_file_is_not_copied(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = replace(graph, registrations=(Registration("kernels", ("my.op",), CODE),))
+    Path("graph.json").write_text(serialize.dumps(own), encoding="utf-8")
+    read = read_graph(ModelRequest("graph.json", {}))
+    assert "my.op" in capsys.readouterr().err
+    plan = random_plan(read, MESH, HARDWARE, 1)
+    files = emit(lower(plan, read), plan, read)
+    assert not any(CODE in text for text in files.values())
+    assert 'register_operators("", "my.op")' in files["model_parallel.py"]
+    with pytest.raises(InvalidFileError, match="no name of a module"):
+        serialize.loads(serialize.dumps(replace(graph, registrations=(Registration(f"os;{CODE}", ("my.op",)),))))
+
+
+def test_strings_of_attributes_stay_strings() -> None:
+    """What stands in a string is no field of a template, and no bracket."""
+    speller = Speller(str, "self.device")
+    text = speller.spell("aten.pad", ("x",), {"pad": ('{0}"', "(, "), "mode": "{0}", "value": None})
+    assert text == 'F.pad(x, ("{0}\\"", "(, "), mode="{0}")'
+
+
+def test_what_is_no_python_is_not_written(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = replace(graph, registrations=(Registration("kernels", ("my.op",), "def broken(:\n"),))
+    with pytest.raises(InvalidFileError, match=r"user_operators/kernels\.py"):
+        emit(lower(plan, own), plan, own)
+    monkeypatch.setattr("autoshard.emit.classes.quoted", lambda text: f'"{text}')
+    with pytest.raises(AssertionError, match="model_parallel"):
+        emit(lower(plan, graph), plan, graph)
