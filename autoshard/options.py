@@ -136,7 +136,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     _add_pairs(parser, "--verify-with", "verify_with", "other arguments for the callable while verifying (n_layer=2)")
-    backends = "gloo: a process a device; lockstep: all devices in one process"
+    backends = "gloo: a process a device, up to 16; lockstep: all devices in one process"
     parser.add_argument("--backend", choices=["gloo", "lockstep"], default="gloo", help=backends)
     parser.add_argument("--full", action="store_true", help="verify at full size, whatever it takes")
 

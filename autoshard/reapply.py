@@ -11,6 +11,7 @@ from autoshard.graph.model import Graph, Op
 from autoshard.graph.serialize import graph_hash
 from autoshard.hardware import Hardware
 from autoshard.layout import Layout
+from autoshard.mesh import Mesh
 from autoshard.plan import Plan, PlanStep, RedistributionPlan, TensorPlan
 from autoshard.plan_of import priced, redistribution
 from autoshard.rules.strategy import Strategy
@@ -19,14 +20,15 @@ Key = tuple[str, str, int]  # (module, target, ordinal among these): a name of a
 Place = tuple[Key, int]  # an operand of an op; outputs are ops of their own
 
 
-def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan:
-    """`plan` of `full` on `reduced`.
+def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: Mesh | None = None) -> Plan:
+    """`plan` of `full` on `reduced`, and on another `mesh` of the same axes where one is given.
 
     Ops answer to each other by module path and position in their module, stored tensors by their path, and a
     redistribution keeps its steps where it joins the same layouts for the same operand. Raises UsageError where a
     decision has no counterpart.
     """
-    strategies = _strategies(plan, full, reduced)
+    mesh = mesh or plan.mesh
+    strategies = _strategies(plan, full, reduced, mesh)
     decided = {op.op: op for op in plan.ops}
     names = {key: op.name for key, op in keyed_ops(full).items()}
     ops = {
@@ -36,6 +38,7 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware) -> Plan
     inputs, parameters, buffers = (_carried(t, reduced, full) for t in (plan.inputs, plan.parameters, plan.buffers))
     draft = replace(
         plan,
+        mesh=mesh,
         graph_hash=graph_hash(reduced),
         inputs=inputs,
         parameters=parameters,
@@ -65,8 +68,8 @@ def keyed_ops(graph: Graph) -> dict[Key, Op]:
     return keyed
 
 
-def _strategies(plan: Plan, full: Graph, reduced: Graph) -> dict[str, Strategy]:
-    candidates, full_candidates = rules.candidates(reduced, plan.mesh), rules.candidates(full, plan.mesh)
+def _strategies(plan: Plan, full: Graph, reduced: Graph, mesh: Mesh) -> dict[str, Strategy]:
+    candidates, full_candidates = rules.candidates(reduced, mesh), rules.candidates(full, plan.mesh)
     decided = {op.op: op.strategy for op in plan.ops}
     full_ops = keyed_ops(full)
     strategies = {}
@@ -78,7 +81,7 @@ def _strategies(plan: Plan, full: Graph, reduced: Graph) -> dict[str, Strategy]:
             )
         name = full_ops[key].name
         text = rules.carry(decided[name], full_candidates.refinements(full_ops[key]), candidates.refinements(op))
-        strategies[op.name] = rules.find(reduced, op, plan.mesh, candidates, text)
+        strategies[op.name] = rules.find(reduced, op, mesh, candidates, text)
     return strategies
 
 

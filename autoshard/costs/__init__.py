@@ -5,7 +5,7 @@ from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.links import AxisLink, axis_link
 from autoshard.costs.memory import activation_bytes, optimizer_seconds, parameter_bytes
 from autoshard.costs.moving import local_pass, moving_terms
-from autoshard.costs.operator import kept_bytes, op_seconds
+from autoshard.costs.operator import kept_bytes, local_seconds, op_seconds
 
 __all__ = [
     "AxisLink",
@@ -16,6 +16,7 @@ __all__ = [
     "joint_seconds",
     "kept_bytes",
     "local_pass",
+    "local_seconds",
     "moving_terms",
     "op_seconds",
     "optimizer_seconds",

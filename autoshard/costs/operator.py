@@ -17,14 +17,20 @@ from autoshard.rules.strategy import Strategy
 
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
     """Forward and backward seconds on the device that holds most; no backward in a graph without a loss."""
-    operands, results = _locals(graph, op, strategy, mesh)
-    forward, backward = compute_seconds(hardware, graph, op, operands, results, strategy.variant)
+    forward, backward = local_seconds(hardware, mesh, graph, op, strategy)
     if not strategy.variant:
         return forward, backward
+    operands, _ = _locals(graph, op, strategy, mesh)
     inside = variant_collectives(mesh, op, strategy.variant, operands, strategy.operands)
     calls = (inside.forward, inside.backward if backward else ())
     there, back = (sum(collective_seconds(hardware, mesh, *call) for call in own) for own in calls)
     return (max(forward, there), max(backward, back)) if inside.beside else (forward + there, backward + back)
+
+
+def local_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
+    """The same without the collectives of a variant: on a mesh of any size."""
+    operands, results = _locals(graph, op, strategy, mesh)
+    return compute_seconds(hardware, graph, op, operands, results, strategy.variant)
 
 
 def compute_seconds(

@@ -112,7 +112,8 @@ def check_folder(
     """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares."""
     start = time.monotonic()
     steps = case.reference.steps
-    proof = Proof(str(program.mesh), backend, program.mesh.size, len(steps), case.reference.clipped_steps, (), 0.0)
+    mesh, clipped = program.mesh, case.reference.clipped_steps
+    proof = Proof(str(mesh), backend, mesh.size, len(steps), clipped, (), 0.0, notes=case.notes)
     try:
         results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
     except (RankFailed, LockstepError) as error:

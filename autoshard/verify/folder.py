@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ from autoshard.hardware import Hardware, load_hardware
 from autoshard.package import read_package
 from autoshard.plan import Plan
 from autoshard.program.lower import lower
-from autoshard.reapply import reapply, with_rules_of
+from autoshard.reapply import with_rules_of
 from autoshard.verify.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verify.coverage import only_at_full_size
 from autoshard.verify.proof import Proof
-from autoshard.verify.sizes import changed, heads_per_device, is_quick, lost_evenness, reduced_arguments
+from autoshard.verify.shrink import Counterpart, counterpart
+from autoshard.verify.sizes import changed, heads_per_device, is_quick, reduced_arguments
 
 MOST_PROCESSES = 16  # beyond, all ranks run in lock-step in one process, and the proof says so
+MOST_RANKS = 64  # beyond, the same plan runs on a mesh with shorter axes, and the proof says so
+MOST_SAID = 5
+OTHERS = "other sizes: --verify-with, with the remainders of the planned ones"
 THIS_MACHINE = "cpu-local"  # the profile that predicts how long full size takes here
 
 
@@ -57,16 +61,18 @@ def verify_package(
         backend = "lockstep"
     if full and given:
         raise UsageError(f"full size and {', '.join(given)} at once", "leave one of --full and --verify-with out")
-    if full or (not given and is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE))):
+    ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"
+    quick = not given and (full or is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
+    if full or (quick and plan.mesh.size <= MOST_RANKS):
         return _at_full_size(package, backend, timeout_seconds)
-    small = reduced_arguments(package.arguments, verify_arguments(plan.model), given)
-    if not changed(package.arguments, small):
+    small = package.arguments if quick else reduced_arguments(package.arguments, verify_arguments(plan.model), given)
+    if not quick and not changed(package.arguments, small):
         raise UsageError(
             f"{plan.model} is too large to verify here at full size, and names no smaller sizes",
             "--verify-with n_layer=2 (arguments of the callable), a dict VERIFY beside it, or --full",
         )
     _check_unedited(package)
-    return _at_reduced_sizes(package, small, backend, timeout_seconds)
+    return _counterpart(package, small, backend, timeout_seconds)
 
 
 def planned_arguments(plan: Plan) -> dict[str, Any]:
@@ -82,26 +88,43 @@ def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float) -
     return check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
 
 
-def _at_reduced_sizes(
-    package: _Package, small_arguments: dict[str, Any], backend: Backend, timeout_seconds: float
-) -> Proof:
+def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Backend, timeout_seconds: float) -> Proof:
+    """The same plan at reduced sizes, on a shorter mesh where there are more devices than can run here."""
     plan, graph = package.plan, package.graph
-    captured = capture(plan.model, small_arguments, graph.precision, graph.optimizer, graph.training)
-    small_graph = with_rules_of(graph, captured)
-    small_plan = reapply(plan, graph, small_graph, package.hardware)
-    program, small_program = lower(plan, graph), lower(small_plan, small_graph)
-    lost = list(lost_evenness(program, graph, small_program, small_graph))
-    if lost:
-        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        raise UsageError(f"the reduced model would not be split as the planned one is: {lost[0]}{more}", "other sizes")
+    resized = changed(package.arguments, small_arguments)
+    small_graph = _captured(package, small_arguments) if resized else graph
+    found = counterpart(plan, graph, small_graph, package.hardware, MOST_RANKS)
+    if found.lost and plan.mesh.size <= MOST_RANKS:
+        more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
+        raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
     case = make_case(plan.model, small_arguments, small_graph)
-    files = emit(small_program, small_plan, small_graph)
-    proof = check_files(case, small_program, files, backend, timeout_seconds)
-    missing = only_at_full_size((plan, graph, program), (small_plan, small_graph, small_program))
-    unverified = [f"{kind}, used only in what was left out" for kind in missing]
-    if heads_per_device(program) != heads_per_device(small_program):
-        unverified.append("the planned number of attention heads of a device")
-    return replace(proof, reduced=changed(package.arguments, small_arguments), unverified=tuple(unverified))
+    files = emit(found.program, found.plan, small_graph)
+    proof = check_files(case, found.program, files, backend, timeout_seconds)
+    planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
+    return replace(
+        proof, reduced=resized, planned_mesh=planned, unverified=tuple(_uncovered(package, found, small_graph))
+    )
+
+
+def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
+    graph = package.graph
+    captured = capture(package.plan.model, arguments, graph.precision, graph.optimizer, graph.training)
+    return with_rules_of(graph, captured)
+
+
+def _uncovered(package: _Package, found: Counterpart, small_graph: Graph) -> Iterator[str]:
+    """In words, what the plan does and its counterpart does not."""
+    plan, graph, program = package.plan, package.graph, lower(package.plan, package.graph)
+    for (name, length), (_, own) in zip(plan.mesh.axes, found.plan.mesh.axes, strict=True):
+        if length != own:
+            yield f"{length} devices along {name}: {own} ran"
+    yield from found.lost[:MOST_SAID]
+    if len(found.lost) > MOST_SAID:
+        yield f"{len(found.lost) - MOST_SAID} more that are split otherwise than planned"
+    for kind in only_at_full_size((plan, graph, program), (found.plan, small_graph, found.program)):
+        yield f"{kind}, used only in what was left out"
+    if heads_per_device(program) != heads_per_device(found.program):
+        yield "the planned number of attention heads of a device"
 
 
 def _check_unedited(package: _Package) -> None:

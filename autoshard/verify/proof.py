@@ -13,7 +13,8 @@ from autoshard.verify.measure import THRESHOLD, Error, Worst
 class Proof:
     """Largest relative errors per kind, over all ranks and steps. `seconds` is wall time.
 
-    `reduced` lists (argument, size verified at, size planned for); `unverified` says in words what full size would add.
+    `reduced` lists (argument, size verified at, size planned for), `planned_mesh` the mesh that a shorter one stands
+    for; `unverified` says in words what full size would add, `notes` what else the run was like.
     """
 
     mesh: str
@@ -26,6 +27,8 @@ class Proof:
     first_failure: Error | None = None
     reduced: tuple[tuple[str, str, str], ...] = ()
     unverified: tuple[str, ...] = ()
+    planned_mesh: str = ""
+    notes: tuple[str, ...] = ()
     crash: str = ""  # a rank failed to run: its error
 
     @property
@@ -50,6 +53,7 @@ class Proof:
             "passed": self.passed,
             "failure": self.failure,
             "mesh": self.mesh,
+            "planned_mesh": self.planned_mesh or self.mesh,
             "backend": self.backend,
             "ranks": self.ranks,
             "steps": self.steps,
@@ -59,6 +63,7 @@ class Proof:
             "errors": {kind.kind: _worst_dict(kind) for kind in self.kinds},
             "reduced": [{"argument": name, "verified": small, "planned": full} for name, small, full in self.reduced],
             "unverified": list(self.unverified),
+            "notes": list(self.notes),
         }
 
 
@@ -79,8 +84,9 @@ def proof_text(proof: Proof) -> str:
     """A short table: a line a kind, then what was not verified at full size."""
     verdict = "verified" if proof.passed else "NOT verified"
     how = {"gloo": f"{proof.ranks} gloo processes", "lockstep": f"{proof.ranks} devices in lock-step"}[proof.backend]
+    stands = f" (which stands for {proof.planned_mesh})" if proof.planned_mesh else ""
     lines = [
-        f"{verdict} on {proof.mesh}: {how}, float64, {proof.steps} steps ({proof.clipped_steps} clipped), "
+        f"{verdict} on {proof.mesh}{stands}: {how}, float64, {proof.steps} steps ({proof.clipped_steps} clipped), "
         f"{proof.seconds:.1f} s"
     ]
     width = max(len(kind.worst.name) for kind in proof.kinds if kind.worst) if any(k.worst for k in proof.kinds) else 0
@@ -93,6 +99,9 @@ def proof_text(proof: Proof) -> str:
     if proof.reduced:
         sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)
         lines.append(f"  at reduced sizes: {sizes}")
-        lines.append("  the files in the folder are what the same plan emits at full size; that size did not run")
+    if proof.reduced or proof.planned_mesh:
+        what = " and ".join(["size"] * bool(proof.reduced) + ["number of devices"] * bool(proof.planned_mesh))
+        lines.append(f"  the files in the folder are what the same plan emits at the full {what}, which did not run")
+    lines += [f"  with {note}" for note in proof.notes]
     lines += [f"  not verified: {what}" for what in proof.unverified]
     return "\n".join(lines)

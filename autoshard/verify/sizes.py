@@ -18,9 +18,8 @@ from autoshard.reapply import keyed_ops
 
 FULL_SECONDS = 60.0  # full size is verified where it is predicted to take no longer than this
 FULL_BYTES = 4 * 2**30
-COPIES = (
-    14  # of a float64 parameter in the parent: value, gradient, two of AdamW, and before and after each of three steps
-)
+ISSUE_SECONDS = 5e-4  # of Python for one operator of a rank, forward and backward
+COPIES = 15  # of a float64 parameter in the parent: as built, value, gradient, two of AdamW, before and after each step
 RANK_COPIES = 8
 
 Arguments = Mapping[str, Any]
@@ -48,23 +47,30 @@ def changed(planned: Arguments, verified: Arguments) -> tuple[tuple[str, str, st
     )
 
 
-def is_quick(plan: Plan, graph: Graph, steps: int, this_machine: Hardware) -> bool:
-    """Can the full size be verified here? By predicted seconds on `this_machine` (a profile) and by bytes."""
-    return _seconds(plan, graph, steps, this_machine) <= FULL_SECONDS and _bytes(plan, graph) <= FULL_BYTES
+def is_quick(plan: Plan, graph: Graph, steps: int, this_machine: Hardware, ranks: int, in_turns: bool) -> bool:
+    """Can the full size be verified here? By predicted seconds on `this_machine` (a profile) and by bytes.
+
+    `ranks` of the plan's devices run, in lock-step where `in_turns`.
+    """
+    seconds = predicted_seconds(plan, graph, steps, this_machine, ranks, in_turns)
+    return seconds <= FULL_SECONDS and _bytes(plan, graph, ranks) <= FULL_BYTES
 
 
-def _seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware) -> float:
-    """All ranks share the cores; float64 takes twice the time; the reference does at most the work of all ranks."""
+def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, ranks: int, in_turns: bool) -> float:
+    """Processes share the cores, ranks in lock-step take turns; float64 takes twice the time; the reference does at
+    most the work of all ranks. Fewer ranks do the work of all the plan's devices together."""
     chosen = chosen_strategies(plan, graph)
-    rank = sum(sum(costs.op_seconds(machine, plan.mesh, graph, op, chosen[op.name])) for op in graph.ops)
-    return rank * plan.mesh.size / min(plan.mesh.size, os.cpu_count() or 1) * 2 * 2 * steps
+    device = sum(sum(costs.local_seconds(machine, plan.mesh, graph, op, chosen[op.name])) for op in graph.ops)
+    at_once = 1 if in_turns else min(ranks, os.cpu_count() or 1)
+    issued = ISSUE_SECONDS * len(graph.ops) * ranks * steps / at_once
+    return device * plan.mesh.size / at_once * 2 * 2 * steps + issued
 
 
-def _bytes(plan: Plan, graph: Graph) -> float:
+def _bytes(plan: Plan, graph: Graph, ranks: int) -> float:
     """float64: parameters many times over, and every activation once a rank."""
     parameters = sum(graph.tensor(p.tensor).numel for p in graph.parameters)
     results = sum(graph.tensor(name).numel for op in graph.ops for name in op.results)
-    return 8.0 * (parameters * (COPIES + RANK_COPIES * plan.mesh.size) + 2 * results)
+    return 8.0 * (parameters * (COPIES + RANK_COPIES * ranks) + 2 * results)
 
 
 # --- evenness -------------------------------------------------------------------------------------------------------
