@@ -235,7 +235,7 @@ class Body:
 
     def _reason(self, step: Collective) -> str:
         """The reason, with graph names in the words of a reader of the class."""
-        inner = step.module.rpartition(".")[2] if step.module != self.owner.definition.path else ""
+        inner = _last_name(step.module) if step.module != self.owner.definition.path else ""
 
         def readable(match: re.Match[str]) -> str:
             word = match[0]
@@ -246,3 +246,10 @@ class Body:
             return word
 
         return re.sub(r"[A-Za-z_]\w*", readable, step.reason)
+
+
+def _last_name(path: str) -> str:
+    """What a reader calls a module: `c_fc` of h.0.mlp.c_fc, `emb.0` of emb.0."""
+    parts = path.split(".")
+    start = next((i for i in reversed(range(len(parts))) if not parts[i].isdecimal()), 0)
+    return ".".join(parts[start:])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autoshard import plan_io
 from autoshard.again import command
-from autoshard.graph.model import Graph, Registration
+from autoshard.graph.model import Graph, Op, Registration
 from autoshard.hardware import parse_hardware
 from autoshard.layout import Replicate, Shard
 from autoshard.plan import Plan
@@ -62,20 +62,48 @@ def _input(program: Program, graph: Graph, name: str) -> Input:
 
 
 def integer_bound(graph: Graph, tensor: str) -> int:
-    """One more than the largest integer that an input may hold, from what it is an index of; 2 where nothing tells."""
-    seen, todo = {tensor}, [tensor]
+    """One more than the largest integer that an input may hold, from all it is an index of; 2 where nothing tells."""
+    seen, todo, bounds = {tensor}, [tensor], []
     while todo:
         for op, position in graph.consumers[todo.pop()]:
-            if op.target == "aten.embedding" and position == 1 and op.operands[0] is not None:
-                return graph.tensor(op.operands[0]).shape[0]
-            if op.target in ("aten.cross_entropy_loss", "aten.nll_loss_nd", "aten.nll_loss") and position == 1:
-                assert op.operands[0] is not None
-                shape = graph.tensor(op.operands[0]).shape
-                return shape[1] if len(shape) > 1 else shape[0]
+            if (bound := _indexed(graph, op, position)) is not None:
+                bounds.append(bound)
+                continue
             fresh = [name for name in op.results if name not in seen and "int" in graph.tensor(name).dtype]
             seen.update(fresh)
             todo += fresh
-    return 2
+    return max(1, min(bounds, default=2))
+
+
+_ROWS = frozenset(f"aten.{name}" for name in ("embedding", "embedding_bag"))
+_CLASSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"))
+_ALONG = frozenset(
+    f"aten.{name}"
+    for name in (
+        "gather", "index_add", "index_copy", "index_fill", "index_reduce", "index_select", "scatter", "scatter_add",
+        "scatter_reduce",
+    )
+)  # fmt: skip
+
+
+def _indexed(graph: Graph, op: Op, position: int) -> int | None:
+    """How many the operand at `position` chooses among; None where it is no index."""
+    if op.target == "aten.one_hot":
+        classes = op.attribute("num_classes")
+        return classes if isinstance(classes, int) and classes > 0 else None
+    if position == 0 or op.operands[0] is None:
+        return None
+    shape = graph.tensor(op.operands[0]).shape
+    if position == 1 and op.target in _ROWS:
+        return shape[0]
+    if position == 1 and op.target in _CLASSES:
+        return shape[1] if len(shape) > 1 else shape[0]
+    if position == 1 and op.target in _ALONG:
+        dim = op.attribute("dim")
+        return shape[dim] if isinstance(dim, int) and shape else None
+    if op.target == "aten.index" or (op.target == "aten.index_put" and position < len(op.operands) - 1):
+        return shape[position - 1]
+    return None
 
 
 def strategy_words(program: Program) -> tuple[str, ...]:

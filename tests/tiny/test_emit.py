@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from autoshard.emit import Header, package
-from autoshard.emit.header import Input, strategy_words
+from autoshard.emit.header import Input, integer_bound, strategy_words
 from autoshard.emit.lines import broken, split_commas, statement
 from autoshard.emit.model_file import model_file
 from autoshard.emit.spelling import Speller
+from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.layout import AxisShard, LocalSize
 from autoshard.mesh import Mesh
 from autoshard.program.model import GradientBucket, Program
@@ -176,6 +177,22 @@ def test_no_result_of_a_loop_takes_the_name_of_what_every_turn_reads() -> None:
     text = model_file(program := looped_program(with_labels=False), header(program))
     ((targets, arguments),) = re.findall(r"^ +(.*) = block\((.*)\)$", text, re.M)
     assert arguments == "x, y" and targets.split(", ")[0] == "x" and "y" not in targets.split(", "), text
+
+
+def test_synthetic_integers_fit_all_that_they_index() -> None:
+    names = {"ids": (4, 2), "big": (9, 3), "small": (5, 3), "a": (4, 2, 3), "b": (4, 3), "column": (4,), "picked": (4,)}
+    tensors = [Tensor(name, shape, "float32") for name, shape in names.items() if name not in ("ids", "column")]
+    tensors += [Tensor("ids", (4, 2), "int64"), Tensor("column", (4,), "int64"), Tensor("free", (4,), "int64")]
+    ops = (
+        Op("a", "aten.embedding", ("big", "ids"), (), ("a",)),
+        Op("column", "aten.select", ("ids",), (("dim", 1), ("index", 0)), ("column",)),
+        Op("b", "aten.index_select", ("small", "column"), (("dim", 0),), ("b",)),
+        Op("picked", "aten.index", ("b", "column", "column"), (), ("picked",)),
+    )
+    stored = (Parameter("big", "big"), Parameter("small", "small"))
+    graph = Graph("g", tuple(tensors), ("ids", "free"), stored, (), ops, ("picked",), None)
+    assert integer_bound(graph, "ids") == 3  # rows of 9 and of 5, columns of 3
+    assert integer_bound(graph, "free") == 2
 
 
 def spell(target: str, operands: tuple[str | None, ...], **attributes: object) -> str:
