@@ -14,14 +14,15 @@ _MEAN = "return its mean (or sum): one number"
 
 
 def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
-    """`graph` with its loss: the scalar that the forward calls `loss`, else its only scalar that has a gradient; none
-    where it returns no floating scalar at all. `called` names the outputs; `requires_grad` must be marked.
+    """`graph` with its loss: the scalar that the forward calls `loss`, else its only scalar that has a gradient, or the
+    one that all others are parts of (`return reconstruction + kl, reconstruction, kl`); none where it returns no
+    floating scalar at all. `called` names the outputs; `requires_grad` must be marked.
 
     CaptureError where it is open which scalar is meant, or where a training step would train nothing.
     """
     scalars = [graph.tensor(name) for name in graph.outputs if _is_scalar(graph.tensor(name))]
     named = [tensor for tensor in scalars if called[tensor.name] in _NAMES]
-    trained = [tensor for tensor in scalars if tensor.requires_grad]
+    trained = _totals(graph, [tensor for tensor in scalars if tensor.requires_grad])
     if len(named or trained) > 1:
         listed = ", ".join(_described(graph, tensor, called) for tensor in trained)
         raise CaptureError(f"the forward returns {len(trained)} losses, of which none is called loss: {listed}", _SUM)
@@ -34,6 +35,22 @@ def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
             "requires_grad on the parameters to train, and a loss that is computed from them; or --eval",
         )
     return replace(graph, loss=loss.name)
+
+
+def _totals(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
+    """The one scalar that gradients reach all others through; all of them where there is no such one."""
+    names = {tensor.name for tensor in scalars}
+    totals = [tensor for tensor in scalars if names <= _reached(graph, tensor.name)]
+    return totals if len(totals) == 1 else scalars
+
+
+def _reached(graph: Graph, name: str) -> set[str]:
+    """`name` and every value that its gradient reaches."""
+    reached = {name}
+    for op in reversed(graph.ops):
+        if reached.intersection(op.results):
+            reached.update(o for o in op.operands if o is not None and graph.tensor(o).requires_grad)
+    return reached
 
 
 def _without(graph: Graph, called: Mapping[str, str]) -> Graph:

@@ -277,3 +277,23 @@ def test_a_list_of_tensors_beside_the_parameters_is_no_state() -> None:
             return self.linear(x).sum()
 
     assert capture_model(Remembers(), (torch.randn(3, 4),)).loss
+
+
+class Parts(nn.Module):
+    """A total and its parts, as variational autoencoders return them; `extra` is a part of nothing."""
+
+    def __init__(self, extra: bool) -> None:
+        super().__init__()
+        self.linear, self.extra = nn.Linear(4, 4), extra
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        reconstruction, kl = (self.linear(x) - x).square().mean(), self.linear.weight.square().sum()
+        total = reconstruction + 0.1 * (kl.detach() if self.extra else kl)
+        return kl, total, reconstruction
+
+
+def test_the_loss_is_what_the_other_scalars_are_parts_of() -> None:
+    graph = capture_model(Parts(False), (torch.randn(3, 4),))
+    assert graph.loss == graph.outputs[1]
+    with pytest.raises(CaptureError, match="3 losses"):
+        capture_model(Parts(True), (torch.randn(3, 4),))
