@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from autoshard.emit.header import Header, header_of
+from autoshard.emit.initial import initial_file
 from autoshard.emit.model_file import model_file
 from autoshard.emit.readme import readme
 from autoshard.emit.user_operators import FOLDER, copied_files
@@ -34,6 +35,7 @@ def package(program: Program, header: Header) -> dict[str, str]:
     files = {
         "ruff.toml": "line-length = 120\n" + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
         "model_parallel.py": model_file(program, header),
+        "initial.py": initial_file(header.recipes),
         "README.md": readme(program, header),
         **copies,
     }

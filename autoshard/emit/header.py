@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autoshard import plan_io
 from autoshard.again import command
-from autoshard.graph.model import Graph, Op, Registration
+from autoshard.graph.model import Graph, Op, Recipe, Registration
 from autoshard.hardware import parse_hardware
 from autoshard.layout import Replicate, Shard
 from autoshard.plan import Plan
@@ -38,6 +38,7 @@ class Header:
     predicted_seconds: float
     predicted_peak_bytes: float
     registrations: tuple[Registration, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
 
 
@@ -52,6 +53,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         predicted_seconds=plan.predicted_seconds,
         predicted_peak_bytes=plan.predicted_peak_bytes,
         registrations=graph.registrations,
+        recipes=graph.recipes,
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
     )
 

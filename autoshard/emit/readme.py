@@ -47,6 +47,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 |---|---|
 | `model_parallel.py` | the model: local tensors, every collective a visible call with its mesh axis and its reason |
 | `train.py` | the training loop: batches, gradient reduction, clipping, checkpoints |
+| `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
 | `convert.py` | weights of the original model in and out |
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |
 | `plan.json`, `graph.json` | the plan (every decision with its predicted cost) and the model it was made for |

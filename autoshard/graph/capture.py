@@ -20,7 +20,7 @@ from autoshard.graph.experts import fold_experts
 from autoshard.graph.export import export, is_fake
 from autoshard.graph.functionalise import functionalise
 from autoshard.graph.gradients import mark_gradients
-from autoshard.graph.initialise import Init, InitWatcher, watch_library_init
+from autoshard.graph.initialise import InitWatcher, watch_library_init
 from autoshard.graph.inline import inline
 from autoshard.graph.linears import fold_linears
 from autoshard.graph.lines import node_quote
@@ -30,6 +30,7 @@ from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.precision import PRECISIONS, apply_precision
 from autoshard.graph.randomness import refuse_random
+from autoshard.graph.recipes import recipes_of
 from autoshard.graph.registrations import note_registrations
 from autoshard.graph.rename import rename
 from autoshard.graph.repeats import fold_repeats
@@ -53,12 +54,12 @@ def capture(
     """The graph of what the user named (see `load_model`), built without memory for its values."""
     _check_options(precision, optimizer)
     if spec.endswith(".pt2"):
-        return _finish(load_exported(spec), None, _no_init, spec, precision, optimizer, training)
+        return _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
     watcher = InitWatcher()
     with watcher:
         model, inputs = load_model(spec, arguments)
     watch_library_init(model, watcher)
-    return _capture(model, inputs, watcher.init_of, spec, precision, optimizer, training)
+    return _capture(model, inputs, watcher, spec, precision, optimizer, training)
 
 
 def capture_model(
@@ -71,7 +72,7 @@ def capture_model(
 ) -> Graph:
     """The graph of `model(*inputs)`: a model built for real, on meta, or fake. Leaves the model as it was."""
     _check_options(precision, optimizer)
-    return _capture(model, inputs, _no_init, source or type(model).__name__, precision, optimizer, training)
+    return _capture(model, inputs, InitWatcher(), source or type(model).__name__, precision, optimizer, training)
 
 
 def _check_options(precision: str, optimizer: str) -> None:
@@ -83,7 +84,7 @@ def _check_options(precision: str, optimizer: str) -> None:
 def _capture(
     model: torch.nn.Module,
     inputs: tuple[Any, ...],
-    init_of: Callable[[torch.Tensor], Init],
+    watcher: InitWatcher,
     source: str,
     precision: str,
     optimizer: str,
@@ -93,7 +94,7 @@ def _capture(
     model.train(training)
     try:
         program = export(model, inputs)
-        return _finish(program, model, init_of, source, precision, optimizer, training)
+        return _finish(program, model, watcher, source, precision, optimizer, training)
     finally:
         for module, mode in modes:
             module.training = mode
@@ -102,14 +103,14 @@ def _capture(
 def _finish(
     program: Any,
     model: torch.nn.Module | None,
-    init_of: Callable[[torch.Tensor], Init],
+    watcher: InitWatcher,
     source: str,
     precision: str,
     optimizer: str,
     training: bool,
 ) -> Graph:
     try:
-        graph = _raw(program, model, init_of, training)
+        graph = _raw(program, model, watcher, training)
     except CaptureError as error:
         name = type(model).__name__ if model is not None else source
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
@@ -121,12 +122,12 @@ def _finish(
     return graph
 
 
-def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.Tensor], Init], training: bool) -> Graph:
+def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, training: bool) -> Graph:
     """Export graph -> functional fx graph -> Graph before any pass."""
     module = program.graph_module
     inline(module)
     resolve(module)
-    stored = _Stored(program, model, init_of)
+    stored = _Stored(program, model, watcher)
     written = functionalise(module.graph, stored.parameter_nodes)
     plain_creation(module.graph)
     recognise_masks(module.graph, stored.real_constants)
@@ -149,6 +150,7 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
             (stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes
         ),
         modules=_modules(module.graph, model),
+        recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
     )
     return choose_loss(mark_gradients(graph), called) if training else graph
 
@@ -156,9 +158,9 @@ def _raw(program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.T
 class _Stored:
     """The placeholders of an export: inputs, parameters and buffers by tensor (ties once), literal constants."""
 
-    def __init__(self, program: Any, model: torch.nn.Module | None, init_of: Callable[[torch.Tensor], Init]) -> None:
+    def __init__(self, program: Any, model: torch.nn.Module | None, watcher: InitWatcher) -> None:
         signature = program.graph_signature
-        self.program, self.signature, self.init_of = program, signature, init_of
+        self.program, self.signature, self.watcher = program, signature, watcher
         self.nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         self.values = _stored_values(program, model)
         self.order = {path: i for i, path in enumerate(self.values)}
@@ -204,7 +206,8 @@ class _Stored:
         value = self.values.get(path)
         trainable = isinstance(value, torch.nn.Parameter) and value.requires_grad
         persistent = path not in self.signature.non_persistent_buffers
-        return Parameter(name, path, ties, trainable, persistent, self.init_of(value) if value is not None else ())
+        init = self.watcher.init_of(value) if value is not None else ()
+        return Parameter(name, path, ties, trainable, persistent, init)
 
     def _literals(self, paths: Mapping[str, str]) -> None:
         for name, path in paths.items():
@@ -275,7 +278,3 @@ def _stacks(graph: fx.Graph) -> Iterable[tuple[str, str]]:
 def _name(source: str) -> str:
     place = source.rpartition(":")[0] or source
     return Path(place).stem if place.endswith((".py", ".pt2")) else place.rpartition(".")[2]
-
-
-def _no_init(tensor: torch.Tensor) -> Init:
-    return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from autoshard.graph.check_recipes import check_recipes
 from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Tensor
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -29,6 +30,7 @@ def check(graph: Graph) -> None:
     unmade = [name for name in tensors if name not in known]
     assert not unmade, f"tensor {unmade[0]} is neither stored, given nor produced"
     _check_ends(graph, tensors)
+    check_recipes(graph)
 
 
 def _check_tensor(tensor: Tensor) -> None:

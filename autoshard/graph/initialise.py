@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoshard.graph.model import Call
+from autoshard.graph.recorder import Recorder
 
 Init = tuple[str | float, ...]
 _STARTS: dict[str, Callable[[dict[str, Any]], Init]] = {
@@ -28,31 +32,48 @@ _STARTS: dict[str, Callable[[dict[str, Any]], Init]] = {
 
 
 class InitWatcher(TorchDispatchMode):
-    """Remembers per storage the last whole-tensor initialisation; anything it does not understand makes it unknown."""
+    """Remembers per storage the last whole-tensor initialisation; anything it does not understand makes it unknown.
+
+    `recorder` has all calls, for what no name says; `partly` are storages that were changed in part afterwards.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.known: dict[int, tuple[Any, Init]] = {}  # the storage is kept alive, so that its id stays its own
+        self.partly: set[int] = set()
+        self.recorder = Recorder()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.recorder.note(func, args, kwargs or {}, result)
         if isinstance(result, torch.Tensor):
             self._note(func, args, kwargs or {}, result)
         return result
 
     def __enter__(self) -> Any:
-        """Besides: trunc_normal_ does nothing at all on meta, so it is told here what it is asked."""
+        """Besides: what on meta leaves no trace (trunc_normal_, numbers given to torch.tensor) is told what it is."""
         self.original = torch.nn.init._no_grad_trunc_normal_
         torch.nn.init._no_grad_trunc_normal_ = self._trunc_normal
+        self.literals = _Literals(self)
+        self.literals.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.nn.init._no_grad_trunc_normal_ = self.original
         super().__exit__(*error)
+        self.literals.__exit__(*error)
+        torch.nn.init._no_grad_trunc_normal_ = self.original
+
+    def literal(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """`tensor` has no values, but was made from these."""
+        self.recorder.given(tensor, values)
+        if values.numel() == 1 and not values.is_complex():
+            self.known[_storage(tensor)] = (tensor.untyped_storage(), ("constant", float(values)))
 
     def _trunc_normal(self, tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
         made = self.original(tensor, mean, std, a, b, generator)
         init = ("trunc_normal", float(mean), float(std), float(a), float(b))
+        self.recorder.forget(tensor)
+        self.partly.discard(_storage(tensor))
         self.known[_storage(tensor)] = (tensor.untyped_storage(), init)
         return made
 
@@ -60,13 +81,21 @@ class InitWatcher(TorchDispatchMode):
         """How `tensor` starts, () where that is not known."""
         return self.known.get(_storage(tensor), (None, ()))[1]
 
+    def calls(self, tensor: torch.Tensor) -> tuple[Call, ...]:
+        """What makes `tensor` where `init_of` does not say all: it has no name, or a part starts otherwise."""
+        if self.init_of(tensor) and _storage(tensor) not in self.partly:
+            return ()
+        return self.recorder.calls(tensor)
+
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         schema = func._schema
         mutates = schema.is_mutable
         if not mutates and any(r.alias_info is not None for r in schema.returns):
             return  # a view: same storage, nothing new
         if mutates and result.numel() * result.element_size() != result.untyped_storage().nbytes():
-            return  # part of a tensor, such as an embedding's padding row
+            self.partly.add(_storage(result))  # such as an embedding's padding row
+            return
+        self.partly.discard(_storage(result))
         name = func.overloadpacket.__name__
         arguments = {a.name: a.default_value for a in schema.arguments} | dict(
             zip((a.name for a in schema.arguments), args, strict=False)
@@ -79,6 +108,23 @@ class InitWatcher(TorchDispatchMode):
         if args and isinstance(args[0], torch.Tensor):
             return self.init_of(args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0])
         return ()
+
+
+_FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+class _Literals(TorchFunctionMode):
+    """Tells the watcher the numbers of tensors that are made on meta from Python's."""
+
+    def __init__(self, watcher: InitWatcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _FROM_NUMBERS and result.is_meta and args and not isinstance(args[0], torch.Tensor):
+            self.watcher.literal(result, torch.tensor(args[0], dtype=result.dtype, device="cpu"))
+        return result
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -119,5 +165,5 @@ def watch_library_init(model: torch.nn.Module, watcher: InitWatcher) -> None:
     with watcher, torch.no_grad():
         for module in reversed(list(model.modules())):
             run = getattr(module, "initialize_weights", None)
-            if callable(run) and hasattr(module, "_init_weights") and all(p.is_meta for p in module.parameters()):
+            if callable(run) and hasattr(module, "_init_weights") and any(p.is_meta for p in module.parameters()):
                 run()

@@ -90,6 +90,27 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a recipe: `aten.NAME.OVERLOAD` with its arguments, a string each for tensors, dtypes and words.
+
+    `%2` is the result of call 2, `%2.1` its second; `torch.int64` a dtype. `values` and `packed` (dtype, shape,
+    numbers, or zlib in base64) are numbers as they are; `result` ends a recipe whose result is not its last call's.
+    """
+
+    target: str
+    arguments: tuple[Attribute, ...]
+    keywords: tuple[tuple[str, Attribute], ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the constructor makes the tensors of these state-dict names, where `init` can't say it."""
+
+    paths: tuple[str, ...]
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
 class Registration:
     """Python code that registers operators which torch lacks. `targets` are theirs (`namespace.name`).
 
@@ -108,7 +129,7 @@ class Graph:
     `buffer_updates` are (buffer tensor, value tensor) pairs to write back after the forward.
     `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
     `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
-    `registrations` say where operators that are not torch's come from.
+    `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     """
 
     name: str
@@ -127,6 +148,7 @@ class Graph:
     training: bool = True
     discovered: tuple[tuple[str, str], ...] = ()
     registrations: tuple[Registration, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

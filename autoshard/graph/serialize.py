@@ -15,7 +15,8 @@ from autoshard.graph.codec import decode, encode
 from autoshard.graph.model import SCHEMA_VERSION, Graph, Registration
 
 KIND = "autoshard.graph"
-_LATER = ("discovered", "registrations")  # fields that older files lack; written only where they say something
+# Fields that older files lack; written only where they say something.
+_LATER = ("discovered", "registrations", "recipes")
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 

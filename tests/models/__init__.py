@@ -4,13 +4,22 @@ from __future__ import annotations
 
 _FILES = {
     "decoders": "gpt2 gpt_neox opt bloom falcon phi llama mistral qwen2 qwen3 gemma2 "
-    "mixtral qwen3_moe deepseek_v3 mamba2",
-    "encoders": "bert roberta distilbert electra deberta albert",
-    "pairs": "t5 bart whisper clip",
-    "vision": "vit dinov2 swin convnext resnet",
+    "mixtral qwen3_moe deepseek_v3 mamba2 gemma3 gptj codegen phi3 stablelm cohere granite olmo olmo2 starcoder2 mpt "
+    "gpt_oss olmoe mamba rwkv",
+    "encoders": "bert roberta distilbert electra deberta albert "
+    "mpnet modernbert roformer squeezebert xlnet longformer convbert nystromformer",
+    "pairs": "t5 bart whisper clip mbart pegasus m2m100 siglip blip llava qwen2_vl",
+    "vision": "vit dinov2 swin convnext resnet deit beit segformer detr mobilenet_v2 regnet videomae",
+    "speech": "wav2vec2 hubert spectrogram_transformer",
     "plain": "lenet unet lstm transformer_encoder",
     "nanogpt": "nanogpt",
     "handwritten": "mingpt small_vit small_resnet root_sequential seq2seq vae gcn dlrm translator nested_lists "
     "module_dict shared_twice two_values universal blocks",
+    "published": "nanogpt_slow meta_llama dlrm_bags gcn_dense graphsage gat seq2seq_gru seq2seq_lstm vae_normal wavenet "
+    "transformer pointnet deepfm nerf",
+    "timm_models": "timm_vit timm_eva02 timm_swin timm_mixer timm_convnextv2 timm_efficientnet timm_mobilenetv3 "
+    "timm_densenet timm_vgg timm_resnext timm_cait timm_levit",
+    "diffusion": "diffusers_unet diffusers_unet_condition diffusers_dit diffusers_vae diffusers_sd3",
+    "adapters": "lora_llama lora_gpt2 dora_bert",
 }
 NAMES = {name: f"tests.models.{file}:{name}" for file, names in _FILES.items() for name in names.split()}

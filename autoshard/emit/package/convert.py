@@ -26,6 +26,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
+from initial import INITIAL
 from model_parallel import MESH, build_model
 from runtime import ParallelMesh, Sharding, sharding
 
@@ -73,12 +74,12 @@ def _safetensors() -> Any:
     return safetensors
 
 
-def shardings() -> dict[str, tuple[Sharding, torch.dtype]]:
-    """Original name -> how this package holds it; built on the meta device, without memory."""
+def shardings() -> dict[str, tuple[Sharding, torch.dtype, bool]]:
+    """Original name -> how this package holds it, and if it is a buffer; built on the meta device, without memory."""
     mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
     model: nn.Module = build_model(mesh)
     held = model.state_dict(keep_vars=True).values()
-    return {sharding(tensor).name: (sharding(tensor), tensor.dtype) for tensor in held}
+    return {sharding(x).name: (sharding(x), x.dtype, not isinstance(x, nn.Parameter)) for x in held}
 
 
 def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
@@ -91,14 +92,15 @@ def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
     original = read_state_dict(source)
     state: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, (held, dtype) in shardings().items():
+    for name, (held, dtype, is_buffer) in shardings().items():
         found = next((n for n in (name, *held.ties) if n in original), None)
-        if found is None:
+        if found is None and not (is_buffer and name in INITIAL):
             raise ValueError(f"{source} lacks {name}")
-        if tuple(original[found].shape) != held.shape:
-            raise ValueError(f"{name}: expected shape {held.shape}, got {tuple(original[found].shape)}")
+        value = INITIAL[name]() if found is None else original[found]
+        if tuple(value.shape) != held.shape:
+            raise ValueError(f"{name}: expected shape {held.shape}, got {tuple(value.shape)}")
         used |= {name, *held.ties}
-        state[f"model.{name}"] = original[found].to(dtype).reshape(held.split_shape)
+        state[f"model.{name}"] = value.detach().to(dtype).reshape(held.split_shape)
     partial = Path(f"{folder}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     dcp.save(state, checkpoint_id=partial, no_dist=True)
@@ -114,7 +116,7 @@ def to_original(folder: str | Path, target: str | Path) -> None:
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     state: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
-    for name, (held, _) in shardings().items():
+    for name, (held, *_) in shardings().items():
         key = f"model.{name}"
         if key not in saved:
             raise ValueError(f"{folder} lacks {name}: not a checkpoint of this model")

@@ -29,12 +29,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from initial import INITIAL
 from model_parallel import GRADIENT_BUCKETS, HAS_LOSS, INPUTS, LOSS_AXES, MESH, OPTIMIZER, PLAN, build_model
 from runtime import (
     ParallelMesh,
     assign,
     clip_gradients,
     held_indices,
+    init_computed,
     init_parameter,
     init_parameters,
     load_checkpoint,
@@ -291,7 +293,7 @@ def read_weights(path: str) -> Mapping[str, Tensor]:
         raise UserError(f"--weights {path}: {error}") from None
 
 
-def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor], seed: int) -> None:
     """Buffers that no state dict holds: from the weights file if it has them, else as the original model makes them."""
     saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     unknown = []
@@ -301,6 +303,8 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             continue
         if own.name in weights:
             assign(buffer, weights[own.name])
+        elif own.name in INITIAL:
+            init_computed(buffer, INITIAL[own.name], seed)
         elif own.init:
             init_parameter(buffer, own.init)
         else:
@@ -315,8 +319,9 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
     weights = read_weights(options.weights) if options.weights else {}
-    guessed = [] if options.resume else init_parameters(model, options.seed or 0)
-    fill_unsaved(model, weights)
+    seed = options.seed or 0
+    guessed = [] if options.resume else init_parameters(model, seed, INITIAL)
+    fill_unsaved(model, weights, seed)
     if options.resume:
         folder = last_checkpoint(options.resume)
         try:
@@ -328,7 +333,7 @@ def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argpars
         return done
     if options.weights:
         try:
-            load_full_state_dict(model, weights)
+            load_full_state_dict(model, weights, INITIAL)
         except (KeyError, ValueError) as error:
             raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
     elif guessed and rank == 0:

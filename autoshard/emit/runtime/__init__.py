@@ -42,12 +42,14 @@ from .parameters import (
     Sharding,
     assign,
     full_tensor,
+    init_computed,
     init_parameter,
     init_parameters,
     local,
     shard_buffer,
     shard_parameter,
     sharding,
+    unpacked,
 )
 from .randomness import Random, dropout_mask, random_dropout
 from .redistribution import (
@@ -87,6 +89,7 @@ __all__ = [
     "halo_max_pool",
     "halo_transposed_convolution",
     "held_indices",
+    "init_computed",
     "init_parameter",
     "init_parameters",
     "load_checkpoint",
@@ -127,6 +130,7 @@ __all__ = [
     "sharding",
     "slice_shard",
     "synchronised_batch_norm",
+    "unpacked",
     "vocabulary_parallel_embedding",
     "vocabulary_range",
     "zero_pad",

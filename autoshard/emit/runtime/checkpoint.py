@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,13 +41,19 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return result
 
 
-def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Each device takes its part of the original model's state dict. Raises KeyError that lists what is missing."""
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], computed: Collection[str] = ()) -> None:
+    """Each device takes its part of the original model's state dict. Raises KeyError that lists what is missing.
+
+    Buffers named in `computed` may be missing: they stay as they are.
+    """
     found = {names: next((name for name in names if name in state), None) for names, _ in _named(model)}
-    missing = [names[0] for names, name in found.items() if name is None]
+    optional = {names for names, x in _named(model) if names[0] in computed and not isinstance(x, nn.Parameter)}
+    missing = [names[0] for names, name in found.items() if name is None and names not in optional]
     if missing:
         raise KeyError(f"the state dict lacks {', '.join(missing)}")
     for names, tensor in _named(model):
+        if found[names] is None:
+            continue
         full = state[str(found[names])]
         if tuple(full.shape) != sharding(tensor).shape:
             raise ValueError(f"{names[0]}: expected shape {sharding(tensor).shape}, got {tuple(full.shape)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -114,19 +116,41 @@ _INITIALISERS: dict[str, Callable[..., Any]] = {
 def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0) -> None:
     """Initialises by e.g. ("normal", 0.0, 0.02); the numbers depend on the seed and the name only, not on the mesh."""
     own = sharding(tensor)
-    full = torch.empty(own.shape, dtype=torch.float32)
+    full = torch.empty(own.shape, dtype=torch.float32 if tensor.is_floating_point() else tensor.dtype)
     generator = torch.Generator().manual_seed(hash_of(seed, own.name))
     options = {} if recipe[0] == "constant" else {"generator": generator}
     _INITIALISERS[str(recipe[0])](full, *recipe[1:], **options)
     assign(tensor, full)
 
 
-def init_parameters(model: nn.Module, seed: int = 0) -> list[str]:
-    """Initialises a whole model. Returns the names that had no recipe and got a guess: small numbers, or zero."""
+def init_computed(tensor: Tensor, make: Callable[[], Tensor], seed: int = 0) -> None:
+    """As the original's constructor makes it; where that draws numbers, they depend on the seed and the name only."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(hash_of(seed, sharding(tensor).name))
+        assign(tensor, make())
+
+
+def init_parameters(
+    model: nn.Module, seed: int = 0, computed: Mapping[str, Callable[[], Tensor]] | None = None
+) -> list[str]:
+    """Initialises a whole model; `computed` are functions by original name, for what no recipe of `init` says.
+
+    Returns the names of those that got a guess: small numbers, or zero.
+    """
     guessed = []
     for tensor in (*model.parameters(), *model.buffers()):
         own = sharding(tensor)
         guess = ("normal", 0.0, 0.02) if len(own.shape) > 1 else ("constant", 0.0)
+        if computed and own.name in computed:
+            init_computed(tensor, computed[own.name], seed)
+            continue
         init_parameter(tensor, own.init or guess, seed)
         guessed += [] if own.init else [own.name]
     return guessed
+
+
+def unpacked(dtype: torch.dtype, shape: Sequence[int], text: str) -> Tensor:
+    """Numbers as zlib in base64, little endian."""
+    raw = bytearray(zlib.decompress(base64.b64decode(text)))
+    flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    return flat.reshape(tuple(shape))

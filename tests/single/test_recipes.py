@@ -1,0 +1,270 @@
+"""What constructors compute: watched on meta, written as a package's initial.py, run, against a real build."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.emit.initial import initial_file
+from autoshard.errors import InvalidFileError
+from autoshard.graph import serialize
+from autoshard.graph.capture import capture_model
+from autoshard.graph.initialise import InitWatcher
+from autoshard.graph.load import load_model
+from autoshard.graph.model import Call, Graph, Parameter, Recipe
+from autoshard.graph.recipes import recipes_of
+from tests.models import NAMES
+
+RUNTIME = "autoshard.emit.runtime"
+
+
+def rotary() -> Tensor:
+    return 1.0 / (10000.0 ** (torch.arange(0, 16, 2, dtype=torch.int64).float() / 16))
+
+
+def sinusoids() -> Tensor:
+    """Two halves of one tensor, each set in place through a view."""
+    rate = torch.exp(torch.arange(0, 8, 2) * (-math.log(10000.0) / 8))
+    table, position = torch.zeros(1, 20, 8), torch.arange(20).unsqueeze(1)
+    table[0, :, 0::2], table[0, :, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
+    return table
+
+
+def causal() -> Tensor:
+    return torch.tril(torch.ones(12, 12, dtype=torch.bool)).view(1, 1, 12, 12)
+
+
+def from_numpy() -> Tensor:
+    return torch.from_numpy(np.outer(np.arange(40.0), np.arange(5.0))).float() * 2
+
+
+def from_numbers() -> Tensor:
+    return torch.tensor([[1.5, -2.0], [math.inf, 0.1]]) + 1
+
+
+def window_index() -> Tensor:
+    """Swin's: a grid, stacked, shifted in place."""
+    grid = torch.stack(torch.meshgrid([torch.arange(4), torch.arange(4)], indexing="ij")).flatten(1)
+    relative = (grid[:, :, None] - grid[:, None, :]).permute(1, 2, 0).contiguous()
+    relative[:, :, 0] += 3
+    relative[:, :, 0] *= 7
+    return relative.sum(-1)
+
+
+def by_element() -> Tensor:
+    """More calls than a recipe may have: its numbers are kept."""
+    table = torch.zeros(30, 30)
+    for row in range(30):
+        for column in range(30):
+            table[row, column] = math.sin(row * 0.1) * column
+    return table
+
+
+def aliased() -> Tensor:
+    """The last change goes through another name, after the buffer was taken."""
+    base = torch.arange(6.0)
+    taken = base[2:]
+    base.mul_(3).add_(1)
+    return taken
+
+
+def overwritten() -> Tensor:
+    table = torch.empty(5)
+    table.uniform_()
+    table.copy_(torch.linspace(0, 1, 5))
+    return table
+
+
+def in_half() -> Tensor:
+    """Made where another default dtype holds."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.linspace(0, 1, 7)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def complex_table() -> Tensor:
+    return torch.view_as_real(torch.polar(torch.ones(6), torch.arange(6.0)))
+
+
+COMPUTED = [
+    rotary, sinusoids, causal, from_numpy, from_numbers, window_index, by_element, aliased, overwritten, in_half,
+    complex_table,
+]  # fmt: skip
+
+
+def recipe_of(make: Callable[[], Tensor], device: str = "meta", is_buffer: bool = True) -> tuple[Recipe, ...]:
+    watcher = InitWatcher()
+    with torch.device(device), watcher:
+        value = make()
+    stored = [Parameter("table", "model.table", init=watcher.init_of(value))]
+    none: list[Parameter] = []
+    return recipes_of({"model.table": value}, *((none, stored) if is_buffer else (stored, none)), watcher.calls)
+
+
+def run(recipes: tuple[Recipe, ...], folder: Path, name: str = "initial") -> ModuleType:
+    """initial.py as a package has it: written, and imported beside its runtime."""
+    (folder / f"{name}.py").write_text(initial_file(recipes), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    hidden = sys.modules.get("runtime")
+    sys.modules["runtime"] = importlib.import_module(RUNTIME)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.modules.pop("runtime")
+        if hidden is not None:
+            sys.modules["runtime"] = hidden
+    return module
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("make", COMPUTED)
+def test_the_package_makes_the_very_numbers(make: Callable[[], Tensor], device: str, tmp_path: Path) -> None:
+    found = run(recipe_of(make, device), tmp_path).INITIAL["model.table"]()
+    expected = make()
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_a_copy_of_a_computed_tensor_is_the_tensor(tmp_path: Path) -> None:
+    (recipe,) = recipe_of(overwritten)
+    assert [call.target for call in recipe.calls] == ["aten.linspace.default"]
+
+
+def test_what_is_drawn_is_drawn_from_the_seed_and_the_name(tmp_path: Path) -> None:
+    def make() -> Tensor:
+        value = torch.empty(9, 4)
+        nn.init.normal_(value, std=0.5)
+        value[0] = 0.0
+        return nn.functional.normalize(value, dim=1) * 2
+
+    from autoshard.emit import runtime
+
+    drawn = run(recipe_of(make), tmp_path).INITIAL["model.table"]
+    mesh = runtime.ParallelMesh({"tp": 1}, 0, lambda *_: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    tables = [runtime.shard_buffer(name, (9, 4), "R", mesh) for name in ("a", "a", "b")]
+    state = torch.random.get_rng_state()
+    for table in tables:
+        runtime.init_computed(table, drawn, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    first, same, other = tables
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert torch.equal(first[0], torch.zeros(4))
+    assert torch.allclose(first[1:].norm(dim=1), torch.full((8,), 2.0))
+
+
+def uninitialised() -> Tensor:
+    table = torch.empty(4)
+    table[:2] = 1.0
+    return table
+
+
+def too_large() -> Tensor:
+    return torch.from_numpy(np.arange(2_000_000.0)).to("meta")
+
+
+@pytest.mark.parametrize("make", [uninitialised, too_large])
+def test_what_no_call_makes_has_no_recipe(make: Callable[[], Tensor]) -> None:
+    assert recipe_of(make) == ()
+
+
+def test_a_padding_row_stays_zero() -> None:
+    def make() -> Tensor:
+        embedding = nn.Embedding(9, 4, padding_idx=2)
+        nn.init.normal_(embedding.weight, std=0.02)
+        with torch.no_grad():
+            embedding.weight[2].zero_()
+        return embedding.weight
+
+    (recipe,) = recipe_of(make, is_buffer=False)
+    targets = [call.target.rpartition(".")[0] for call in recipe.calls]
+    assert targets.count("aten.normal_") == 1 and targets.index("aten.zero_") > targets.index("aten.normal_")
+
+
+class Tables(nn.Module):
+    """Buffers that differ from layer to layer, one of them twice; one that a state dict holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+        for number in range(3):
+            self.register_buffer(f"slope_{number}", torch.arange(6.0) / (1 + number % 2), persistent=number == 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight * self.slope_0 * self.slope_1 * self.slope_2).sum()
+
+
+def captured(model: nn.Module) -> Graph:
+    return capture_model(model, (torch.randn(2, 6),))
+
+
+def test_a_model_that_was_built_gives_its_numbers(tmp_path: Path) -> None:
+    model = Tables()
+    model.slope_1 += 0.5
+    made = run(captured(model).recipes, tmp_path).INITIAL
+    assert {name: make().tolist() for name, make in made.items()} == {
+        name: buffer.tolist() for name, buffer in model.named_buffers()
+    }
+
+
+def test_equal_recipes_are_one_and_the_file_of_the_graph_keeps_them() -> None:
+    graph = captured(Tables())
+    assert sorted(sorted(recipe.paths) for recipe in graph.recipes) == [["slope_0", "slope_2"], ["slope_1"]]
+    assert serialize.loads(serialize.dumps(graph)) == graph
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("os.system", ("ls",)),
+        Call("aten.add.Tensor(0, 0) or print", ()),
+        Call("aten.zeros.default", ((3,),), (("dtype=print(1), a", None),)),
+        Call("aten.zeros.default", ("a b",)),
+        Call("aten.zeros.default", ("torch.load('x')",)),
+        Call("aten.relu.default", ("%0",)),
+        Call("packed", ("torch.float32", (1,), '"""\nprint(1)\n"""')),
+        Call("values", ("torch.float32", (1,), ("print(1)",))),
+    ],
+)
+def test_a_damaged_recipe_brings_no_code(call: Call) -> None:
+    graph = captured(Tables())
+    bad = replace(graph, recipes=(replace(graph.recipes[0], calls=(call,)),))
+    with pytest.raises(InvalidFileError, match="recipe of slope_0"):
+        serialize.loads(serialize.dumps(bad))
+
+
+def test_names_that_are_no_names_make_a_file_that_parses(tmp_path: Path) -> None:
+    call = Call("aten.zeros.default", ((2,),))
+    paths = ['a".b', "class", "x\ny", "torch", "é\\", "class.class"]
+    made = run(tuple(Recipe((path,), (call,)) for path in paths), tmp_path)
+    assert list(made.INITIAL) == paths and all(make().tolist() == [0, 0] for make in made.INITIAL.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "swin", "gemma3", "dlrm_bags"])
+def test_buffers_of_the_library_on_meta_are_those_of_a_real_build(name: str, tmp_path: Path) -> None:
+    watcher = InitWatcher()
+    with watcher:
+        model, _ = load_model(NAMES[name], {})
+    buffers = dict(model.named_buffers())
+    stored = [Parameter(path, path, init=watcher.init_of(buffer)) for path, buffer in buffers.items()]
+    made = run(recipes_of(buffers, [], stored, watcher.calls), tmp_path, f"initial_{name}").INITIAL
+    real, _ = load_model(NAMES[name], {}, device="cpu")
+    assert made.keys() <= {path for path, _ in real.named_buffers()} and made
+    for path, buffer in real.named_buffers():
+        if path in made:
+            assert torch.equal(made[path](), buffer), path
+        else:
+            assert watcher.init_of(buffers[path]), path
