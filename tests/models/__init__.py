@@ -15,8 +15,8 @@ _FILES = {
     "nanogpt": "nanogpt",
     "handwritten": "mingpt small_vit small_resnet root_sequential seq2seq vae gcn dlrm translator nested_lists "
     "module_dict shared_twice two_values universal blocks",
-    "published": "nanogpt_slow meta_llama dlrm_bags gcn_dense graphsage gat seq2seq_gru seq2seq_lstm vae_normal wavenet "
-    "transformer pointnet deepfm nerf",
+    "published": "nanogpt_slow meta_llama dlrm_bags gcn_dense graphsage gat seq2seq_gru seq2seq_lstm vae_normal "
+    "wavenet transformer pointnet deepfm nerf",
     "timm_models": "timm_vit timm_eva02 timm_swin timm_mixer timm_convnextv2 timm_efficientnet timm_mobilenetv3 "
     "timm_densenet timm_vgg timm_resnext timm_cait timm_levit",
     "diffusion": "diffusers_unet diffusers_unet_condition diffusers_dit diffusers_vae diffusers_sd3",

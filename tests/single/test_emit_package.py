@@ -37,7 +37,13 @@ class Rotary(nn.Module):
 
 @pytest.fixture(scope="module")
 def package() -> Package:
-    graph = capture_model(Rotary(), (torch.randn(16, 8), torch.randn(16, 8)))
+    """Of a model without values, whose constructor nobody watched."""
+    with torch.device("meta"):
+        return package_of(Rotary())
+
+
+def package_of(model: nn.Module) -> Package:
+    graph = capture_model(model, (torch.randn(16, 8), torch.randn(16, 8)))
     plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), 3)
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         return load_package(folder)
@@ -71,6 +77,18 @@ def test_a_buffer_that_no_state_dict_holds_comes_from_the_weights_file(
 def test_a_buffer_that_nothing_gives_is_an_error_that_names_it(package: Package) -> None:
     with pytest.raises(Exception, match="table"):
         prepared(package, None)
+
+
+def test_a_buffer_that_the_constructor_computes_starts_so_and_may_lack_in_a_weights_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, model = package_of(Rotary()), Rotary()
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    monkeypatch.setattr(package.train, "read_weights", lambda path: torch.load(path, weights_only=True))
+    for weights in (None, tmp_path / "state.pt"):
+        for state in prepared(package, weights):
+            assert torch.equal(state["table"], model.table)
+            assert torch.equal(state["norm.running_var"], torch.ones(8))
 
 
 def test_batches_by_name_by_place_global_or_local(package: Package) -> None:
