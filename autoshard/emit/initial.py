@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import keyword
-import re
-import textwrap
 from collections.abc import Sequence
 
+from autoshard.code_text import fresh, identifier, printable, quoted
 from autoshard.emit.lines import statement
 from autoshard.graph.model import Attribute, Call, Recipe
 
@@ -19,15 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 '''
+_ROW = 116  # characters
+_OWN = ("torch", "aten", "Tensor", "Callable", "unpacked", "INITIAL", "annotations", "float", "dict")
 
 
 def initial_file(recipes: Sequence[Recipe]) -> str:
     """The text of initial.py."""
     names: list[str] = []
-    blocks: list[str] = []
     for recipe in recipes:
-        names.append(_function_name(recipe.paths[0], names))
-        blocks.append("\n".join(_function(names[-1], recipe)))
+        names.append(fresh(identifier(recipe.paths[0].rpartition(".")[2], _OWN), names))
+    blocks = ["\n".join(_function(name, recipe)) for name, recipe in zip(names, recipes, strict=True)]
     uses_aten = any("aten." in block for block in blocks)
     imports = ["import torch"] if uses_aten or any("torch." in block for block in blocks) else []
     imports.append("from torch import Tensor")
@@ -37,20 +36,10 @@ def initial_file(recipes: Sequence[Recipe]) -> str:
     return (f"{head}\n\n{table}" if not blocks else "\n\n\n".join([head, *blocks, table])) + "\n"
 
 
-def _function_name(path: str, taken: Sequence[str]) -> str:
-    """The last part of a path, as the name of a function."""
-    stem = re.sub(r"\W", "_", path.rpartition(".")[2], flags=re.ASCII)
-    stem = f"make_{stem}" if not stem.isidentifier() or keyword.iskeyword(stem) or stem in _OWN else stem
-    return next(name for name in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if name not in taken)
-
-
-_OWN = ("torch", "aten", "Tensor", "Callable", "unpacked", "INITIAL", "annotations", "tuple", "list")
-
-
 def _function(name: str, recipe: Recipe) -> list[str]:
     more = f" and {len(recipe.paths) - 1} more" if len(recipe.paths) > 1 else ""
     used = {reference for call in recipe.calls for reference in _references((call.arguments, call.keywords))}
-    lines = [f"def {name}() -> Tensor:", f"    # {_plain(recipe.paths[0])}{more}"]
+    lines = [f"def {name}() -> Tensor:", f"    # {printable(recipe.paths[0])}{more}"]
     last = len(recipe.calls) - 1
     for number, call in enumerate(recipe.calls):
         target = "return " if number == last else f"x{number} = " if number in used else ""
@@ -58,15 +47,10 @@ def _function(name: str, recipe: Recipe) -> list[str]:
     return lines
 
 
-def _plain(text: str) -> str:
-    """For a comment: one line, whatever the name holds."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _line(target: str, call: Call) -> list[str]:
     if call.target == "packed":
         dtype, shape, text = call.arguments
-        packed = textwrap.wrap(str(text), 116)
+        packed = [str(text)[i : i + _ROW] for i in range(0, len(str(text)), _ROW)]
         head = f'    {target}unpacked({_dtype(dtype)}, {_value(shape)}, """'
         return [head, *(f"    {row}" for row in packed), '    """)']
     return statement(target + _expression(call), 1)
@@ -116,9 +100,4 @@ def _table(recipes: Sequence[Recipe], names: Sequence[str]) -> list[str]:
     if not recipes:
         return [f"{kind} = {{}}"]
     pairs = [(path, name) for recipe, name in zip(recipes, names, strict=True) for path in recipe.paths]
-    return [f"{kind} = {{", *(f"    {_quoted(path)}: {name}," for path, name in pairs), "}"]
-
-
-def _quoted(path: str) -> str:
-    """A name as a string of Python, whatever it holds."""
-    return repr(path) if '"' in path or "\\" in path or not path.isprintable() else f'"{path}"'
+    return [f"{kind} = {{", *(f"    {quoted(path)}: {name}," for path, name in pairs), "}"]
