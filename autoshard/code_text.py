@@ -69,8 +69,7 @@ def braced(text: str) -> str:
 
 def docstring_text(text: str) -> str:
     """One line of a docstring in triple double quotes."""
-    line = printable(text.replace("\\", "\\\\")).replace('"""', '\\"\\"\\"')
-    return f'{line[:-1]}\\"' if line.endswith('"') else line
+    return re.sub('"(?="|$)', '\\\\"', printable(text.replace("\\", "\\\\")))
 
 
 def prose(text: str) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from autoshard.emit import emit
+from autoshard.emit.members import TAKEN
 from autoshard.graph.capture import capture_model
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -121,3 +122,8 @@ def check(names: Sequence[str], mesh: str) -> None:
     assert set(state) == set(model.state_dict())
     for name, value in model.state_dict().items():
         assert torch.allclose(state[name], value, atol=1e-5), name
+
+
+def test_no_member_hides_what_modules_have_themselves() -> None:
+    own = {name for kind in (nn.Module, nn.ModuleDict) for name in dir(kind()) if not name.startswith("__")}
+    assert own <= TAKEN, sorted(own - TAKEN)
