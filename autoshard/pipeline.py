@@ -45,12 +45,14 @@ def read_graph(request: ModelRequest) -> Graph:
     check_spec(request.spec)  # before torch is imported
     if request.spec.endswith(".json"):
         return _saved_graph(request)
+    from autoshard.emit.calls import check_calls
     from autoshard.graph.capture import capture
     from autoshard.rules.discover import with_discovered
 
     captured = capture(
         request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
     )
+    check_calls(captured)
     graph, warnings = with_discovered(captured)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -118,7 +118,9 @@ def prove_strategy(case: OpCase, graph: Graph, strategy: Strategy, mesh: Mesh, s
     """One strategy of the case, whose graph `one_op_graph` made; in lock-step where its variant communicates."""
     talks = bool(localise(graph, graph.ops[0], strategy, mesh).axes)
     run = _lockstep(mesh) if talks else _each(mesh)
-    return verdict(case, graph, strategy, mesh, run, partial(run_variant, mesh), seed)
+    from autoshard.emit.calls import run_emitted
+
+    return verdict(case, graph, strategy, mesh, run, partial(run_variant, mesh), seed, run_emitted)
 
 
 def _lockstep(mesh: Mesh) -> Run:

@@ -11,7 +11,6 @@ from autoshard import redistribute
 from autoshard.code_text import fresh, quoted
 from autoshard.emit.lines import statement
 from autoshard.emit.names import MOVES
-from autoshard.emit.spelling import RETURNS_LIST
 from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.modules import Call, Loop
 from autoshard.program.scopes import RANDOM, operands_of, random_index, results_of
@@ -123,14 +122,17 @@ class Body:
             if self._merges(op, following, expression):
                 self.pending = (results[0], expression)
                 return []
-            if op.target.rpartition(".")[2] in RETURNS_LIST:
-                return statement(f"({self.names[results[0]]},) = {expression}", 2)
+            left = self._left(op)
+            if left != self.names[results[0]]:
+                return statement(f"{left} = {expression}", 2)
             return self._assign(results[0], expression, self._layout_note(op))
-        targets = self._targets(list(results))
-        if op.target == "aten.batch_norm" and not op.variant:
-            first, *rest = (self.names[value] for value in results)
-            targets = ", ".join([first, "_", "_", *rest])
-        return statement(f"{targets} = {expression}", 2)
+        return statement(f"{self._left(op)} = {expression}", 2)
+
+    def _left(self, op: Compute) -> str:
+        names = [self.names[value] for value in results_of(op)]
+        if op.variant:
+            return ", ".join(names)
+        return self.owner.speller.assigned(op.target, op.operands, dict(op.attributes), names)
 
     def _plain(self, op: Compute) -> str:
         texts = [None if value is None else self.text(value) for value in op.operands]

@@ -86,7 +86,7 @@ class ClassWriter:
         self.is_root = self.definition is self.package.tree.root
         self.members = self.package.members[self.definition.name]
         self.naming: Naming = name_values(program, self.definition, self.package.reserved, self.is_root, self.called)
-        self.speller = Speller(self.size, self.ours("device"))
+        self.speller = Speller(self.size, self.ours("device"), program.schemas)
         self.buffers = self.package.buffers
 
     def lines(self) -> list[str]:

@@ -1,4 +1,7 @@
-"""One operator as one expression, from the table in `spellings.py`, with a fallback that can write any operator."""
+"""One operator as one expression: from the table in `spellings.py`, where that says all that the op says.
+
+Otherwise from its schema, by which any operator can be written.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from autoshard.code_text import quoted
-from autoshard.emit.spellings import INFIX, TEMPLATES
+from autoshard.emit.spellings import BY_TORCH, INFIX, TEMPLATES
 from autoshard.graph.model import DTYPE_BYTES
+from autoshard.graph.schemas import PLACEMENT, Schema, bind, fitting, parse
+from autoshard.graph.schemas import Operands as Taken
 from autoshard.layout import LocalSize
 from autoshard.program.model import LocalAttribute
 
@@ -17,7 +23,7 @@ Operands = Sequence[str | None]
 Attributes = Mapping[str, LocalAttribute]
 
 DTYPES = frozenset(DTYPE_BYTES) | {"complex64", "complex128"}
-IGNORED = frozenset({"layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit"})
+IGNORED = PLACEMENT | {"implicit"}
 CREATES = frozenset({"arange", "constant", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"})
 RETURNS_LIST = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split", "meshgrid"})
 REDUCTIONS = ("none", "mean", "sum")  # torch's numbers for them
@@ -27,21 +33,38 @@ FOREVER = 2**63 - 1  # how an open end of a slice is captured
 
 @dataclass(frozen=True)
 class Speller:
-    """`size` writes an uneven local size, `device` names the device."""
+    """`size` writes an uneven local size, `device` names the device, `schemas` are those of the program."""
 
     size: Callable[[LocalSize], str]
     device: str
+    schemas: tuple[str, ...] = ()
 
     def spell(self, target: str, operands: Operands, attributes: Attributes) -> str:
         """One expression. Operands are names or calls, or None where an optional one is absent."""
         name = re.sub(r"^(aten|autoshard)\.", "", target)
         given = {key: value for key, value in attributes.items() if key not in IGNORED}
+        schema = self.schema(target, operands, attributes)
         text = _SPECIAL[name](self, operands, given) if name in _SPECIAL else None
         if text is None and name in INFIX:
             text = self._infix(INFIX[name], operands, given)
-        if text is None and name in TEMPLATES:
+        if text is None and name in TEMPLATES and _says_all(TEMPLATES[name], operands, given, schema):
             text = self._fill(TEMPLATES[name], operands, given)
+        if text is None and schema is not None:
+            text = self._by_schema(schema, operands, given)
         return text if text is not None else self._generic(target, operands, given)
+
+    def schema(self, target: str, operands: Operands, attributes: Attributes) -> Schema | None:
+        """Of the overload that is called; None for what is no operator of torch, and for graphs that lack them."""
+        own = _by_target(self.schemas).get(target, ())
+        return fitting(own, operands, {key: _plain(value) for key, value in attributes.items()})
+
+    def assigned(self, target: str, operands: Operands, attributes: Attributes, names: Sequence[str]) -> str:
+        """What stands left of the `=`, for results of these names (`_`: not used)."""
+        if target == "aten.batch_norm" and len(names) > 1:
+            return ", ".join([names[0], "_", "_", *names[1:]])  # see _batch_norm
+        schema = self.schema(target, operands, attributes)
+        listed = schema.returns_list if schema else target.rpartition(".")[2] in RETURNS_LIST
+        return f"({names[0]},)" if listed and len(names) == 1 else ", ".join(names)
 
     def literal(self, value: LocalAttribute) -> str:
         if isinstance(value, LocalSize):
@@ -63,15 +86,20 @@ class Speller:
         if "self" in given:
             sides.insert(0, self.literal(given["self"]))
         sides += [self.literal(given[name]) for name in ("other", "exponent") if name in given]
+        if len(sides) != 2:
+            return None
         left, right = sides
         left = f"({left})" if left.startswith("-") else left
         return f"{left}**{right}" if symbol == "**" else f"{left} {symbol} {right}"
 
-    def _fill(self, template: str, operands: Operands, given: Attributes) -> str:
+    def _fill(self, template: str, operands: Operands, given: Attributes) -> str | None:
+        """None where what the template needs is absent."""
         text = ""
         for plain, optional, field in _PIECES.findall(template):
             piece = plain or (self._optional(optional, operands, given) if optional else None)
-            piece = str(self._field(field, operands, given)) if piece is None else piece
+            piece = self._field(field, operands, given) if piece is None else piece
+            if piece is None:
+                return None
             text += piece.removeprefix(", ") if text.endswith("(") else piece
         return text
 
@@ -106,8 +134,33 @@ class Speller:
             return ", ".join(map(self.literal, value)) or "()"
         return self.literal(value)
 
+    def _by_schema(self, schema: Schema, operands: Operands, given: Attributes) -> str | None:
+        """By position as far as nothing is left out, then by keyword; what has its default is left out."""
+        bound = bind(schema, operands, {key: _plain(value) for key, value in given.items()})
+        if bound is None:
+            return None
+        arguments: list[str] = []
+        by_keyword = False
+        for argument in schema.arguments:
+            value = bound.get(argument.name)
+            if isinstance(value, Taken):
+                own = ", ".join(str(operands[i]) for i in value.positions)
+                text = f"[{own}]" if value.is_list else own
+            elif argument.name in given and (argument.required or given[argument.name] != argument.default):
+                text = self.literal(given[argument.name])
+            elif argument.name == "device" and not any(operands):
+                text = self.device
+            elif argument.required:
+                text = "None" if argument.optional else "True"  # a switch of torch's own
+            else:
+                by_keyword = True
+                continue
+            by_keyword |= argument.keyword
+            arguments.append(f"{argument.name}={text}" if by_keyword else text)
+        return f"{_callee(schema)}({', '.join(arguments)})"
+
     def _generic(self, target: str, operands: Operands, given: Attributes) -> str:
-        """The operator's own name: tensors in order, everything else by keyword."""
+        """Without a schema: the operator's own name, tensors in order, everything else by keyword."""
         namespace, _, name = target.partition(".")
         arguments = [self.literal(given["self"])] if "self" in given else []
         arguments += [str(operand) for operand in operands]
@@ -115,6 +168,56 @@ class Speller:
         if target.startswith("aten.") and name in CREATES:
             arguments.append(f"device={self.device}")
         return f"torch.ops.{namespace}.{name}({', '.join(arguments)})"
+
+
+def _callee(schema: Schema) -> str:
+    """`torch.hstack`, `torch.ops.aten.index_fill.int_Scalar`, `torch.ops.mine.op`."""
+    namespace, _, name = schema.target.partition(".")
+    if namespace == "aten" and name in BY_TORCH:
+        return f"torch.{name}"
+    overload = schema.overload or ("default" if namespace == "aten" else "")
+    return f"torch.ops.{namespace}.{name}" + (f".{overload}" if overload else "")
+
+
+@cache
+def _by_target(schemas: tuple[str, ...]) -> dict[str, tuple[Schema, ...]]:
+    found: dict[str, list[Schema]] = {}
+    for schema in map(parse, schemas):
+        found.setdefault(schema.target, []).append(schema)
+    return {target: tuple(own) for target, own in found.items()}
+
+
+def _plain(value: LocalAttribute) -> LocalAttribute:
+    """With an integer for each local size: enough to know the kind of an argument."""
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value.size if isinstance(value, LocalSize) else value
+
+
+@cache
+def _mentions(template: str) -> tuple[frozenset[str], frozenset[int], bool]:
+    """The attributes that a template writes, the operands, and whether it writes all of them."""
+    words = [
+        word
+        for field in re.findall(r"[<{]([^>}]*)[>}]", template)
+        for word in re.split("[|:]", field.partition("=")[0])
+    ]
+    names = frozenset(word.lstrip("@*") for word in words)
+    return names, frozenset(int(name) for name in names if name.isdecimal()), "{*}" in template
+
+
+def _says_all(template: str, operands: Operands, given: Attributes, schema: Schema | None) -> bool:
+    """Does it write every operand, and every attribute that is not the default? (Unknown without a schema.)"""
+    names, positions, everything = _mentions(template)
+    if not everything and any(o is not None and i not in positions for i, o in enumerate(operands)):
+        return False
+    defaults = schema.defaults if schema else {}
+    return all(
+        name in names or schema is None or value == defaults.get(name, _REQUIRED) for name, value in given.items()
+    )
+
+
+_REQUIRED = object()
 
 
 def _spellings(default: str) -> set[str]:
@@ -154,20 +257,6 @@ def _index_put(speller: Speller, operands: Operands, given: Attributes) -> str:
     return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
 
 
-def _recurrent(name: str, states: int) -> Callable[[Speller, Operands, Attributes], str | None]:
-    """x, its states, then the weights; None for packed sequences."""
-
-    def spell(speller: Speller, operands: Operands, given: Attributes) -> str | None:
-        if "batch_first" not in given:
-            return None
-        x, *rest = map(str, operands)
-        first = f"[{', '.join(rest[:states])}]" if states > 1 else rest[0]
-        options = ", ".join(speller.literal(value) for value in given.values())
-        return f"torch.{name}({x}, {first}, [{', '.join(rest[states:])}], {options})"
-
-    return spell
-
-
 def _cast(speller: Speller, operands: Operands, given: Attributes) -> str:
     to = operands[1] if len(operands) > 1 else given.get("dtype") and speller.literal(given["dtype"])
     return f"{operands[0]}.to({to})" if to else str(operands[0])
@@ -202,10 +291,6 @@ _SPECIAL: dict[str, Callable[[Speller, Operands, Attributes], str | None]] = {
     "constant": _constant,
     "index": _index,
     "index_put": _index_put,
-    "gru": _recurrent("gru", 1),
-    "lstm": _recurrent("lstm", 2),
-    "rnn_relu": _recurrent("rnn_relu", 1),
-    "rnn_tanh": _recurrent("rnn_tanh", 1),
     "rsub": _rsub,
     "slice": _slice,
     "to": _cast,

@@ -7,6 +7,19 @@ items of a tuple, `{device}` the device. `<name=x>` is a keyword argument, left 
 
 from __future__ import annotations
 
+# Operators that `torch.NAME` takes with the arguments of their schemas.
+_BY_TORCH = (
+    "adaptive_max_pool1d add addcdiv addcmul addmv addr alpha_dropout argsort avg_pool1d baddbmm bernoulli bilinear",
+    "bucketize celu column_stack copysign cosine_similarity count_nonzero cross cummax cummin diag diag_embed",
+    "diagonal dist dot dstack embedding_bag erfc erfinv feature_alpha_dropout feature_dropout fill fmod gradient",
+    "grid_sampler gru hardshrink hstack index_fill index_put index_reduce inner isclose isin kron kthvalue lerp",
+    "lgamma linspace logaddexp logcumsumexp logit lstm max max_pool1d max_pool3d maximum median meshgrid min",
+    "minimum mode multinomial nan_to_num nansum norm outer pairwise_distance poisson_nll_loss positive prod",
+    "quantile renorm rnn_relu rnn_tanh rot90 scatter_reduce searchsorted signbit slice_scatter sort std std_mean",
+    "take take_along_dim tile trace var var_mean vstack xlogy",
+)
+BY_TORCH = frozenset(" ".join(_BY_TORCH).split())
+
 INFIX = {
     "__and__": "&", "__or__": "|", "__xor__": "^", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floor_divide": "//", "remainder": "%", "pow": "**",
@@ -22,6 +35,7 @@ _WITH_ONE = ("atan2 logical_and logical_or logical_xor",)
 _FUNCTIONAL = ("hardsigmoid hardswish logsigmoid mish relu relu6 selu silu softsign tanhshrink",)
 _CONV = "({0}, {1}<2><stride=1><padding=0><dilation=1><groups=1>)"
 _NLL = "F.nll_loss({0}, {1}<weight:2><ignore_index=-100><reduction='mean'>)"
+_LOSS = "F.{name}({{0}}, {{1}}<reduction='mean'>{more})"
 _POOL = "({0}, {kernel_size}<stride=()><padding=0>"
 
 TEMPLATES: dict[str, str] = {
@@ -41,6 +55,9 @@ TEMPLATES: dict[str, str] = {
     "argmax": "{0}.argmax(<@dim><keepdim=False>)",
     "argmin": "{0}.argmin(<@dim><keepdim=False>)",
     "avg_pool2d": f"F.avg_pool2d{_POOL}<ceil_mode=False><count_include_pad=True><divisor_override>)",
+    "binary_cross_entropy": "F.binary_cross_entropy({0}, {1}<weight:2><reduction='mean'>)",
+    "binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits({0}, {1}<weight:2><reduction='mean'>"
+    "<pos_weight:3>)",
     "bitwise_not": "~{0}",
     "broadcast_to": "{0}.expand({*size})",
     "cat": "torch.cat([{*}]<dim=0>)",
@@ -74,6 +91,10 @@ TEMPLATES: dict[str, str] = {
     "gelu": "F.gelu({0}<approximate='none'>)",
     "glu": "F.glu({0}<dim=-1>)",
     "group_norm": "F.group_norm({0}, {num_groups}<weight:1><bias:2><eps=1e-05>)",
+    "huber_loss": _LOSS.format(name="huber_loss", more="<delta=1.0>"),
+    "l1_loss": _LOSS.format(name="l1_loss", more=""),
+    "smooth_l1_loss": _LOSS.format(name="smooth_l1_loss", more="<beta=1.0>"),
+    "soft_margin_loss": _LOSS.format(name="soft_margin_loss", more=""),
     "hardtanh": "F.hardtanh({0}, {min_val}, {max_val})",
     "index_add": "{0}.index_add({dim}, {1}, {2}<alpha=1>)",
     "index_copy": "{0}.index_copy({dim}, {1}, {2})",
@@ -90,7 +111,7 @@ TEMPLATES: dict[str, str] = {
     "masked_fill": "{0}.masked_fill({1}, {value|2})",
     "max_pool2d": f"F.max_pool2d{_POOL}<dilation=1><ceil_mode=False>)",
     "mean": "{0}.mean(<@dim><keepdim=False><dtype>)",
-    "mse_loss": "F.mse_loss({0}, {1}<reduction='mean'>)",
+    "mse_loss": _LOSS.format(name="mse_loss", more=""),
     "narrow": "{0}.narrow({dim}, {start|1}, {length})",
     "neg": "-{0}",
     "new_full": "{0}.new_full({size}, {fill_value}<dtype>)",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
+from autoshard.graph.dims import OF_OPERAND, OF_RESULT
 from autoshard.graph.model import Attribute, Graph, Op, Tensor
 from autoshard.graph.rewrite import rewrite
 
@@ -48,6 +49,17 @@ def _to(op: Op, tensors: Tensors) -> Op:
     return replace(op, target="aten.to", operands=op.operands[:1], attributes=(("dtype", _result(op, tensors).dtype),))
 
 
+def _swap(op: Op, tensors: Tensors) -> Op:
+    """`swapaxes` and `swapdims`, whose arguments have other names."""
+    first, second = (value for _, value in op.attributes)
+    return _exchange(replace(op, target="aten.transpose", attributes=(("dim0", first), ("dim1", second))), tensors)
+
+
+def _exchange(op: Op, tensors: Tensors) -> Op:
+    """`transpose`, of which a tensor with fewer than two dims sees nothing."""
+    return op if len(_operand(op, tensors).shape) > 1 else replace(op, target="aten.alias", attributes=())
+
+
 def _transpose(op: Op, tensors: Tensors) -> Op:
     if len(_operand(op, tensors).shape) != 2:
         return op if len(_operand(op, tensors).shape) > 2 else replace(op, target="aten.alias", attributes=())
@@ -71,6 +83,11 @@ def _slice(op: Op, tensors: Tensors) -> Op:
     size = _operand(op, tensors).shape[cast(int, op.attribute("dim"))]
     start, stop, step = slice(start, stop, step).indices(size)
     return _with(op, start=start, end=max(start, stop))
+
+
+def _repeat_interleave(op: Op, tensors: Tensors) -> Op:
+    """The length of the result is no argument of its own, where the repeats are a number."""
+    return _with(op, output_size=None) if isinstance(dict(op.attributes).get("repeats"), int) else op
 
 
 def _arange(op: Op, tensors: Tensors) -> Op:
@@ -140,7 +157,6 @@ _RENAMED = {
     "aten.lift_fresh": "aten.alias", "aten.expand_copy": "aten.expand", "aten.true_divide": "aten.div",
     "aten.multiply": "aten.mul", "aten.subtract": "aten.sub", "aten.divide": "aten.div", "aten.concat": "aten.cat",
     "aten.concatenate": "aten.cat",
-    "aten.swapaxes": "aten.transpose",
 }  # fmt: skip
 _WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
 _WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
@@ -148,6 +164,8 @@ _RULES: dict[str, Rule] = {
     **_each("reshape _unsafe_view flatten unflatten view_as reshape_as", _reshape),
     **_each("to type_as _to_copy", _to),
     **_each("t numpy_T", _transpose),
+    **_each("swapaxes swapdims", _swap),
+    "aten.transpose": _exchange,
     **_each("expand expand_as broadcast_to", _expand),
     **_each("split chunk split_with_sizes tensor_split", _split),
     **_each("dropout feature_dropout alpha_dropout", _dropout),
@@ -161,20 +179,22 @@ _RULES: dict[str, Rule] = {
     "aten.bernoulli": _bernoulli,
     "aten.view": _view,
     "aten.slice": _slice,
+    "aten.repeat_interleave": _repeat_interleave,
     "aten.arange": _arange,
     "aten.full": _explicit_dtype,
 }  # fmt: skip
-_DIMS = ("dim", "dim0", "dim1", "dims")
-_ONE_MORE = ("aten.unsqueeze", "aten.stack")
 
 
 def _positive_dims(op: Op, tensors: Tensors) -> Op:
-    operand = next((name for name in op.operands if name is not None), None)
-    if operand is None:
+    """Dims counted from 0, where it is known in which tensor they count."""
+    if op.target in OF_RESULT:
+        names, counted = OF_RESULT[op.target], op.results[0]
+    elif op.target in OF_OPERAND and op.operands and op.operands[0] is not None:
+        names, counted = OF_OPERAND[op.target], op.operands[0]
+    else:
         return op
-    rank = len(tensors[operand].shape) + (op.target in _ONE_MORE)
-    changed = {name: _positive(value, rank) for name, value in op.attributes if name in _DIMS}
-    return _with(op, **changed) if changed else op
+    rank = len(tensors[counted].shape)
+    return _with(op, **{name: _positive(value, rank) for name, value in op.attributes if name in names})
 
 
 def _positive(value: Attribute, rank: int) -> Attribute:

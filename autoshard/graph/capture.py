@@ -28,6 +28,7 @@ from autoshard.graph.load import load_exported, load_model
 from autoshard.graph.loss import choose_loss
 from autoshard.graph.model import Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
+from autoshard.graph.overloads import note_schemas
 from autoshard.graph.precision import PRECISIONS, apply_precision
 from autoshard.graph.randomness import refuse_random
 from autoshard.graph.recipes import recipes_of
@@ -117,7 +118,7 @@ def _finish(
     graph = replace(graph, source=source, name=_name(source), optimizer=optimizer)
     for run in PASSES:
         graph = run(graph)
-    graph = note_registrations(apply_precision(graph, precision))
+    graph = note_schemas(note_registrations(apply_precision(graph, precision)))
     check(graph)
     return graph
 

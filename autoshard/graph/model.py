@@ -4,6 +4,7 @@ An op names its tensor operands apart from its other arguments:
 `operands` are the tensor-typed schema arguments in schema order (lists flattened; `None` = optional one not given);
 `attributes` are the other schema arguments by name, all of them, defaults filled in.
 A Python scalar in a tensor-typed slot is an attribute of that slot's name, and takes no operand slot.
+Where an op has several lists of tensors, the length of each but the last is an attribute of its slot's name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint8": 1, "bool": 1,
@@ -130,6 +131,7 @@ class Graph:
     `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
     `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
+    `schemas` are those of the overloads that the ops mean, as torch prints them.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Graph:
     discovered: tuple[tuple[str, str], ...] = ()
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
+    schemas: tuple[str, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

@@ -13,18 +13,10 @@ from torch import fx
 from autoshard.errors import CaptureError
 from autoshard.graph.lines import node_quote, node_source
 from autoshard.graph.model import DTYPE_BYTES, Attribute, Op, Tensor
+from autoshard.graph.schemas import PLACEMENT
 
-_PLACEMENT = (
-    "device",
-    "layout",
-    "pin_memory",
-    "memory_format",
-    "non_blocking",
-    "generator",
-    "cudnn_enable",
-    "cudnn_enabled",
-)
 _TENSOR_TYPES = re.compile(r"^(Optional\[)?(List\[)?(Optional\[)?Tensor\]*$")
+_LIST_TYPES = re.compile(r"^(Optional\[)?List\[(Optional\[)?Tensor\]*$")
 CONSTANT_ELEMENTS = 4096
 _VALUES = "express the choice with tensor operations (torch.where), or keep it out of the model"
 _SHAPES = "a fixed size with a mask (torch.where), or keep it out of the model"
@@ -93,12 +85,15 @@ def _op(node: fx.Node, names: Mapping[fx.Node, Any], results: tuple[str, ...]) -
     namespace, _, name = node.target._schema.name.partition("::")
     operands: list[str | None] = []
     attributes: list[tuple[str, Attribute]] = []
+    lists = [argument.name for argument in node.target._schema.arguments if _LIST_TYPES.match(str(argument.type))]
     for argument, value in _arguments(node):
+        if argument.name in lists[:-1]:
+            attributes.append((argument.name, len(value or ())))
         if _TENSOR_TYPES.match(str(argument.type)) and not _is_scalar(value):
             operands += [
                 None if n is None else str(names[n]) for n in (value if isinstance(value, list | tuple) else [value])
             ]
-        elif argument.name not in _PLACEMENT:
+        elif argument.name not in PLACEMENT:
             attributes.append((argument.name, _attribute(value, node)))
     return Op(
         node.name, f"{namespace}.{name}", tuple(operands), tuple(attributes), results, _module(node), node_source(node)

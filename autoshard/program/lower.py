@@ -79,6 +79,7 @@ class _Lowering:
             plan.precision,
             plan.optimizer,
             graph.training,
+            graph.schemas,
         )
 
     # --- values ---

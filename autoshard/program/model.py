@@ -138,6 +138,7 @@ class Program:
     precision: str
     optimizer: str
     training: bool
+    schemas: tuple[str, ...] = ()  # the graph's
 
     @cached_property
     def by_name(self) -> dict[str, Value]:

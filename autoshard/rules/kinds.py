@@ -53,9 +53,11 @@ class Call:
         return value if isinstance(value, int) else default
 
     def dim(self, name: str = "dim", default: int = 0, rank: int | None = None) -> int:
-        """A dim argument, counted from 0."""
+        """A dim argument, counted from 0. Raises NoRule for a tensor that has no dims."""
         rank = self.rank if rank is None else rank
-        return self.integer(name, default) % max(rank, 1)
+        if rank < 1:
+            raise NoRule
+        return self.integer(name, default) % rank
 
     def dims(self, name: str = "dim") -> tuple[int, ...]:
         """A dims argument, counted from 0; None or () means all."""

@@ -9,7 +9,7 @@ gradient over those where it is `R+`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,8 @@ TOLERANCE = 1e-9
 Run = Callable[[Callable[[int, Any], Any]], list[Any]]
 # (context, local op, operands) -> result of a variant; the context is None for the whole operator on one device
 RunVariant = Callable[[Any, LocalOp, "Sequence[Tensor | None]"], Any]
+# (target, operands, attributes, number of results) -> results of the operator on one device, as packages call it
+RunCall = Callable[[str, "Sequence[Tensor | None]", Mapping[str, Any], int], "list[Tensor]"]
 
 
 @dataclass(frozen=True)
@@ -107,15 +109,16 @@ def prove(
     run: Run | None = None,
     run_variant: RunVariant | None = None,
     seed: int = 0,
+    run_call: RunCall | None = None,
 ) -> list[Verdict]:
     """Try every strategy of the case on the mesh. `rule` replaces the table's; `refined` adds (blocks, unit) to them.
 
     Without `run_variant`, strategies that need a variant of the runtime are skipped. Without `run`, the devices work
-    one after another.
+    one after another. `run_call` is how a device calls the operator; by default by its schema.
     """
     graph = one_op_graph(case)
     offered = offered_by(graph, mesh, rule, refined)
-    return [verdict(case, graph, strategy, mesh, run, run_variant, seed) for strategy in offered]
+    return [verdict(case, graph, strategy, mesh, run, run_variant, seed, run_call) for strategy in offered]
 
 
 def offered_by(graph: Graph, mesh: Mesh, rule: str = "", refined: Refinements = ()) -> tuple[Strategy, ...]:
@@ -137,16 +140,23 @@ def verdict(
     run: Run | None = None,
     run_variant: RunVariant | None = None,
     seed: int = 0,
+    run_call: RunCall | None = None,
 ) -> Verdict:
     """Try one strategy of the case, whose graph `one_op_graph` made."""
     if strategy.variant and run_variant is None:
         return Verdict(strategy, skipped=f"needs the runtime's {strategy.variant}")
-    proof = _Proof(case, graph, strategy, mesh, seed)
+    proof = _Proof(case, graph, strategy, mesh, seed, run_call or _by_schema)
     try:
         failure = proof.failure(run or _one_by_one(mesh), run_variant)
         return Verdict(strategy, failure=failure, error=proof.error)
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NameError, SyntaxError) as error:
         return Verdict(strategy, failure=f"{type(error).__name__}: {error}")
+
+
+def _by_schema(
+    target: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any], results: int
+) -> list[Tensor]:
+    return _listed(call(target, operands, attributes))
 
 
 def _one_by_one(mesh: Mesh) -> Run:
@@ -156,11 +166,13 @@ def _one_by_one(mesh: Mesh) -> Run:
 class _Proof:
     """One strategy of one operator, with its random operands and incoming gradients."""
 
-    def __init__(self, case: OpCase, graph: Graph, strategy: Strategy, mesh: Mesh, seed: int) -> None:
+    def __init__(
+        self, case: OpCase, graph: Graph, strategy: Strategy, mesh: Mesh, seed: int, run_call: RunCall
+    ) -> None:
         import torch
 
         self.graph, self.op, self.strategy, self.mesh = graph, graph.ops[0], strategy, mesh
-        self.case = case
+        self.case, self.run_call = case, run_call
         self.generator = torch.Generator().manual_seed(seed + 1)
         self.whole = random_operands(case, seed)
         self.error = 0.0
@@ -217,7 +229,7 @@ class _Proof:
             assert run_variant is not None
             results = _listed(run_variant(context, replace(local, attributes=tuple(values.items())), leaves))
         else:
-            results = _listed(call(local.target, leaves, values))
+            results = self.run_call(local.target, leaves, values, len(self.op.results))
         return [r.detach() for r in results], _gradients(results, incoming, leaves)
 
     def _split(self, tensor: Tensor | None, layout: Layout | None, side: Side) -> list[Tensor] | None:

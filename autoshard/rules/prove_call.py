@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard.graph.model import DTYPE_BYTES
+from autoshard.graph.schemas import PLACEMENT, Operands, bind
 from autoshard.layout import LocalSize
 from autoshard.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LIST_LENGTHS = {("aten::lstm", "hx"): 2, ("aten::index_put", "indices"): -1}  # of a list that is not the last
 
 
 def evaluate(value: Any, mesh: Mesh, coordinates: Sequence[int]) -> Any:
@@ -34,15 +33,24 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
         return _experts(operands, attributes)
     if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:
         return _batch_norm(operands, attributes)
-    namespace, _, name = target.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    for overload in (getattr(packet, name) for name in packet.overloads()):
-        arguments = _arguments(overload._schema, operands, attributes)
-        if arguments is not None:
-            return overload(**arguments)
-    raise TypeError(
-        f"no overload of {target} takes {len(operands)} operands and {', '.join(attributes) or 'no attributes'}"
-    )
+    from autoshard.graph.overloads import schema_of, schemas_of
+
+    schema = schema_of(target, operands, attributes)
+    if schema is None:
+        names = ", ".join(attributes) or "no attributes"
+        raise TypeError(f"no overload of {target} takes {len(operands)} operands and {names}")
+    bound = bind(schema, operands, attributes)
+    assert bound is not None, target
+    given = {name: _given(value, operands) for name, value in bound.items()}
+    switches = {a.name: True for a in schema.arguments if a.required and a.name in PLACEMENT and a.name not in given}
+    return schemas_of(target)[schema](**switches, **given)
+
+
+def _given(value: Any, operands: Sequence[Any]) -> Any:
+    if not isinstance(value, Operands):
+        return plain(value)
+    own = [operands[i] for i in value.positions]
+    return own if value.is_list else own[0]
 
 
 def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -71,41 +79,6 @@ def _batch_norm(operands: Sequence[Any], given: Mapping[str, Any]) -> tuple[Any,
     momentum, eps = given["momentum"], given["eps"]
     out, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(*operands, True, momentum, eps)
     return out, mean, variance
-
-
-def _arguments(schema: Any, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Arguments by name, or None where this overload does not fit."""
-    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
-    if any(argument.is_out for argument in schema.arguments):
-        return None
-    if not all(_takes(kinds.get(name, "Tensor"), value) for name, value in attributes.items()):
-        return None
-    slots = [argument for argument in schema.arguments if argument.name not in attributes]
-    left = list(operands)
-    result = dict(attributes)
-    for argument in slots:
-        kind = str(argument.type)
-        if "Tensor" not in kind:
-            if argument.has_default_value():
-                continue
-            return None
-        if "List" in kind:
-            count = LIST_LENGTHS.get((schema.name, argument.name), len(left))
-            result[argument.name], left = left[:count], left[count:]
-        elif left:
-            result[argument.name] = left.pop(0)
-        elif not argument.has_default_value():
-            return None
-    return None if left else {name: plain(value) for name, value in result.items()}
-
-
-def _takes(kind: str, value: Any) -> bool:
-    return "Tensor" not in kind and ("List" in kind or not isinstance(value, tuple)) and not _text_for_list(kind, value)
-
-
-def _text_for_list(kind: str, value: Any) -> bool:
-    """`padding="same"` where numbers are taken."""
-    return "List" in kind and isinstance(value, str)
 
 
 def plain(value: Any) -> Any:

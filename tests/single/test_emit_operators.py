@@ -104,6 +104,31 @@ def write_into(layers: object, x: Tensor, y: Tensor) -> Tensor:
     return made.index_add(1, torch.tensor([1, 1, 4]), y[:, :3], alpha=2)
 
 
+@torch.library.custom_op("autoshard_test::two_lists", mutates_args=())
+def two_lists(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    return [first[0] - second[0], second[0] * 2 - second[-1]]
+
+
+@two_lists.register_fake
+def _(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(first[0]), torch.empty_like(second[0])]
+
+
+def _two_lists_backward(ctx: object, grads: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    first, second = grads
+    return [first], [second * 2 - first, -second]
+
+
+two_lists.register_autograd(_two_lists_backward)
+
+
+def cells(layers: nn.ModuleDict, x: Tensor) -> object:
+    """One step of each recurrent cell on rows of images."""
+    rows = x[:, 0, 0]
+    state = layers["lstm"](rows)
+    return layers["gru"](state[0], rows).sum() + state[1], layers["rnn"](rows, state[1][:, :5])
+
+
 LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tensor, ...]]] = {
     "linear": (lambda m, x: m["a"](x) + m["b"](x), {"a": nn.Linear(8, 5), "b": nn.Linear(8, 5, bias=False)}, (X,)),
     "norms": (lambda m, x: m["a"](x) + m["b"](x), {"a": nn.LayerNorm(8, eps=1e-3), "b": nn.RMSNorm(8)}, (X,)),
@@ -141,6 +166,14 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
             "c": nn.RNN(8, 5, batch_first=True, nonlinearity="relu", bias=False),
         },
         (X[:1],),
+    ),
+    "cells": (
+        cells, {"lstm": nn.LSTMCell(8, 6), "gru": nn.GRUCell(6, 8), "rnn": nn.RNNCell(8, 5, bias=False)}, (IMAGE,),
+    ),
+    "bags": (
+        lambda m, i: m["a"](i) + m["b"](i.flatten(), torch.tensor([0, 1, 7, 7])),
+        {"a": nn.EmbeddingBag(7, 5), "b": nn.EmbeddingBag(9, 5, padding_idx=2, mode="sum")},
+        (IDS,),
     ),
     "writes": (write_into, {}, (X, Y)),
     "attention with one key head": (
@@ -193,7 +226,62 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
     "mha": (lambda m, x: m["a"](x, x, x)[0], {"a": nn.MultiheadAttention(8, 2, batch_first=True)}, (X,)),
     "numbered": (lambda m, x: m["0"](x), {"0": nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))}, (X,)),
 }  # fmt: skip
-FUNCTIONS = POINTWISE | SHAPES | REDUCTIONS | CREATION
+ROWS = torch.tensor([0, 3, 3])
+SORTED = torch.linspace(-1.0, 2.0, 6)
+# Calls that only their schemas tell: lists of tensors, overloads, arguments by keyword, numbers for words.
+BY_SCHEMA: dict[str, Callable[..., object]] = {
+    "embedding_bag": lambda m, x, y: (
+        F.embedding_bag((y[:, :3, 0] > 0).long() * 3, x[0], mode="sum", per_sample_weights=y[:, :3, 1])
+        + F.embedding_bag(ROWS, x[1], torch.tensor([0, 1, 1, 2]), mode="max")
+        + F.embedding_bag(ROWS, y[1], torch.tensor([0, 1, 1, 3]), include_last_offset=True, padding_idx=0).sum()
+    ),
+    "index_fill": lambda m, x, y: x.index_fill(1, ROWS, 2.0) + y.index_fill(-1, ROWS, y.sum()),
+    "scatter_reduce": lambda m, x, y: (
+        x.scatter_reduce(1, (y > 0).long(), y, "amax", include_self=False)
+        + x.scatter_reduce(2, (y > 0).long(), y, "prod")
+    ),
+    "index_reduce": lambda m, x, y: x.index_reduce(1, ROWS, y[:, :3], "mean", include_self=False),
+    "multi_margin_loss": lambda m, x, y: F.multi_margin_loss(
+        x.flatten(0, 1), ROWS.repeat(8), p=2, weight=torch.arange(1.0, 9.0)
+    ),
+    "stacks": lambda m, x, y: torch.hstack([x, y]).sum() + torch.dstack([x, y]).sum() + torch.vstack([x, y])[1:5],
+    "block_diag": lambda m, x, y: torch.block_diag(x[0], y[0, :1], x[1]),
+    "cartesian_prod": lambda m, x, y: torch.cartesian_prod(x[0, 0], y[0, 0], x[1, 1, :2]),
+    "multi_dot": lambda m, x, y: torch.linalg.multi_dot([x[0], y[0].t(), x[1], y[1].t()]),
+    "meshgrid": lambda m, x, y: torch.meshgrid(x[0, 0], y[0, :, 0], indexing="xy")[1] + x[0],
+    "searchsorted": lambda m, x, y: torch.searchsorted(SORTED, x, right=True) + torch.searchsorted(SORTED, 0.5) + y,
+    "torch.gradient": lambda m, x, y: (
+        sum(torch.gradient(x, spacing=2.0))
+        + torch.gradient(y, spacing=(SORTED,), dim=1)[0]
+        + torch.gradient(x, dim=(0, 2), edge_order=2)[1]
+    ),
+    "sums of dims": lambda m, x, y: x.var(dim=(0, 2), unbiased=False) + y.nansum((-1, 0)) + torch.std_mean(x)[0],
+    "losses": lambda m, x, y: (
+        F.smooth_l1_loss(x, y, beta=0.5)
+        + F.soft_margin_loss(x, y.sign(), reduction="sum")
+        + F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), weight=y.exp())
+        + F.kl_div(F.log_softmax(x, -1), F.log_softmax(y, -1), log_target=True, reduction="batchmean")
+        + F.triplet_margin_loss(x, y, x.flip(0), margin=0.3, swap=True)
+        + F.cosine_embedding_loss(x[0], y[0], torch.ones(6), margin=0.2)
+    ),
+    "lists": lambda m, x, y: torch.ops.autoshard_test.two_lists([x], [y, x])[1] + x,
+}
+# Dims that count in another tensor than the first, and arguments called `dims` that are none.
+DIMS: dict[str, Callable[..., object]] = {
+    "diag_embed": lambda m, x, y: torch.diag_embed(x).sum(0) + torch.diag_embed(y, 0, -3, -1).sum(),
+    "tile": lambda m, x, y: x[0].tile((3,)) + y[0].tile((1, 3)),
+    "cosine_similarity of a broadcast": lambda m, x, y: (
+        F.cosine_similarity(x[0, 0], y, dim=1).sum() + F.cosine_similarity(x[0], y, dim=-3)
+    ),
+    "last dims": lambda m, x, y: (
+        x.diagonal(0, -2, -1).sum() + y.unsqueeze(-1).flatten(-2) + torch.stack([x, y], -1).sum(-1) + x.cummax(-1)[0]
+    ),
+    "cat after nothing": lambda m, x, y: torch.cat([torch.zeros(0), x, y], -1),
+    "quantile": lambda m, x, y: torch.quantile(x, torch.tensor([0.2, 0.5]), dim=-1)[1] + y.median(-1).values,
+    "rotated": lambda m, x, y: torch.rot90(x, 1, (-1, -2)).sum() + y.unfold(-1, 6, 2),
+    "cross": lambda m, x, y: torch.linalg.cross(x[:3], y[0, 0].expand(3, 6, 8), dim=-3) + x[0, 0],
+}
+FUNCTIONS = POINTWISE | SHAPES | REDUCTIONS | CREATION | BY_SCHEMA | DIMS
 GALLERY = {**{name: (function, {}, (X, Y)) for name, function in FUNCTIONS.items()}, **LAYERS}
 
 
@@ -227,6 +315,7 @@ def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, o
     return *run_lockstep({"dp": 1}, rank)[0], files["model_parallel.py"]
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", GALLERY)
 def test_the_emitted_operator_computes_the_same(name: str) -> None:
     function, layers, inputs = GALLERY[name]

@@ -121,11 +121,11 @@ LAYER_OF_LSTM = [(24, 3), (24, 6), (24,), (24,)]
 RECURRENT = [
     case(
         "aten.lstm", floats((5, 4, 3), *[(2, 5, 6)] * 2, *LAYER_OF_LSTM, (24, 6), (24, 6), (24,), (24,)),
-        has_biases=True, num_layers=2, dropout=0.0, train=True, bidirectional=False, batch_first=True,
+        hx=2, has_biases=True, num_layers=2, dropout=0.0, train=True, bidirectional=False, batch_first=True,
     ),
     case(
         "aten.lstm", floats((5, 4, 3), *[(2, 4, 6)] * 2, *LAYER_OF_LSTM, *LAYER_OF_LSTM),
-        has_biases=True, num_layers=1, dropout=0.0, train=True, bidirectional=True, batch_first=False,
+        hx=2, has_biases=True, num_layers=1, dropout=0.0, train=True, bidirectional=True, batch_first=False,
     ),
     case(
         "aten.gru", floats((4, 5, 3), (1, 4, 6), (18, 3), (18, 6)),
