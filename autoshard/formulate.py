@@ -403,9 +403,8 @@ class Pricer:
 
     def value(self, demand: _Demand, sites: list[Site]) -> tuple[Value, ValueSite]:
         tensor = self.graph.tensor(demand.tensor)
-        stored = demand.tensor in self.parameters
-        facts = (tensor.shape, tensor.dtype, tensor.requires_grad, stored, demand.tied)
-        key = (facts, id(demand.source), *map(id, demand.needs))
+        facts = costs.moving_facts(self.graph, tensor)
+        key = (facts, demand.tensor in self.parameters, demand.tied, id(demand.source), *map(id, demand.needs))
         if key not in self._moves:
             self._moves[key] = self._moves_of(tensor, demand)
         moves = self._moves[key]
@@ -440,10 +439,12 @@ class Pricer:
         return self._bytes[key]
 
     def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
-        key = (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.name in self.parameters, sources, targets)
+        key = (costs.moving_facts(self.graph, tensor), tensor.name in self.parameters, sources, targets)
         if key not in self._pairs:
             terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
             self._pairs[key] = redistribute.all_pairs(sources, targets, terms)
+            if tensor.name in self.graph.weights and tensor.name not in self.parameters:
+                self._pairs[key] = self._pairs[key] + _late(sources, targets)
         return self._pairs[key]
 
     def _interval(self, demand: _Demand, consumer: Site) -> tuple[int, int]:
@@ -455,8 +456,8 @@ class Pricer:
         start = self.time[made.name] if made else self.time[op.name]
         end = self.time[op.name]
         saved = any(op.operands[position] == demand.tensor for position in op.saved.operands)
-        if saved and made is None and demand.tensor in self.parameters:
-            saved = False  # a stored parameter is charged once, by its own node
+        if saved and demand.tensor in self.graph.weights:
+            saved = False  # a stored parameter is charged once, by its own node; what is gathered of it is not kept
         return (start, self.backward_time(end) + 1 if saved and self.graph.loss else end + 1)
 
 
@@ -479,6 +480,13 @@ def _beside_storage(sizes: Floats, sources: tuple[Layout, ...], targets: tuple[L
 def _as_stored(layout: Layout) -> Layout:
     """A partial gradient changes nothing about the value."""
     return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
+
+
+def _late(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+    """The gradient of a weight that is cast is best left partial until it is reduced with others, after backward."""
+    pairs = [[zip(source.placements, target.placements, strict=True) for target in targets] for source in sources]
+    partial = [[sum(pair == (REPLICATE, REPLICATE_PARTIAL) for pair in own) for own in row] for row in pairs]
+    return 2 * TIE_SECONDS * np.array(partial, dtype=float)
 
 
 def _ties(strategy: Strategy) -> float:

@@ -123,8 +123,9 @@ def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]])
 
 
 def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
+    from autoshard import costs
+
     graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
-    parameters = {parameter.tensor for parameter in graph.parameters}
     known: dict[tuple[object, ...], RedistributionPlan] = {}
     found = []
     for value, site in zip(formulation.problem.values, formulation.values, strict=True):
@@ -138,7 +139,7 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
         for target, names in consumers.items():
             if target != source:
                 info = graph.tensor(site.tensor)
-                key = info.shape, info.dtype, info.requires_grad, site.tensor in parameters, source, target
+                key = costs.moving_facts(graph, info), source, target
                 if key not in known:
                     known[key] = redistribution(
                         graph, mesh, hardware, site.tensor, source, target, (), formulation.all_to_all

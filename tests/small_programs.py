@@ -19,6 +19,7 @@ from autoshard.program.model import (
     ProgramParameter,
     Value,
 )
+from autoshard.program.weights import with_gathers
 from autoshard.redistribute import BACKWARD, FORWARD, kind
 
 
@@ -103,9 +104,11 @@ def mlp(
     graph = Graph(
         "mlp", tuple(b.tensors.values()), (first,), parameters, (), tuple(b.ops), ("loss",), "loss" if loss else None
     )
+    stored = tuple(p for _, p in b.parameters)
+    instructions = with_gathers(b.instructions, b.values, [p.value for p in stored], graph)
     buckets = (bucket,) if loss and mesh.axis_size("dp") > 1 else ()
     program = Program(
-        "mlp", mesh, tuple(b.values.values()), (first,), tuple(p for _, p in b.parameters), (), tuple(b.instructions),
+        "mlp", mesh, tuple(b.values.values()), (first,), stored, (), instructions,
         ("loss",), "loss" if loss else None, (), buckets, (), "fp32", "adamw", True,
     )  # fmt: skip
     return graph, program

@@ -12,12 +12,24 @@ from autoshard.redistribute import CollectiveSeconds, Pass, Terms
 
 
 def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, all_to_all: bool = True) -> Terms:
-    """A parameter that is gathered for use is gathered again in backward: autograd keeps its shard."""
+    """A weight that is gathered for use is gathered again in backward: autograd keeps its shard. Where it was cast
+    before, its gradient moves in the precision of the parameter."""
     differentiable = tensor.requires_grad and graph.loss is not None
-    stored = any(parameter.tensor == tensor.name for parameter in graph.parameters)
-    times = 2.0 if stored and differentiable else 1.0
-    seconds = _remembered(hardware, mesh)
-    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, local_pass(hardware), times, all_to_all)
+    times = 2.0 if tensor.name in graph.weights and differentiable else 1.0
+    seconds, local = _remembered(hardware, mesh), local_pass(hardware)
+    high = gradient_dtype(graph, tensor.name)
+    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, local, times, all_to_all, high)
+
+
+def gradient_dtype(graph: Graph, tensor: str) -> str:
+    """In which precision the gradient of a tensor moves: that of the parameter, where it is a weight."""
+    return graph.tensor(graph.weights.get(tensor, tensor)).dtype
+
+
+def moving_facts(graph: Graph, tensor: Tensor) -> tuple[object, ...]:
+    """What the terms depend on: tensors with equal facts move at one price."""
+    high, is_weight = gradient_dtype(graph, tensor.name), tensor.name in graph.weights
+    return (tensor.shape, tensor.dtype, high, tensor.requires_grad, is_weight)
 
 
 def local_pass(hardware: Hardware) -> Pass:

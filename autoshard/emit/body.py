@@ -13,8 +13,7 @@ from autoshard.emit.lines import statement
 from autoshard.emit.names import MOVES
 from autoshard.program.model import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.modules import Call, Loop
-from autoshard.program.scopes import RANDOM, operands_of, random_index, results_of
-from autoshard.simulate.transfers import is_weight_gather
+from autoshard.program.scopes import RANDOM, random_index, reads_of, results_of
 
 if TYPE_CHECKING:
     from autoshard.emit.classes import ClassWriter
@@ -25,9 +24,8 @@ _DEFAULTS: dict[str, LocalAttribute] = {
 }  # fmt: skip
 _GRAD_DEFAULTS = {
     "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
-    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity",
+    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
 }  # fmt: skip
-GATHERS = ("all_gather", "exchange", "gather")
 _ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "dropout", "relu", "gelu", "silu"))
 
 
@@ -41,15 +39,12 @@ class Body:
         self.pending: tuple[str, str] | None = None  # (value, expression) that the next statement takes in
         self.uses: dict[str, int] = {}
         self.last: dict[str, int] = {}
-        self.gathered: set[str] = set()  # weights as collectives leave them, other than views of what is stored
         for i, item in enumerate(owner.definition.body):
-            read = item.arguments if isinstance(item, Call | Loop) else operands_of(item)
+            read = item.arguments if isinstance(item, Call | Loop) else reads_of(item)
             for value in read:
                 if value is not None:
                     self.uses[value] = self.uses.get(value, 0) + 1
                     self.last[value] = i
-            if isinstance(item, Collective) and item.forward in GATHERS and self._is_stored(item.operand):
-                self.gathered.add(item.result)
         self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
 
     def items(self) -> Iterator[list[str]]:
@@ -66,12 +61,24 @@ class Body:
             else:
                 following = body[i + 1] if i + 1 < len(body) else None
                 yield self._compute(item, following)
+                if item.again:
+                    yield self._again(item)
                 yield from self._let_go(i, item)
+
+    def _again(self, op: Compute) -> list[str]:
+        """What the backward of this operator gathers before all else. It follows the operator at once."""
+        made = [self.names[v] for v in results_of(op) if self.program.value(v).requires_grad and self.names[v] != "_"]
+        weights = ", ".join(map(self.owner.operand, op.again))
+        if len(made) == 1:
+            return statement(f"regather_before({made[0]}, {weights})", 2)
+        results = ", ".join(made)
+        return statement(f"{results} = regather_before(({results}), {weights})", 2) if made else []
 
     def _let_go(self, i: int, op: Compute) -> Iterator[list[str]]:
         """A weight that was gathered for this use: its name would keep it whole to the end of forward."""
-        done = [v for v in dict.fromkeys(op.operands) if v is not None and self.last[v] == i and v not in self.kept]
-        names = [self.names[v] for v in done if v in self.gathered and self.names[v] not in self._made(op)]
+        done = [v for v in dict.fromkeys(reads_of(op)) if v is not None and self.last[v] == i and v not in self.kept]
+        gathered = self.owner.package.gathered
+        names = [self.names[v] for v in done if v in gathered and self.names.get(v) not in self._made(op)]
         if names and self.pending is None:
             yield statement(f"del {', '.join(names)}", 2)
 
@@ -136,6 +143,8 @@ class Body:
 
     def _plain(self, op: Compute) -> str:
         texts = [None if value is None else self.text(value) for value in op.operands]
+        if op.results and op.results[0] in self.owner.package.casts:
+            return f"cast_weight({texts[0]}, torch.{self.program.value(op.results[0]).dtype})"
         expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
         self.owner.uses_device |= self.owner.speller.device in expression
         return expression
@@ -197,8 +206,7 @@ class Body:
             arguments += self._cut(step, step.cut, "cut_", False)
         elif (cut := step.joined or step.cut) is not None:
             arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
-        if name == "all_gather" and grad == "reduce_scatter" and self._is_stored(step.operand):
-            name, grad = "regather", None
+        name = "regather" if name == "all_gather" and step.again else name
         arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
         return f"{name}({', '.join(arguments)})"
 
@@ -207,16 +215,9 @@ class Body:
         before, after = (self.program.value(name) for name in (step.operand, step.result))
         arguments += [self.owner.speller.literal(before.shape), quoted(str(before.layout)), quoted(str(after.layout))]
         arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
-        if self._is_stored(step.operand) and is_weight_gather(step):
+        if step.again:
             arguments.append("again=True")
         return f"exchange({', '.join(arguments)})"
-
-    def _is_stored(self, value: str) -> bool:
-        """True for a parameter, or what collectives alone made of one."""
-        made = {item.result: item.operand for item in self.owner.definition.body if isinstance(item, Collective)}
-        while value in made:
-            value = made[value]
-        return value in self.owner.package.state
 
     def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
         """The keywords of a cut dim that differ from the defaults."""

@@ -26,6 +26,8 @@ class Package:
     reserved: frozenset[str]  # names that no variable may take
     state: dict[str, ProgramParameter]  # value -> parameter or buffer
     targets: dict[str, str]  # op -> the short name of its operator
+    gathered: frozenset[str]  # weights of which autograd keeps what is stored
+    casts: frozenset[str]  # weights in low precision that are moved
 
     @cached_property
     def buffers(self) -> frozenset[str]:

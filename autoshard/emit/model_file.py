@@ -14,12 +14,14 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.layout import PARTIAL
 from autoshard.program.model import Compute, Program
 from autoshard.program.modules import module_tree
+from autoshard.program.weights import careful_casts, gathered_weights
 from autoshard.rules.table import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
     "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "exchange", "held_indices", "local", "mask",
-    "regather", "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
+    "cast_weight", "regather", "regather_before", "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer",
+    "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip
@@ -50,7 +52,7 @@ def model_file(program: Program, header: Header) -> str:
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
     targets = {op.op: op.target.rpartition(".")[2] for op in operators}
-    package = Package(program, tree, reserved, state, targets)
+    package = Package(program, tree, reserved, state, targets, gathered_weights(program), careful_casts(program))
     classes = class_texts(package)
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)

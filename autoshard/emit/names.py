@@ -9,7 +9,7 @@ from itertools import zip_longest
 from autoshard.code_text import fresh, identifier
 from autoshard.program.model import Collective, Compute, Program
 from autoshard.program.modules import Call, Definition, Item, Loop
-from autoshard.program.scopes import operands_of, results_of
+from autoshard.program.scopes import operands_of, reads_of, results_of
 
 POOLS = {"float": ("x", "y", "z", "u", "w"), "int": ("index", "positions"), "bool": ("condition",)}
 _MOVES = (
@@ -198,4 +198,4 @@ def reads(item: Item) -> tuple[str, ...]:
     """The values an item of a body reads."""
     if isinstance(item, Call | Loop):
         return item.arguments
-    return tuple(value for value in operands_of(item) if value is not None)
+    return tuple(value for value in reads_of(item) if value is not None)

@@ -18,6 +18,8 @@ DTYPE_BYTES = {
     "uint8": 1, "bool": 1,
 }  # fmt: skip
 
+CAST = "aten.to"
+
 Attribute = int | float | bool | str | None | tuple["Attribute", ...]
 
 
@@ -184,6 +186,15 @@ class Graph:
             if not drawn and all(operand is None or operand in result for operand in op.operands):
                 result.update(op.results)
         return frozenset(result)
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """Parameters, and what casts alone make of one -> the parameter."""
+        result = {parameter.tensor: parameter.tensor for parameter in self.parameters}
+        for op in self.ops:
+            if op.target == CAST and op.operands[0] in result and "float" in self.tensor(op.results[0]).dtype:
+                result[op.results[0]] = result[op.operands[0]]
+        return result
 
     @cached_property
     def consumers(self) -> dict[str, tuple[tuple[Op, int], ...]]:

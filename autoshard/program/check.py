@@ -6,6 +6,7 @@ from autoshard import redistribute
 from autoshard.graph.model import Graph
 from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard, local_sizes
 from autoshard.program.model import Collective, Compute, Program, ProgramParameter
+from autoshard.program.weights import GATHERS
 from autoshard.rules.strategy import Strategy
 
 
@@ -42,6 +43,7 @@ def _check_collective(program: Program, step: Collective, known: set[str]) -> No
     own = redistribute.step_of(step, program.mesh)
     assert operand.tensor == result.tensor, step
     assert own.applied(operand.layout) == result.layout, step
+    assert not step.again or step.forward in GATHERS, step
     if own.by_index:
         assert own.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
         return
@@ -54,6 +56,8 @@ def _check_collective(program: Program, step: Collective, known: set[str]) -> No
 
 def _check_compute(program: Program, compute: Compute, strategy: Strategy, known: set[str]) -> None:
     assert compute.strategy == str(strategy), compute.op
+    assert program.loss is not None or not compute.again, compute.op
+    assert known.issuperset(compute.again), compute.op
     for name, layout in zip(compute.operands, strategy.operands, strict=True):
         assert (name is None) == (layout is None), compute.op
         if name is not None:

@@ -23,6 +23,7 @@ from autoshard.mesh import Mesh
 from autoshard.plan import OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter, Value
 from autoshard.program.reasons import reason
+from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
 from autoshard.rules.strategy import Strategy
 
@@ -63,6 +64,7 @@ class _Lowering:
             (self.origin[b], self._value_in(v, layouts[b], "", f"{b} is stored so")) for b, v in graph.buffer_updates
         )
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
+        instructions = with_gathers(self.instructions, self.values, [p.value for p in parameters], graph)
         return Program(
             graph.name,
             self.mesh,
@@ -70,7 +72,7 @@ class _Lowering:
             inputs,
             parameters,
             buffers,
-            tuple(self.instructions),
+            instructions,
             outputs,
             loss,
             updates,

@@ -35,7 +35,8 @@ class Compute:
     """A local operator. `operands` and `results` are value names; `attributes` are already those of the shard.
 
     `variant` is "" or the name of a function of the runtime; `axes` then gives its axis names by role,
-    e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))).
+    e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))). `again`: gathered weights that autograd does not keep for this
+    operator; its backward begins by making each anew from what is stored.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Compute:
     strategy: str
     variant: str = ""
     axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    again: tuple[str, ...] = ()  # values, see `program.weights`
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Collective:
     only), `blocks` the number of equal blocks that this local dim holds, each cut by chunk_bounds over the joined axes
     in multiples of `unit`.
     An all-to-all has them twice: for the dim that is joined (`before.dim`) and the one that is cut (`after.dim`).
+
+    `again`: it gathers a weight for use; what autograd keeps is what is stored. `gradient_dtype`: the one in which the
+    gradient is moved and summed, "" for the value's own.
     """
 
     axes: tuple[str, ...]  # in mesh order
@@ -74,6 +79,8 @@ class Collective:
     reason: str
     joined: DimCut | None = None  # by the table: the dim of `before`, where that is a Shard
     cut: DimCut | None = None  # by the table: the dim of `after`, where that is a Shard
+    again: bool = False
+    gradient_dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autoshard.code_text import fresh, identifier
 from autoshard.program.model import Compute, Instruction, Program
-from autoshard.program.scopes import Run, Scopes, operands_of, relative
+from autoshard.program.scopes import Run, Scopes, reads_of, relative
 
 HANDFUL = 4  # a module with more computations than this gets a class of its own
 LOOP = 6  # a series of equal small modules with at least so many instructions in all becomes a loop
@@ -297,7 +297,7 @@ def _loop(calls: list[Call]) -> Loop:
 def _reads(item: Item) -> tuple[str, ...]:
     if isinstance(item, Call | Loop):
         return item.arguments
-    return tuple(filter(None, operands_of(item)))
+    return tuple(filter(None, reads_of(item)))
 
 
 # --- class names ---

@@ -48,6 +48,13 @@ def operands_of(instruction: Instruction) -> tuple[str | None, ...]:
     return instruction.operands if isinstance(instruction, Compute) else (instruction.operand,)
 
 
+def reads_of(instruction: Instruction) -> tuple[str | None, ...]:
+    """The operands, and the weights that backward makes again."""
+    operands = operands_of(instruction)
+    again = instruction.again if isinstance(instruction, Compute) else ()
+    return (*operands, *(name for name in again if name not in operands))
+
+
 def results_of(instruction: Instruction) -> tuple[str, ...]:
     return instruction.results if isinstance(instruction, Compute) else (instruction.result,)
 
@@ -87,7 +94,7 @@ class Scopes:
         self.defined = {v: i for i, ins in enumerate(program.instructions) for v in results_of(ins)}
         self.uses: dict[str, list[int]] = {}
         for i, ins in enumerate(program.instructions):
-            for name in filter(None, operands_of(ins)):
+            for name in filter(None, reads_of(ins)):
                 self.uses.setdefault(name, []).append(i)
         self._ids: dict[Hashable, int] = {}
         self._static = [self._id(self._description(ins)) for ins in program.instructions]
@@ -122,7 +129,7 @@ class Scopes:
         """The values a run reads and neither defines nor holds, in order of first use."""
         if run.path == "" and run.stop - run.start == len(self.program.instructions):
             return list(self.program.inputs)
-        read = (v for ins in self.program.instructions[run.start : run.stop] for v in operands_of(ins))
+        read = (v for ins in self.program.instructions[run.start : run.stop] for v in reads_of(ins))
         outside = dict.fromkeys(v for v in read if v is not None and not self._here(v, run) and not self.owned(v, run))
         return list(outside)
 
@@ -181,7 +188,9 @@ class Scopes:
         code: list[Hashable] = []
         for i in range(run.start, run.stop):
             instruction = self.program.instructions[i]
-            operands = tuple(self._reference(v, run, numbers, inputs) for v in operands_of(instruction))
+            again = instruction.again if isinstance(instruction, Compute) else ()
+            read = (*operands_of(instruction), *again)
+            operands = tuple(self._reference(v, run, numbers, inputs) for v in read)
             number = random_index(instruction)
             chain = self._chain(self.assigned[i])
             below = [path for path in chain[1:] if inside(path, run.path)]
@@ -212,9 +221,10 @@ class Scopes:
         types = tuple(self._type(v) for v in results_of(ins))
         if isinstance(ins, Collective):
             placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
-            return (ins.axes, *placements, ins.forward, ins.backward, ins.joined, ins.cut, types)
+            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype)
+            return (ins.axes, *placements, *does, types)
         attributes = [(k, v) for k, v in ins.attributes if not (k == "index" and ins.variant in RANDOM)]
-        return (ins.target, repr(attributes), ins.variant, ins.axes, types)
+        return (ins.target, repr(attributes), ins.variant, ins.axes, len(ins.operands), types)
 
     def _id(self, description: Hashable) -> int:
         return self._ids.setdefault(description, len(self._ids))

@@ -51,6 +51,7 @@ class Terms:
     `seconds(axes, kind, full_bytes)`: axes joined, kind of COLLECTIVES, full_bytes the whole message of a group (output
     of an all_gather, input of a reduce_scatter, tensor of an all_reduce, local input of an all_to_all). `local`: a
     step without communication. `forward_times`: how often a forward is paid. Without `all_to_all` nothing is exchanged.
+    `gradient_dtype`: that in which gradients are moved, "" for `dtype`.
     """
 
     shape: tuple[int, ...]
@@ -61,6 +62,7 @@ class Terms:
     local: Pass = NOMINAL
     forward_times: float = 1.0
     all_to_all: bool = True
+    gradient_dtype: str = ""
 
 
 class Prices:
@@ -73,6 +75,7 @@ class Prices:
         self.space, self.differentiable, self.seconds = space, terms.differentiable, terms.seconds
         self.forward_times, self.all_to_all, self.local = terms.forward_times, terms.all_to_all, terms.local
         self.item_bytes = DTYPE_BYTES[terms.dtype]
+        self.widening = DTYPE_BYTES[terms.gradient_dtype or terms.dtype] / self.item_bytes  # of gradients
         self.sizes, self.size_of = np.unique(space.elements, return_inverse=True)
         self._sizes_bytes = (self.sizes * float(self.item_bytes)).tolist()
 
@@ -86,7 +89,8 @@ class Prices:
             own = self._bytes(start), self._bytes(stop)
             there, back = messages(step, self.space.mesh)
             forward += self._message_seconds(there, step.axes, own)
-            backward += self._message_seconds(back, step.axes, own) if self.differentiable else 0.0
+            wide = own[0] * self.widening, own[1] * self.widening
+            backward += self._message_seconds(back, step.axes, wide) if self.differentiable else 0.0
             start = stop
         return forward, backward
 
@@ -120,29 +124,30 @@ class Prices:
     def _weighted(
         self, axes: tuple[int, ...], start: Integers, stop: Integers, pair: Integers
     ) -> tuple[Integers, Integers, Floats]:
-        elements, table = self.space.elements, self._action_table(axes)
+        elements, tables = self.space.elements, {w: self._action_table(axes, w) for w in {1.0, self.widening}}
         larger, smaller = np.where(elements[start] > elements[stop], (start, stop), (stop, start))
         moved = np.stack([elements[start] + elements[stop], 2 * elements[smaller]])  # by local steps; by those that cut
         moved_seconds = (self.local.seconds_per_byte * self.item_bytes) * moved
         seconds = np.full(len(start), _HOP_SECONDS)
-        for times, actions, given in ((self.forward_times, _FORWARDS, start), (1.0, _BACKWARDS, stop)):
+        ways = ((self.forward_times, 1.0, _FORWARDS, start), (1.0, self.widening, _BACKWARDS, stop))
+        for times, widening, actions, given in ways:
             if actions is _FORWARDS or self.differentiable:
                 action = actions[pair]
                 whole = np.where(action == _ALL_TO_ALL, given, larger)
-                seconds += times * table[action, self.size_of[whole]]
-                passed = np.where(_CUT[action], moved_seconds[1], moved_seconds[0])
+                seconds += times * tables[widening][action, self.size_of[whole]]
+                passed = widening * np.where(_CUT[action], moved_seconds[1], moved_seconds[0])
                 seconds += times * np.where(_LOCAL[action], passed, 0.0)
         if self.all_to_all:
             return start, stop, seconds
         possible = np.isfinite(seconds)
         return start[possible], stop[possible], seconds[possible]
 
-    def _action_table(self, axes: tuple[int, ...]) -> Floats:
-        """Seconds of each of _ACTIONS over these axes for each of the sizes that occur."""
+    def _action_table(self, axes: tuple[int, ...], widening: float) -> Floats:
+        """Seconds of each of _ACTIONS over these axes for each of the sizes that occur, so much widened."""
         table = np.zeros((len(_ACTIONS), len(self.sizes)))
         for row, action in enumerate(_ACTIONS):
             if action in COLLECTIVES:
-                table[row] = [self.seconds(axes, action, size) for size in self._sizes_bytes]
+                table[row] = [self.seconds(axes, action, size * widening) for size in self._sizes_bytes]
             elif action:
                 table[row] = self.local.launch_seconds
         if not self.all_to_all:
@@ -191,7 +196,7 @@ class Prices:
         times = (1.0 if self.differentiable else 0.0) if term.backward else self.forward_times
         if not times:
             return 0.0
-        sizes = term.full_bytes(before, after)
+        sizes = term.full_bytes(before, after) * (self.widening if term.backward else 1.0)
         if term.primitive not in COLLECTIVES:
             return times * self.local.seconds(sizes)
         known = {size: self.seconds(term.axes, term.primitive, size) for size in set(sizes.flat)}

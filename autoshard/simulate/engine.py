@@ -92,12 +92,11 @@ class _Pricer:
         yield from self._compute(index, instruction, phase)
 
     def _gathers_again(self, index: int) -> Iterator[Task]:
-        """The gathers of weights that the backward of this instruction needs whole."""
+        """The gathers of weights that the backward of this instruction needs whole, and their casts."""
         for step in self.again.get(index, ()):
-            gather = self.program.instructions[step]
-            assert isinstance(gather, Collective)
-            for task in self._collective(step, gather, "forward"):
-                yield replace(task, phase="backward", reason=f"gathered again: {gather.reason}", instruction=index)
+            again = self.program.instructions[step]
+            for task in self.tasks(step, again, "forward"):
+                yield replace(task, phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
 
     def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[Task]:
         op = self.graph.by_op[instruction.op]
@@ -121,6 +120,8 @@ class _Pricer:
     def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[Task]:
         operand, result = self._local(instruction.operand), self._local(instruction.result)
         action = instruction.forward if phase == "forward" else instruction.backward
+        if phase == "backward" and instruction.gradient_dtype:
+            operand, result = (replace(x, dtype=instruction.gradient_dtype) for x in (operand, result))
         if not action or (phase == "backward" and not operand.requires_grad):
             return
         name = f"{action} {instruction.result}"

@@ -23,7 +23,8 @@ from autoshard.costs.memory import parameter_parts
 from autoshard.graph.model import DTYPE_BYTES, Graph
 from autoshard.program.model import Compute, GradientBucket, Program
 from autoshard.program.scopes import results_of
-from autoshard.simulate.storage import Facts, facts, storage
+from autoshard.program.storage import Facts, facts
+from autoshard.simulate.storage import storage
 from autoshard.simulate.timeline import Held
 from autoshard.simulate.working import kept_by, local_bytes, local_tensor, working
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from autoshard.costs.buffers import buffers
@@ -70,7 +71,13 @@ def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple
 
 
 def _moving(program: Program, step: Collective) -> Temporary:
-    return buffers(program.mesh, step, program.value(step.operand), program.value(step.result))
+    """Of a weight that was cast, the gradient is there in the high precision, too."""
+    given, made = program.value(step.operand), program.value(step.result)
+    own = buffers(program.mesh, step, given, made)
+    if not step.gradient_dtype:
+        return own
+    wide = replace(given, dtype=step.gradient_dtype), replace(made, dtype=step.gradient_dtype)
+    return Temporary(own.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
 
 
 def _gathering(program: Program, instruction: Compute, steps: tuple[int, ...]) -> float:

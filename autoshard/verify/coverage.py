@@ -133,7 +133,7 @@ def _offered_steps(formulation: Formulation) -> set[str]:
     seen = set()
     for site in formulation.values:
         tensor = graph.tensor(site.tensor)
-        key = (tensor.shape, tensor.dtype, tensor.requires_grad, site.sources, site.targets)
+        key = (costs.moving_facts(graph, tensor), site.sources, site.targets)
         if not site.tied and key not in seen:
             kinds |= _step_kinds(formulation, tensor, site.sources, site.targets)
             seen.add(key)

@@ -37,7 +37,7 @@ class _Group:
         if len(self.calls) == len(self.ranks):
             self._check()
             self.result: Any = combine([self.calls[i][1] for i in range(len(self.ranks))])
-            self.calls, self.round = {}, mine + 1
+            self.calls, self.round, self.unread = {}, mine + 1, len(self.ranks)
             self.hub.running += len(self.ranks) - 1
             self.complete.notify_all()
         else:
@@ -48,6 +48,9 @@ class _Group:
             if self.round == mine:
                 raise Alone(self.said())
         found: _Result = self.result  # the next round can't end before this rank has come to it
+        self.unread -= 1
+        if self.unread == 0:
+            self.result = None  # it need not live until the next round
         return found
 
     def _check(self) -> None:
@@ -107,6 +110,13 @@ class ThreadTransport:
         call = ("all_to_all", x.dtype, tuple(x.shape[1:]))
         given = x.split(list(send)), list(receive)
         return self.group.swap(self.index, call, given, _exchanged)[self.index]
+
+    def shift(self, x: Tensor, distance: int, length: int) -> Callable[[], Tensor]:
+        call = ("shift", distance, x.dtype)
+        source = (self.index - distance) % len(self.group.ranks)
+        found = self.group.swap(self.index, call, x, list)[source].clone()
+        assert len(found) == length, f"expected {length} numbers, got {len(found)}"
+        return lambda: found
 
     def barrier(self) -> None:
         self.group.swap(self.index, ("barrier",), None, len)

@@ -122,7 +122,9 @@ class Model(nn.Module):
         else:
             up = runtime.regather(runtime.local(self.up), dp, 0)
             up = runtime.slice_shard(up, tp, 0, blocks=2)
-        gate, value = F.linear(x, up).chunk(2, -1)
+        inner = F.linear(x, up)
+        runtime.regather_before(inner, up)
+        gate, value = inner.chunk(2, -1)
         y = runtime.all_reduce(F.linear(F.silu(gate) * value, runtime.local(self.down)), tp, grad="all_reduce")
         logits = F.linear(y, table)
         return runtime.parallel_cross_entropy(logits, labels, rows=[dp], **vocabulary)

@@ -67,7 +67,7 @@ class _Counting(ThreadTransport):
         self.received[threading.current_thread()] += round(count)
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Any:
-        size = len(self.group.slots)
+        size = len(self.group.ranks)
         self._add(2 * (size - 1) / size * x.numel())
         return super().all_reduce(x, op)
 

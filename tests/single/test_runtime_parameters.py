@@ -164,8 +164,11 @@ def forward(mesh: ParallelMesh, parameter: nn.Parameter, x: Tensor, gather: Call
     weight = runtime.local(parameter)
     for name, size in reversed(list(zip(mesh.axes, sizes, strict=True))):
         weight = gather(weight, mesh[name], 0, size=size)
-    hidden = torch.tanh(nn.functional.linear(x, weight))
-    return (hidden @ weight).square().sum() / mesh.joint(tuple(mesh.axes)).size
+    hidden = nn.functional.linear(x, weight)
+    runtime.regather_before(hidden, weight)
+    result = torch.tanh(hidden) @ weight
+    runtime.regather_before(result, weight)
+    return result.square().sum() / mesh.joint(tuple(mesh.axes)).size
 
 
 def gather_and_keep(x: Tensor, axis: runtime.Axis, dim: int, *, size: int) -> Tensor:
@@ -234,6 +237,7 @@ def test_bytes_alive_after_forward() -> None:
         x = random(2, columns)
         with Allocated() as allocated, runtime.regathering():
             loss = forward(mesh, parameter, x, gather)
+            mesh["a"].transport.barrier()  # what one rank makes in a collective lives until all have read it
             alive = allocated.bytes()
         loss.backward()
         return alive

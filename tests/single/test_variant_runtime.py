@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoshard.emit import runtime
-from autoshard.emit.runtime import ParallelMesh, attention, ring
+from autoshard.emit.runtime import ParallelMesh, attention, redistribution, ring
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.verify.lockstep import run_lockstep
@@ -30,15 +31,15 @@ def shards(local: ParallelMesh, text: str, layout: str, *tensors: Tensor) -> lis
 
 
 def test_gathered_keys_are_freed_after_forward_and_gathered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather = attention._Gathered.gather
+    gather = redistribution._gather
     kept: list[StorageWeakRef] = []
 
-    def noted(self: attention._Gathered, x: Tensor) -> Tensor:
-        whole = gather(self, x)
+    def noted(*args: Any, **options: Any) -> Tensor:
+        whole = gather(*args, **options)
         kept.append(StorageWeakRef(whole.untyped_storage()))
         return whole
 
-    monkeypatch.setattr(attention._Gathered, "gather", noted)
+    monkeypatch.setattr(redistribution, "_gather", noted)
 
     def work(local: ParallelMesh) -> tuple[int, int]:
         axes = (local["a"],)

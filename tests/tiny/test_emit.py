@@ -122,7 +122,7 @@ def test_steps_over_several_axes_name_them_and_both_layouts() -> None:
     make = Maker(Mesh.parse("dp=2,tp=2"))
     x = make.input("x", (8, 12), "S0 S1")
     weight = make.parameter("weight", (8, 12), "S0 S0")
-    used = make.move("weight_1", weight, "R+ S1")
+    used = make.move("weight_1", weight, "R+ S1", again=True)
     x = make.move("x_1", x, "S1 S0")
     x = make.compute("aten.mul", (x, make.move("weight_2", used, "S1 S0")), [("mul", (8, 12), "S1 S0")])
     x = make.move("mul_1", x, "S0 S0")

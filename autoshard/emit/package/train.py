@@ -33,6 +33,7 @@ from initial import INITIAL
 from model_parallel import GRADIENT_BUCKETS, HAS_LOSS, INPUTS, LOSS_AXES, MESH, OPTIMIZER, PLAN, build_model
 from runtime import (
     ParallelMesh,
+    accumulating,
     assign,
     clip_gradients,
     held_indices,
@@ -74,13 +75,17 @@ def make_optimizer(model: nn.Module, lr: float = LEARNING_RATE) -> torch.optim.O
 
 
 def compute_gradients(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Forward, backward, and the gradient sums that are still missing. Inputs are local; returns the local outputs."""
-    with regathering():
-        result = model(*inputs)
-        outputs = result if isinstance(result, tuple) else (result,)
-        outputs[0].backward()
+    """Forward, backward, and the gradient sums that are still missing. Inputs are local; returns the local outputs.
+
+    Gradients are added to those of earlier calls, as by `backward`, until the optimizer zeroes them.
+    """
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
-    reduce_gradients(mesh, parameters, GRADIENT_BUCKETS)
+    with accumulating(parameters, GRADIENT_BUCKETS):
+        with regathering():
+            result = model(*inputs)
+            outputs = result if isinstance(result, tuple) else (result,)
+            outputs[0].backward()
+        reduce_gradients(mesh, parameters, GRADIENT_BUCKETS)
     return outputs
 
 

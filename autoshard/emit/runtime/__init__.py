@@ -21,7 +21,7 @@ from .convolution import (
 from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
-from .gradients import clip_gradients, reduce_gradients
+from .gradients import accumulating, clip_gradients, reduce_gradients
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh
 from .normalisation import (
@@ -56,16 +56,17 @@ from .redistribution import (
     all_gather,
     all_reduce,
     all_to_all,
+    cast_weight,
     copy,
     mask,
     reduce_scatter,
     regather,
-    regathering,
     slice_shard,
     zero_pad,
 )
 from .ring import ring_attention
 from .user_code import register_operators
+from .weights import regather_before, regathering
 
 __all__ = [
     "Axis",
@@ -73,10 +74,12 @@ __all__ = [
     "Random",
     "Sharding",
     "Transport",
+    "accumulating",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "assign",
+    "cast_weight",
     "clip_gradients",
     "copy",
     "dispatched_experts",
@@ -118,6 +121,7 @@ __all__ = [
     "reduce_gradients",
     "reduce_scatter",
     "regather",
+    "regather_before",
     "regathering",
     "register_operators",
     "repeated_part",

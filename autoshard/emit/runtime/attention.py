@@ -9,15 +9,15 @@ k and v then hold all of theirs, and each device takes what its own query heads 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .axis import Axis, shard_bounds
-from .redistribution import all_gather
+from .redistribution import regather
+from .weights import regather_before, regathering
 
 if TYPE_CHECKING:
     from .randomness import Random
@@ -41,11 +41,12 @@ def parallel_attention(
 
     Only the shards of k and v are kept for backward, which gathers them again and scatters their gradients.
     """
-    k, v, mask, is_causal, enable_gqa, hooks = _prepared(
+    k, v, mask, is_causal, enable_gqa, gathered = _prepared(
         k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
     )
-    with hooks:
-        return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    with regathering():
+        out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return regather_before(out, *gathered)
 
 
 def random_attention(
@@ -55,14 +56,26 @@ def random_attention(
     shape: Sequence[int], layout: str,
 ) -> Tensor:  # fmt: skip
     """`parallel_attention` with dropout on the probabilities. `shape` and `layout` are those of the scores."""
-    k, v, mask, is_causal, enable_gqa, hooks = _prepared(
+    k, v, mask, is_causal, enable_gqa, gathered = _prepared(
         k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
     )
-    if not random.exact:
-        with random.fork(index, layout), hooks:
-            return F.scaled_dot_product_attention(
-                q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+    with regathering():
+        if random.exact:
+            keep = random.keep(index, shape, layout, dropout_p)[..., : k.shape[-2]]
+            out = _spelt_out(q, k, v, mask, keep, p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        else:
+            with random.fork(index, layout):
+                out = F.scaled_dot_product_attention(
+                    q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                )
+    return regather_before(out, *gathered)
+
+
+def _spelt_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keep: Tensor, *, p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """Attention that keeps the probabilities where `keep` is true."""
     if enable_gqa:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scores = q @ k.transpose(-2, -1) * (scale if scale is not None else q.shape[-1] ** -0.5)
@@ -72,32 +85,37 @@ def random_attention(
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     hidden = (scores == -torch.inf).all(-1, keepdim=True)  # rows that see nothing give zeros
     weights = scores.masked_fill(hidden, 0).softmax(-1).masked_fill(hidden, 0)
-    keep = random.keep(index, shape, layout, dropout_p)[..., : k.shape[-2]]
-    return weights * keep / max(1 - dropout_p, 1e-30) @ v
-
-
-_Hooks = AbstractContextManager[object]
+    return weights * keep / max(1 - p, 1e-30) @ v
 
 
 def _prepared(
     k: Tensor, v: Tensor, mask: Tensor | None, queries: Sequence[Axis], keys: Sequence[Axis], heads: Sequence[Axis],
     rows: int, columns: int, query_heads: int, is_causal: bool, enable_gqa: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, bool, bool, _Hooks]:  # fmt: skip
-    """All keys and values that this device's queries see, with the causal mask in global positions, and what keeps
-    autograd from saving them whole."""
+) -> tuple[Tensor, Tensor, Tensor | None, bool, bool, tuple[Tensor, ...]]:  # fmt: skip
+    """All keys and values that this device's queries see, with the causal mask in global positions, and the tensor that
+    was gathered for them."""
     if heads:
         k, v, enable_gqa = own_heads(k, v, heads, query_heads, enable_gqa)
-    hooks: _Hooks = nullcontext()
+    gathered: tuple[Tensor, ...] = ()
     if keys:
-        gathered = _Gathered(k, v, keys, columns)
-        (k, v), hooks = gathered.whole(), gathered.hooks()
+        both = _gathered(torch.cat([k, v], -1), keys, columns)
+        k, v = both.split([k.shape[-1], v.shape[-1]], -1)  # its backward joins the gradients in one copy
+        gathered = (both,)
     if is_causal and queries:
         start, stop = held_range(rows, queries)
         seen = min(stop, k.shape[-2])  # nobody here looks further
         if seen < k.shape[-2]:
             k, v = k[..., :seen, :], v[..., :seen, :]
         mask, is_causal = causal_mask(start, stop, 0, seen, k.device), False
-    return k, v, mask, is_causal, enable_gqa, hooks
+    return k, v, mask, is_causal, enable_gqa, gathered
+
+
+def _gathered(x: Tensor, keys: Sequence[Axis], columns: int) -> Tensor:
+    """The rows of all devices along `keys`. Only the shard is kept for backward."""
+    for i in reversed(range(len(keys))):
+        start, stop = held_range(columns, keys[:i])
+        x = regather(x, keys[i], x.dim() - 2, size=stop - start)
+    return x
 
 
 def own_heads(
@@ -122,45 +140,3 @@ def repeated_part(x: Tensor, *, repeats: int, dim: int, heads: Sequence[Axis]) -
 def causal_mask(start: int, stop: int, first: int, last: int, device: torch.device) -> Tensor:
     """True where the query at a row [start, stop) sees the key at a column [first, last)."""
     return torch.arange(start, stop, device=device).unsqueeze(-1) >= torch.arange(first, last, device=device)
-
-
-class _Gathered:
-    """Keys and values side by side, gathered. Under `hooks`, what autograd saves of them is gathered anew for use."""
-
-    def __init__(self, k: Tensor, v: Tensor, keys: Sequence[Axis], columns: int) -> None:
-        self.shard, self.width, self.keys, self.columns = torch.cat([k, v], -1), k.shape[-1], keys, columns
-        self.packed = self.unpacked = 0
-        self.again: Tensor | None = None
-
-    def gather(self, x: Tensor) -> Tensor:
-        for i in reversed(range(len(self.keys))):
-            start, stop = held_range(self.columns, self.keys[:i])
-            x = all_gather(x, self.keys[i], x.dim() - 2, size=stop - start, grad="reduce_scatter")
-        return x
-
-    def whole(self) -> tuple[Tensor, Tensor]:
-        kv = self.gather(self.shard)
-        self.pointer = kv.untyped_storage().data_ptr()
-        self.shard = self.shard.detach()
-        k, v = kv.split([self.width, kv.shape[-1] - self.width], -1)  # its backward joins the gradients in one copy
-        return k, v
-
-    def hooks(self) -> _Hooks:
-        return cast(_Hooks, torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
-
-    def _pack(self, x: Tensor) -> Any:
-        if x.untyped_storage().data_ptr() != self.pointer:
-            return x
-        self.packed += 1
-        return x.shape, x.stride(), x.storage_offset()
-
-    def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        if self.again is None:
-            with torch.no_grad():
-                self.again = self.gather(self.shard)
-        whole, self.unpacked = self.again, self.unpacked + 1
-        if self.unpacked % self.packed == 0:  # the last of this backward
-            self.again = None
-        return whole.as_strided(*packed)

@@ -24,6 +24,10 @@ class Transport(Protocol):
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor: ...
+    def shift(self, x: Tensor, distance: int, length: int) -> Callable[[], Tensor]:
+        """Sends `x` to the device that many further on and receives `length` numbers; they are there once the returned
+        function was called."""
+
     def barrier(self) -> None: ...
 
 
@@ -62,6 +66,21 @@ class GroupTransport:
         received = x.new_empty((sum(receive), *x.shape[1:]))
         dist.all_to_all_single(received, x, list(receive), list(send), group=self.group)
         return received
+
+    def shift(self, x: Tensor, distance: int, length: int) -> Callable[[], Tensor]:
+        group, received = self.group or dist.group.WORLD, x.new_empty(length)
+        ranks, here = dist.get_process_group_ranks(group), dist.get_rank(group)
+        to, source = ranks[(here + distance) % len(ranks)], ranks[(here - distance) % len(ranks)]
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, x, to, group), dist.P2POp(dist.irecv, received, source, group)]
+        )
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return received
+
+        return wait
 
     def barrier(self) -> None:
         dist.barrier(self.group)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .axis import Axis, Cut, cut_indices, dim_cuts
-from .redistribution import gathered_again, redistributed
+from .redistribution import redistributed
 
 Where = tuple[Tensor, ...] | tuple[slice, ...]  # an index into a tensor: a product of index sets
 
@@ -49,7 +49,7 @@ def exchange(
     """From layout `before` to `after` of a tensor of global `shape`, over all axes that `axis` joins.
 
     The layouts are text, a placement for each axis of the mesh. `by="all_gather"`: everybody receives what everybody
-    has, and picks. `again`: a weight; inside `regathering()` its shard is kept, and exchanged again in backward.
+    has, and picks. `again`: a weight for its use, which is not kept for backward: see `regather_before`.
     """
     route = _route(axis, tuple(shape), before, after, x.device)
     if x.shape != route.before[axis.index]:
@@ -60,8 +60,7 @@ def exchange(
     else:
         back = _route(axis, tuple(shape), _of_gradient(after), _of_gradient(before), x.device)
         backward = partial(_forward, route=back, by=by)
-    result = redistributed(x, forward, backward, axis=axis)
-    return gathered_again(result, x, partial(forward, axis=axis)) if again else result
+    return redistributed(x, forward, backward, again=again, axis=axis)
 
 
 def _changed(axis: Axis, before: str, after: str) -> list[str]:

@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .axis import Axis, shard_bounds, shard_size
+from .weights import Cast, Map, cast_of, gathered_of, note_cast, note_gathered
 
 
 class _Cut(NamedTuple):
@@ -108,24 +107,50 @@ def _identity(x: Tensor, axis: Axis) -> Tensor:
     return x.view_as(x)
 
 
-_Map = Callable[[Tensor], Tensor]
-
-
 class _Redistribution(torch.autograd.Function):
     """Any pair of linear maps: forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: _Map, backward: _Map) -> Tensor:
-        ctx.gradient = backward
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
+        ctx.gradient, ctx.gathered = backward, None
         return forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.gathered is not None:
+            ctx.gathered.let_go()
         return ctx.gradient(grads[0]), None, None
 
 
-def redistributed(x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Tensor:
-    return cast(Tensor, _Redistribution.apply(x, partial(forward, **options), partial(backward, **options)))
+def redistributed(
+    x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], *, again: bool = False, **options: Any
+) -> Tensor:
+    """`forward(x, **options)`, whose gradient is `backward` of the incoming one.
+
+    `again`: a stored weight is gathered; what is made of it, too, is made again for backward (see `weights`).
+    """
+    there, back, cast_ = partial(forward, **options), partial(backward, **options), cast_of(x)
+    if cast_ is None:
+        result = cast(Tensor, _Redistribution.apply(x, there, back))
+    else:  # straight to the gradient of the weight in high precision
+        steps = Cast(cast_.source, (*cast_.backward, back))
+        result = cast(Tensor, _Redistribution.apply(cast_.source, lambda _: there(x.detach()), steps.gradient))
+        note_cast(result, *steps)
+    if again or gathered_of(x) is not None:
+        gathered = note_gathered(result, x, there)
+        if result.grad_fn is not None:
+            cast(Any, result.grad_fn).gathered = gathered
+    return result
+
+
+def cast_weight(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in another precision; gradients of what redistributions make of it are reduced in its own."""
+    before = cast_of(x)
+    high = before.source.dtype if before is not None else x.dtype
+    result = redistributed(x, lambda value: value.to(dtype), lambda grad: grad.to(high))
+    if before is None:
+        note_cast(result, x, ())
+    return result
 
 
 def all_gather(
@@ -185,51 +210,11 @@ def mask(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
     return redistributed(x, _masked, {"identity": _identity, "mask": _masked}[grad], axis=axis)
 
 
-# Weights stored sharded and gathered for one use: autograd keeps the shard, and gathers again in backward.
-
-# Address of a gathered storage -> the tensor, while it lives, and how to make it again.
-_GATHERED: dict[int, tuple[weakref.ref[Tensor], Callable[[], Tensor]]] = {}
-
-
-def regather(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1) -> Tensor:
-    """`all_gather(..., grad="reduce_scatter")` whose result is not kept for backward inside `regathering()`."""
-    result = all_gather(x, axis, dim, size=size, blocks=blocks, unit=unit, grad="reduce_scatter")
+def regather(
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1,
+    grad: str = "reduce_scatter",
+) -> Tensor:  # fmt: skip
+    """`all_gather` of a weight for its use, which is not kept for backward: see `regather_before`."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
-    return gathered_again(result, x, partial(_gather, axis=axis, cut=cut))
-
-
-def gathered_again(result: Tensor, x: Tensor, gather: _Map) -> Tensor:
-    """`result`, which `gather` makes from the weight `x`: inside `regathering()` it is not kept for backward."""
-    address = result.untyped_storage().data_ptr()
-    if address:
-        remake = partial(_gathered, _remake(x) or partial(torch.Tensor.detach, x), gather)
-        _GATHERED[address] = weakref.ref(result, lambda _: _GATHERED.pop(address, None)), remake
-    return result
-
-
-def _gathered(remake_x: Callable[[], Tensor], gather: _Map) -> Tensor:
-    return gather(remake_x())
-
-
-def _remake(x: Tensor) -> Callable[[], Tensor] | None:
-    """How to make the storage of `x` again, where it is that of a gathered weight."""
-    reference, remake = _GATHERED.get(x.untyped_storage().data_ptr(), (None, None))
-    return remake if reference is not None and reference() is not None else None
-
-
-@contextlib.contextmanager
-def regathering() -> Iterator[None]:
-    """Within it, what autograd saves of a regathered weight (or a view of it) is its shard."""
-
-    def pack(x: Tensor) -> Any:
-        remake = _remake(x)
-        return x if remake is None else (remake, x.shape, x.stride(), x.storage_offset())
-
-    def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        remake, shape, stride, offset = packed
-        return cast(Tensor, remake().as_strided(shape, stride, offset))
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+    backward = {"slice": _slice, "reduce_scatter": _scatter}[grad]
+    return redistributed(x, _gather, backward, again=True, axis=axis, cut=cut)

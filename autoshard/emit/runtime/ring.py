@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .attention import causal_mask, held_range, own_heads
-from .axis import Axis, GroupTransport
+from .axis import Axis
 
 
 def ring_attention(
@@ -240,7 +239,7 @@ def _pass_on(flat: Tensor, ring: _Ring, owner: list[int], step: int, row: int) -
     axis = ring.keys[position]
     owner[position] = (owner[position] - 1) % axis.size
     start, stop = ring.block(owner)
-    return _shift(flat, axis, 1, row * (stop - start))
+    return axis.transport.shift(flat, 1, row * (stop - start))
 
 
 def _sent_home(flat: Tensor, ring: _Ring, owner: list[int], row: int) -> Tensor:
@@ -250,27 +249,5 @@ def _sent_home(flat: Tensor, ring: _Ring, owner: list[int], row: int) -> Tensor:
         if distance:
             owner[position] = axis.index
             start, stop = ring.block(owner)
-            flat = _shift(flat, axis, distance, row * (stop - start))()
+            flat = axis.transport.shift(flat, distance, row * (stop - start))()
     return flat
-
-
-def _shift(x: Tensor, axis: Axis, distance: int, length: int) -> Callable[[], Tensor]:
-    """Sends `x` that many devices on and receives `length` numbers; they are there once the result was called."""
-    to, source = (axis.index + distance) % axis.size, (axis.index - distance) % axis.size
-    if not isinstance(axis.transport, GroupTransport):
-        send, receive = [0] * axis.size, [0] * axis.size
-        send[to], receive[source] = len(x), length
-        moved = axis.transport.all_to_all(x, send, receive)
-        return lambda: moved
-    group, received = axis.transport.group or dist.group.WORLD, x.new_empty(length)
-    ranks = dist.get_process_group_ranks(group)
-    works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, x, ranks[to], group), dist.P2POp(dist.irecv, received, ranks[source], group)]
-    )
-
-    def wait() -> Tensor:
-        for work in works:
-            work.wait()
-        return received
-
-    return wait

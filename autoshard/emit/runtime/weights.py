@@ -1,0 +1,188 @@
+"""Weights on their way from where they are stored to where they are used.
+
+A weight that is gathered for use is not kept for backward: autograd keeps its shard, and `regather_before` gathers it
+again right before the backward that needs it. When that happens is written in the model's code, the same on every
+device: what autograd saves here only decides how long a gathered weight lives.
+
+A weight that is cast for use is moved in the low precision; the gradients of what redistributions make of it are
+reduced in the high one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Map = Callable[[Tensor], Tensor]
+_Results = TypeVar("_Results", Tensor, tuple[Tensor, ...])
+
+
+class Cast(NamedTuple):
+    """What redistributions make of a weight in low precision: `source` is the weight in the high one, `backward` leads
+    from a gradient to that of the source, last step first."""
+
+    source: Tensor
+    backward: tuple[Map, ...]
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        grad = grad.to(self.source.dtype)
+        for step in reversed(self.backward):
+            grad = step(grad)
+        return grad
+
+
+class Gathered:
+    """How a gathered weight is made: of the shard `source`, by `steps`."""
+
+    def __init__(self, source: Tensor, steps: tuple[Map, ...]) -> None:
+        self.source, self.steps = source, steps
+        self.saved: list[_Saved] = []  # by autograd since the last `regather_before`
+        self.uses: weakref.WeakSet[_Use] = weakref.WeakSet()
+
+    def again(self) -> Tensor:
+        x = self.source
+        for step in self.steps:
+            x = step(x)
+        return x
+
+    def let_go(self) -> None:
+        """Its gradient is complete: nobody needs it any more."""
+        for use in self.uses:
+            use.whole = None
+
+
+class _Saved:
+    """What autograd saved of a gathered weight: a view of the whole, or, once let go, where in it to look."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.whole: Tensor | None = x
+        self.use: _Use | None = None
+
+    def let_go(self, use: _Use) -> None:
+        assert self.whole is not None
+        self.place = self.whole.shape, self.whole.stride(), self.whole.storage_offset()
+        self.whole, self.use = None, use
+
+    def get(self) -> Tensor:
+        if self.use is None:
+            assert self.whole is not None
+            return self.whole
+        return self.use.take().as_strided(*self.place)
+
+
+class _Use:
+    """One operator's use of a gathered weight. Its backward gathers it again, whatever autograd saved here."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self.gathered, self.whole, self.left = gathered, cast("Tensor | None", None), 0
+        self.count = len(gathered.saved)
+        for saved in gathered.saved:
+            saved.let_go(self)
+        gathered.saved.clear()
+        gathered.uses.add(self)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        whole = self.gathered.again()
+        self.whole, self.left = whole if self.count else None, self.count
+
+    def take(self) -> Tensor:
+        """The whole weight; it is let go with the last part that was saved of it."""
+        assert self.whole is not None, "the backward of an operator ran before its weights were gathered again"
+        whole, self.left = self.whole, self.left - 1
+        if self.left == 0:
+            self.whole = None
+        return whole
+
+
+# Address of a gathered storage -> the tensor, while it lives, and how to make it again.
+_GATHERED: dict[int, tuple[weakref.ref[Tensor], Gathered]] = {}
+
+
+def gathered_of(x: Tensor) -> Gathered | None:
+    """How `x` is made again, where it is a gathered weight."""
+    return cast("Gathered | None", getattr(x, "gathered", None))
+
+
+def cast_of(x: Tensor) -> Cast | None:
+    """What the gradient of `x` goes back through, where it is a weight that was cast."""
+    return cast("Cast | None", getattr(x, "cast", None))
+
+
+def note_gathered(x: Tensor, source: Tensor, step: Map) -> Gathered:
+    """`x` was made of `source`, a stored weight or itself a gathered one, by `step`."""
+    before = gathered_of(source)
+    if before is None:
+        gathered = Gathered(source.detach(), (step,))
+    else:
+        gathered = Gathered(before.source, (*before.steps, step))
+    cast(Any, x).gathered = gathered
+    address = x.untyped_storage().data_ptr()
+    if address:
+        _GATHERED[address] = weakref.ref(x, lambda _: _GATHERED.pop(address, None)), gathered
+    return gathered
+
+
+def note_cast(x: Tensor, source: Tensor, backward: tuple[Map, ...]) -> None:
+    cast(Any, x).cast = Cast(source, backward)
+
+
+class _Together(torch.autograd.Function):
+    """Several tensors as they are, with one backward."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(x.view_as(x) for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return grads
+
+
+def regather_before(results: _Results, *weights: Tensor) -> _Results:
+    """The backward of the operator that made `results` begins by gathering these weights again, in this order.
+
+    Must follow the operator at once. One result is returned as it is.
+    """
+    made = (results,) if isinstance(results, Tensor) else results
+    differentiable = [i for i, x in enumerate(made) if x.grad_fn is not None]
+    uses = [_Use(gathered) for gathered in map(gathered_of, weights) if gathered is not None]
+    if not differentiable or not uses:
+        return results
+    if len(differentiable) > 1:
+        found = dict(zip(differentiable, _Together.apply(*(made[i] for i in differentiable)), strict=True))
+        made = tuple(found.get(i, x) for i, x in enumerate(made))
+    node = made[differentiable[0]].grad_fn
+    assert node is not None
+
+    def gather(_: Sequence[Tensor]) -> None:
+        for use in uses:
+            use.gather()
+
+    node.register_prehook(gather)
+    return results if len(differentiable) == 1 else made
+
+
+@contextlib.contextmanager
+def regathering() -> Iterator[None]:
+    """Within it, what autograd saves of a gathered weight (or a view of it) is let go by `regather_before`."""
+
+    def pack(x: Tensor) -> Any:
+        reference, gathered = _GATHERED.get(x.untyped_storage().data_ptr(), (None, None))
+        if reference is None or gathered is None or reference() is None:
+            return x
+        saved = _Saved(x)
+        gathered.saved.append(saved)
+        return saved
+
+    def unpack(packed: Any) -> Tensor:
+        return packed.get() if isinstance(packed, _Saved) else cast(Tensor, packed)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

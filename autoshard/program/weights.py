@@ -1,0 +1,104 @@
+"""The way of a weight from where it is stored to where it is used: collectives, and casts to another precision.
+
+What was gathered on the way is not kept for backward: the backward of each operator that needs it makes it anew, by the
+same steps. Which operators these are is decided here, from the graph; costs, simulator, emitted code and verification
+follow it. Around a cast, values move in the low precision and gradients in the high one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from autoshard.graph.model import CAST, Graph
+from autoshard.program.model import Collective, Compute, Instruction, Program, Value
+from autoshard.program.scopes import results_of
+from autoshard.program.storage import facts
+
+GATHERS = ("all_gather", "exchange", "gather")  # forwards after which a device holds more than before
+
+
+def weight_steps(
+    instructions: Sequence[Instruction], parameters: Iterable[str], values: Mapping[str, Value]
+) -> dict[str, tuple[int, ...]]:
+    """Value -> the instructions that make it of a parameter, where these are collectives and casts alone.
+
+    `parameters` are values, as they are stored: each is made of nothing.
+    """
+    steps: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
+    for index, instruction in enumerate(instructions):
+        source = source_of(instruction)
+        result = results_of(instruction)[0] if source in steps else ""
+        if result and source is not None and "float" in values[result].dtype:
+            steps[result] = (*steps[source], index)
+    return steps
+
+
+def source_of(instruction: Instruction) -> str | None:
+    """What a collective or a cast is given."""
+    if isinstance(instruction, Collective):
+        return instruction.operand
+    return instruction.operands[0] if instruction.target == CAST and not instruction.variant else None
+
+
+def gathered_weights(program: Program) -> frozenset[str]:
+    """What is made of weights that were gathered for use."""
+    steps = weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
+    again = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
+    return frozenset(name for name, own in steps.items() if not again.isdisjoint(own))
+
+
+def careful_casts(program: Program) -> frozenset[str]:
+    """The results of casts of weights around which anything is moved: their gradients are reduced in the precision
+    before the cast, and what was gathered is cast again."""
+    if program.loss is None:
+        return frozenset()
+    steps = weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
+    moved = {own[-1] for own in steps.values() if own and isinstance(program.instructions[own[-1]], Collective)}
+    moved |= {i for own in steps.values() for i in own if not moved.isdisjoint(own)}
+    casts = {i for i in moved if isinstance(program.instructions[i], Compute)}
+    return frozenset(results_of(program.instructions[i])[0] for i in casts)
+
+
+def with_gathers(
+    instructions: Sequence[Instruction], values: Mapping[str, Value], parameters: Sequence[str], graph: Graph
+) -> tuple[Instruction, ...]:
+    """The instructions with what is gathered again, and in which precision gradients are reduced."""
+    if graph.loss is None:
+        return tuple(instructions)
+    steps = weight_steps(instructions, parameters, values)
+    gathering = {i for own in steps.values() for i in own if _gathers(instructions[i])}
+    gathered = {name for name, own in steps.items() if not gathering.isdisjoint(own)}
+    views: dict[str, str] = {}  # view of a gathered weight -> the weight
+    marked: list[Instruction] = []
+    for index, instruction in enumerate(instructions):
+        if isinstance(instruction, Collective):
+            dtype = _gradient_dtype(instruction, steps, instructions, values)
+            instruction = replace(instruction, again=index in gathering, gradient_dtype=dtype)
+        elif results_of(instruction)[:1] != () and results_of(instruction)[0] not in steps:
+            known = facts(instruction, graph)
+            for position, source in known.aliases.items():
+                operand = known.operands[source]
+                if operand is not None and (operand in gathered or operand in views):
+                    views[known.results[position]] = views.get(operand, operand)
+            kept = dict.fromkeys(views.get(name, name) for name in known.kept)
+            instruction = replace(instruction, again=tuple(name for name in kept if name in gathered))
+        marked.append(instruction)
+    return tuple(marked)
+
+
+def _gathers(instruction: Instruction) -> bool:
+    return isinstance(instruction, Collective) and instruction.forward in GATHERS
+
+
+def _gradient_dtype(
+    step: Collective,
+    steps: Mapping[str, tuple[int, ...]],
+    instructions: Sequence[Instruction],
+    values: Mapping[str, Value],
+) -> str:
+    """That of the parameter, where a weight was cast before this step."""
+    own = steps.get(step.operand, ())
+    stored = source_of(instructions[own[0]]) if own else None
+    dtype = values[stored].dtype if stored is not None else ""
+    return dtype if dtype != values[step.operand].dtype else ""
