@@ -19,7 +19,7 @@ from autoshard.graph.creation import plain_creation
 from autoshard.graph.experts import fold_experts
 from autoshard.graph.export import export, is_fake
 from autoshard.graph.functionalise import functionalise
-from autoshard.graph.gradients import mark_gradients
+from autoshard.graph.gradients import mark_gradients, mark_reached
 from autoshard.graph.initialise import InitWatcher, watch_library_init
 from autoshard.graph.inline import inline
 from autoshard.graph.linears import fold_linears
@@ -44,7 +44,7 @@ OPTIMIZERS = ("adamw", "sgd")
 _FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
 _UNSEEN = "tensor operations in the forward itself: no other thread, no .backward(), no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    canonical, mark_gradients, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, fold_repeats,
+    canonical, mark_reached, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, fold_repeats,
     deadcode, refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
         modules=_modules(module.graph, model),
         recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
     )
-    return choose_loss(mark_gradients(graph), called) if training else graph
+    return choose_loss(mark_reached(graph), called) if training else graph
 
 
 class _Stored:
