@@ -35,9 +35,9 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
     """One global batch of `examples` (order of `graph.inputs`), floating ones in float64.
 
     All inputs change the order of their samples (dim 0) alike. Equal samples are made different: an input that is one
-    number everywhere is drawn (integers from the range of the embedding or loss that they reach); of equal rows of
-    integers, those numbers that a row has once change places in it, as words may and a padding or image token may not.
-    Some labels are ignored, of each sample another share.
+    number everywhere, or out of its range, is drawn (integers from the range of the embedding or loss that they reach);
+    of equal rows of integers, those numbers that a row has once change places in it, as words may and a padding or
+    image token may not. Some labels are ignored, of each sample another share.
     """
     ranges = integer_ranges(graph)
     order = _order(examples, generator(seed, "samples"))
@@ -63,11 +63,17 @@ def _varied(example: torch.Tensor, meaning: IntegerRange | None, source: torch.G
     if meaning is None:
         return example
     values = example
-    if _constant(example):
+    if _constant(example) or _outside(example, meaning):
         values = torch.randint(0, meaning.high, example.shape, generator=source, dtype=example.dtype)
     elif _equal_rows(example):
         values = torch.stack([_shuffled(row, source) for row in example])
     return values if meaning.ignored is None else _with_ignored(values, meaning.ignored)
+
+
+def _outside(example: torch.Tensor, meaning: IntegerRange) -> bool:
+    """Examples that the model itself could not take: a capture needs their shapes alone."""
+    ignored = example == meaning.ignored if meaning.ignored is not None else torch.zeros_like(example, dtype=torch.bool)
+    return bool((((example < 0) | (example >= meaning.high)) & ~ignored).any())
 
 
 def _constant(example: torch.Tensor) -> bool:

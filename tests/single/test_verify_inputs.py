@@ -82,6 +82,11 @@ def test_of_equal_prompts_only_words_change_places() -> None:
         assert sorted(row.tolist()) == sorted(prompt[0].tolist())
 
 
+def test_what_is_out_of_range_is_drawn() -> None:
+    ids = varied(torch.rand(4, 3), torch.arange(40, 64).reshape(4, 6), ZEROS, POSITIONS)[1]
+    assert int(ids.min()) >= 0 and int(ids.max()) < 50
+
+
 def test_masks_and_uneven_ignoring_stay() -> None:
     mask = torch.tensor([[0.0, 0.0, -torch.inf]]).repeat(4, 1)
     labels = torch.arange(24).reshape(4, 6)
