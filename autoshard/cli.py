@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from autoshard import surroundings, terminal
 from autoshard.errors import CheckError, UsageError, UserError
+from autoshard.files import write_text
 from autoshard.options import parser
 from autoshard.progress import step
 
@@ -19,9 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code: 0 done, 1 bug, 130 interrupted, else that of the UserError."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = parser(VERBS).parse_args(words)
-        result: int = options.run(options)
-        sys.stdout.flush()
+        terminal.prepare()
+        _check_words(words)
+        options = _parsed(words)
+        result = _run(options)
+        terminal.flush()
         return result
     except UserError as error:
         return _fail(error, error.exit_code, words)
@@ -32,7 +37,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader went away: nobody is left to tell
         return 141
     except Exception as error:
+        told = surroundings.told(error)
+        if told is not None:
+            return _fail(told, told.exit_code, words)
         return _fail(UserError(f"{type(error).__name__}: {error}", BUG_REPORT), 1, words)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """What is not UTF-8 can't be noted in a plan."""
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{word!r} is not UTF-8", "another name, or a symbolic link to it")
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The options. `--help` and `--version` end the program, once what they print is out."""
+    try:
+        return parser(VERBS).parse_args(words)
+    except SystemExit:
+        terminal.flush()
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
+    """The verb. Only a model's own code ends the program by itself."""
+    try:
+        result: int = options.run(options)
+    except SystemExit as stopped:
+        raise surroundings.ended(stopped) from stopped
+    return result
 
 
 def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
@@ -43,12 +76,14 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
         lines.append(f"  {error.hint}" if code == 1 else f"  try: {error.hint}")
     print("\n".join(lines), file=sys.stderr)
     if "--json" in words:
-        _print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": code}})
+        with contextlib.suppress(OSError):
+            _print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": code}})
+            terminal.flush()
     return code
 
 
 def _print_json(content: object) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    print(json.dumps(content, indent=1, ensure_ascii=not terminal.speaks_unicode()))
 
 
 # --- the verbs ------------------------------------------------------------------------------------------------------
@@ -56,12 +91,12 @@ def _print_json(content: object) -> None:
 
 def trace(options: argparse.Namespace) -> int:
     """Capture a model and save its graph."""
-    from autoshard import folder, pipeline
+    from autoshard import pipeline
     from autoshard.graph import serialize
 
     with step(f"capturing {options.model}", options.json):
         graph = pipeline.read_graph(_request(options))
-    folder.write_text(options.output, serialize.dumps(graph))
+    write_text(options.output, serialize.dumps(graph))
     counts = {"ops": len(graph.ops), "parameters": sum(graph.tensor(p.tensor).numel for p in graph.parameters)}
     if options.json:
         _print_json({"graph": str(options.output), "graph_hash": serialize.graph_hash(graph), **counts})
@@ -93,7 +128,7 @@ def plan(options: argparse.Namespace) -> int:
     with step("writing the package", quiet):
         files = package.package_files(package.build(made.plan, graph, hardware), made.front)
         folder.write_package(options.out, files)
-        folder.write_text(options.out / package.SEARCH_LOG, package.log_text(made.log))
+        write_text(options.out / package.SEARCH_LOG, package.log_text(made.log))
     summary = plan_text.as_dict(made.plan, graph) | {"out": str(options.out), "files": sorted(files)}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
@@ -113,19 +148,13 @@ def _wanted(options: argparse.Namespace) -> Any:
     from autoshard.levels import parse_level
     from autoshard.mesh import Mesh
     from autoshard.pipeline import PlanRequest
-    from autoshard.units import parse_bytes, parse_seconds
 
     mesh = None if options.mesh is None else Mesh.parse(options.mesh)
     if mesh is None and options.devices is None:
         raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
-    if options.devices is not None and options.devices < 1:
-        raise UsageError(f"--devices {options.devices}: expected at least 1", "--devices 8")
     if mesh is not None and options.devices not in (None, mesh.size):
         told = f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}"
         raise UsageError(told, f"--mesh {mesh} alone, or --devices {options.devices} alone to search for a mesh")
-    time_limit = parse_seconds(options.time_limit) if options.time_limit else None
-    if time_limit is not None and time_limit <= 0:
-        raise UsageError(f"--time-limit {options.time_limit}: expected more than no time", "--time-limit 30s")
     return PlanRequest(
         mesh,
         options.devices,
@@ -135,8 +164,8 @@ def _wanted(options: argparse.Namespace) -> Any:
         options.ilp_engine,
         tuple(options.pin),
         options.pins,
-        parse_bytes(options.memory_limit) if options.memory_limit else None,
-        time_limit,
+        options.memory_limit,
+        options.time_limit,
         options.pareto,
         not options.no_all_to_all,
     )
@@ -210,19 +239,17 @@ def estimate(options: argparse.Namespace) -> int:
     """Size a cluster: the step time and memory of a transformer described by numbers."""
     from dataclasses import replace
 
-    from autoshard import folder
     from autoshard.estimate import command, text
     from autoshard.estimate import step as estimating
     from autoshard.hardware import load_hardware
-    from autoshard.units import parse_seconds
 
     hardware = load_hardware(options.hardware)
     host = estimating.host_of(hardware)
-    if options.host_dispatch:
-        host = replace(host, dispatch_seconds=parse_seconds(options.host_dispatch))
+    if options.host_dispatch is not None:
+        host = replace(host, dispatch_seconds=options.host_dispatch)
     made = estimating.estimate(*command.read(options), hardware, host)
     if options.output:
-        folder.write_text(options.output, json.dumps(text.pipeline_trace(made)))
+        write_text(options.output, json.dumps(text.pipeline_trace(made)))
     if options.json:
         _print_json(text.as_dict(made, hardware))
     else:

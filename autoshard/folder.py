@@ -6,6 +6,7 @@ that a person has edited since, is refused rather than overwritten. Files that a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.files import parse_json, read_text, told, write_text
 
 MANIFEST = "manifest.json"
 KIND = "autoshard.package"
 AGAIN = "make the package again with `autoshard plan`"
-_ELSEWHERE = "a path in a folder that exists and that you may write to"
 _OTHER_FOLDER = "--out with another folder, or move these files away"
 
 
@@ -64,17 +65,6 @@ def update_package(folder: Path, files: Mapping[str, str]) -> None:
         write_text(folder / name, text)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename. UsageError where it can't be written."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"can't write {path}: {error.strerror}", _ELSEWHERE) from None
-
-
 def read_file(folder: Path, name: str) -> str:
     """A text file of a package. InvalidFileError where the folder is no package or lacks the file."""
     if not (folder / MANIFEST).exists():
@@ -82,30 +72,35 @@ def read_file(folder: Path, name: str) -> str:
             f"{folder} is not a package written by autoshard: it has no {MANIFEST}",
             "autoshard plan … --out DIR, then DIR",
         )
-    try:
-        return (folder / name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidFileError(f"can't read {folder / name}: {reason}", AGAIN) from None
+    return read_text(folder / name, "the package's", AGAIN)
 
 
 @contextmanager
 def _staged(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
+    parent = folder.absolute().parent
+    made = [own for own in (parent, *parent.parents) if not own.exists()]  # the innermost first
+    stage: Path | None = None
     try:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.absolute().parent))
-    except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror}", _ELSEWHERE) from None
-    try:
-        stage.chmod(0o777 & ~_umask())
-        for name, text in files.items():
-            (stage / name).parent.mkdir(parents=True, exist_ok=True)
-            (stage / name).write_text(text, encoding="utf-8")
-        digests = {name: _digest(text.encode()) for name, text in files.items()}
-        (stage / MANIFEST).write_text(_manifest_text(digests), encoding="utf-8")
-        yield stage
+        with told(folder):
+            parent.mkdir(parents=True, exist_ok=True)
+            stage = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.partial-", dir=parent))
+            _fill(stage, files)
+            yield stage
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        if stage is not None:
+            shutil.rmtree(stage, ignore_errors=True)
+        for own in made:
+            with contextlib.suppress(OSError):
+                own.rmdir()  # only where nothing came into it
+
+
+def _fill(stage: Path, files: Mapping[str, str]) -> None:
+    stage.chmod(0o777 & ~_umask())
+    for name, text in files.items():
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).write_text(text, encoding="utf-8")
+    digests = {name: _digest(text.encode()) for name, text in files.items()}
+    (stage / MANIFEST).write_text(_manifest_text(digests), encoding="utf-8")
 
 
 def _umask() -> int:
@@ -120,11 +115,8 @@ def _manifest_text(digests: Mapping[str, str]) -> str:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    try:
-        content = json.loads(read_file(folder, MANIFEST))
-        files = content["files"] if content["kind"] == KIND else None
-    except (ValueError, KeyError, TypeError):
-        files = None
+    content = parse_json(read_file(folder, MANIFEST), str(folder / MANIFEST), _OTHER_FOLDER)
+    files = content.get("files") if isinstance(content, dict) and content.get("kind") == KIND else None
     if not isinstance(files, dict) or not all(_is_inside(name) for name in files):
         raise InvalidFileError(f"{folder / MANIFEST} is damaged", _OTHER_FOLDER)
     return {str(name): str(digest) for name, digest in files.items()}

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from autoshard import units
-from autoshard.errors import InvalidFileError, UsageError
+from autoshard.errors import UsageError
+from autoshard.files import LARGEST_TOML, parse_toml, read_text
 from autoshard.mesh import Mesh
 from autoshard.profile_file import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
 from autoshard.profile_parts import Link, read_constants, read_links, read_peaks
@@ -123,6 +123,12 @@ def check_mesh(hardware: Hardware, mesh: Mesh) -> None:
         )
 
 
+def check_devices(hardware: Hardware, devices: int) -> None:
+    """UsageError where there are more than the profile's cluster has."""
+    if devices > hardware.max_devices:
+        raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}", larger())
+
+
 def larger() -> str:
     """What to try where there are more devices than a profile has."""
     return "fewer devices, or a copy of the profile with larger links: autoshard profiles NAME > mine.toml"
@@ -152,12 +158,8 @@ def _unknown(name: str) -> UsageError:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        hint = "`autoshard profiles` for those that ship, `autoshard profiles NAME > mine.toml` for a copy"
-        raise InvalidFileError(f"can't read the hardware profile {path}: {reason}", hint) from error
+    hint = "`autoshard profiles` for those that ship, `autoshard profiles NAME > mine.toml` for a copy"
+    return read_text(path, "the hardware profile", hint, LARGEST_TOML)
 
 
 def hardware_text(hardware: Hardware) -> str:
@@ -167,13 +169,13 @@ def hardware_text(hardware: Hardware) -> str:
 
 def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
     """Raises InvalidFileError that names every fault with its line. `where` is what the messages call the text."""
-    root = _parse(text, _places(text, where))
+    root = _parse(text, where, _places(text, where))
     root.expect("schema", SCHEMA_VERSION)
     root.faults.raise_all()
     if "constants" not in root.data and (path := _costmodel_path(root, where)) is not None:
         own = text.rstrip()
         text = f"{own}\n\n{_read(path)}"
-        root = _parse(text, _places(text, where, own.count("\n") + 2, str(path)))
+        root = _parse(text, where, _places(text, where, own.count("\n") + 2, str(path)))
     hardware = _hardware(root, text)
     root.faults.raise_all()
     return hardware
@@ -183,10 +185,13 @@ def _places(text: str, where: str, own_lines: int = 0, then: str = "") -> Callab
     """File and line of a key; the lines after the first `own_lines` are of the file `then`."""
 
     def place(key: str) -> str:
-        line = line_of(lines, key)
+        line = line_of(lines(), key)
         return f"{then}:{line - own_lines}" if then and line > own_lines else f"{where}:{line}"
 
-    lines = line_numbers(text)
+    @cache
+    def lines() -> dict[str, int]:  # only where there is a fault to tell
+        return line_numbers(text)
+
     return place
 
 
@@ -232,12 +237,8 @@ def _check_node(root: Table, hardware: Hardware) -> None:
         root.fault("devices_per_node", f"nodes of {node} and groups of {inner} devices (links[0]) do not fit together")
 
 
-def _parse(text: str, place: Callable[[str], str]) -> Table:
-    try:
-        return Table(tomllib.loads(text), Faults(place))
-    except tomllib.TOMLDecodeError as error:
-        where = place("").rpartition(":")[0]
-        raise InvalidFileError(f"{where} is not TOML: {error}", PROFILE_HINT) from error
+def _parse(text: str, where: str, place: Callable[[str], str]) -> Table:
+    return Table(parse_toml(text, where, PROFILE_HINT), Faults(place))
 
 
 def _costmodel_path(root: Table, where: str) -> Path | None:

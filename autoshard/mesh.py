@@ -9,7 +9,9 @@ from functools import cached_property
 
 from autoshard.errors import UsageError
 
-_AXIS = re.compile(r"^([A-Za-z][A-Za-z0-9_]*)=([0-9]+)$")
+_AXIS = re.compile(r"^([A-Za-z][A-Za-z0-9_]*)=([0-9]{1,18})$")
+MOST_AXES = 8  # the ways to split an operator multiply by them
+MOST_LETTERS = 64
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Mesh:
                 raise UsageError(f"mesh {text!r}: expected name=size, got {part!r}", "--mesh dp=2,tp=4")
             axes.append((match[1], int(match[2])))
         names = [name for name, _ in axes]
+        if len(axes) > MOST_AXES:
+            raise UsageError(f"the mesh has {len(axes)} axes, expected at most {MOST_AXES}", "--mesh dp=2,tp=4")
         for name, size in axes:
+            if len(name) > MOST_LETTERS:
+                raise UsageError(f"mesh axis {name[:12]}…: expected at most {MOST_LETTERS} letters", "--mesh dp=2,tp=4")
             if size < 1:
                 raise UsageError(
                     f"mesh {text!r}: axis {name} has size {size}, expected at least 1", f"--mesh {_mended(axes)}"

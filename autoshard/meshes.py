@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.fit import fitted
 from autoshard.graph.model import Graph
-from autoshard.hardware import Hardware, larger
+from autoshard.hardware import Hardware, check_devices
 from autoshard.levels import MEMORY, RATIO, SPEED
 from autoshard.mesh import Mesh
 from autoshard.parts import Split
@@ -79,8 +79,7 @@ def search_meshes(
     A mesh is left out once computing alone takes longer there than the best step so far. Raises the last error where
     there is no plan on any mesh.
     """
-    if devices > hardware.max_devices:
-        raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}", larger())
+    check_devices(hardware, devices)
     tried: list[_Tried] = []
     errors: list[UserError] = []
     candidates, clock = meshes(hardware, devices), wishes.options.clock

@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 from autoshard import __version__
 from autoshard.errors import UsageError
 from autoshard.estimate import command as estimate_command
+from autoshard.values import path, quantity, whole
 
 Verb = Callable[[argparse.Namespace], int]
 DEFAULT_OUT = "autoshard-out"
+MOST_SEEDS = 1000
 EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be captured, 5 invalid file, 6 check failed."
 
 
@@ -83,7 +85,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="such as model.graph.json")
+    output = path("--output")
+    parser.add_argument("-o", "--output", type=output, required=True, metavar="FILE", help="such as model.graph.json")
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +95,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--mesh", help="named axes, slowest links first: dp=2,tp=2; without it --devices searches for one"
     )
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
-    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=f"default {DEFAULT_OUT}/")
-    parser.add_argument("--devices", type=int, metavar="N", help="find the best mesh of N devices; or check --mesh")
-    parser.add_argument("--memory-limit", metavar="SIZE", help='per device, such as "60 GiB"; default: the profile\'s')
+    out = f"default {DEFAULT_OUT}/"
+    parser.add_argument("--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
+    devices = "find the best mesh of N devices; or check --mesh"
+    parser.add_argument("--devices", type=whole("--devices"), metavar="N", help=devices)
+    limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
+    parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
     _add_search_options(parser)
     parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
     parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
@@ -107,17 +113,17 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", default="2", help=levels)
     pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None)"
     parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
-    parser.add_argument("--pins", type=Path, metavar="FILE", help="such pins in a .toml or .json file")
+    parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="such pins in a .toml or .json file")
     parser.add_argument("--solver", help="dp (default), ilp, propagation, recursive, exhaustive")
     engine = "of --solver ilp: highs (default), or pulp:CBC, pulp:GUROBI, …"
     parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
     parser.add_argument("--no-all-to-all", action="store_true", help="no all-to-all: redistributions, halos, experts")
     limit = "stop the search after this long, such as 30s, and keep the best plan so far; Ctrl-C does the same"
-    parser.add_argument("--time-limit", metavar="TIME", help=limit)
+    parser.add_argument("--time-limit", type=quantity("--time-limit", "seconds"), metavar="TIME", help=limit)
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     what = "a parameter, input, operator, module or pattern; default: the dearest choices"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     why = 'what it would cost to do this instead, such as "Shard(1)@tp", or why it can\'t be'
@@ -125,12 +131,12 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_diff(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("one", type=Path, metavar="A", help="a package, or its plan.json")
-    parser.add_argument("other", type=Path, metavar="B", help="another one of the same model")
+    parser.add_argument("one", type=path("A"), metavar="A", help="a package, or its plan.json")
+    parser.add_argument("other", type=path("B"), metavar="B", help="another one of the same model")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="DIR", help="a package written by `autoshard plan`")
+    parser.add_argument("out", type=path("DIR"), metavar="DIR", help="a package written by `autoshard plan`")
     _add_verify_options(parser)
 
 
@@ -142,15 +148,16 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
-    parser.add_argument("-o", "--output", type=Path, metavar="PATH", help="default DIR/timeline.json, or DIR/FORMAT/")
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    output = "default DIR/timeline.json, or DIR/FORMAT/"
+    parser.add_argument("-o", "--output", type=path("--output"), metavar="PATH", help=output)
     formats = "profiler: as torch.profiler writes, a file a rank; chakra: execution traces; memory: torch's snapshot"
     parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="DIR", help="a package, or its plan.json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default DIR/report.html")
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="default DIR/report.html")
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
@@ -159,23 +166,24 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
 
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="NAME", help="the profile to start from: peaks and links")
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="FILE.toml", help="the profile to write; its constants go beside it"
-    )
+    out = "the profile to write; its constants go beside it"
+    parser.add_argument("--out", required=True, type=path("--out"), metavar="FILE.toml", help=out)
     parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default="cpu", help="default cpu")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default float32"
     )
     several = "measure collectives between this many processes too; default 1"
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help=several)
-    parser.add_argument("--measured", type=Path, metavar="FILE", help="fit these earlier measurements again")
+    parser.add_argument("--processes", type=whole("--processes"), default=1, metavar="N", help=several)
+    earlier = "fit these earlier measurements again"
+    parser.add_argument("--measured", type=path("--measured"), metavar="FILE", help=earlier)
 
 
 def _add_prove(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operators", nargs="*", metavar="OP", help="aten.linear or linear; default: the whole table")
     several = "a mesh to prove on, may be repeated; default tp=2, tp=3 and dp=2,tp=2"
     parser.add_argument("--mesh", action="append", default=[], help=several)
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="random operands per strategy; default 1")
+    seeds = "random operands per strategy; default 1"
+    parser.add_argument("--seeds", type=whole("--seeds", most=MOST_SEEDS), default=1, metavar="N", help=seeds)
 
 
 def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:

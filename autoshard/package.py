@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard import folder
 from autoshard.errors import InvalidFileError
+from autoshard.files import parse_json, write_text
 
 if TYPE_CHECKING:
     from autoshard.graph.model import Graph
@@ -95,7 +96,7 @@ def report_text(built: Built, verification: Mapping[str, Any] | None) -> str:
 def write_output(package: Path, output: Path | None, name: str, text: str) -> Path:
     """Write to `output`, or as file `name` of the package; gives the path written."""
     if output is not None:
-        folder.write_text(output, text)
+        write_text(output, text)
         return output
     folder.update_package(root_of(package), {name: text})
     return root_of(package) / name
@@ -111,6 +112,8 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
     from autoshard import plan_io
     from autoshard.graph import serialize
     from autoshard.hardware import parse_hardware
+    from autoshard.plan_check import check_plan
+    from autoshard.rules.check import check_saved
 
     root = root_of(path)
     if not root.is_dir():
@@ -118,10 +121,12 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
             f"there is no package at {root}", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
     plan = plan_io.loads(folder.read_file(root, PLAN), str(root / PLAN))
-    graph = serialize.loads(folder.read_file(root, GRAPH))
+    graph = check_saved(serialize.loads(folder.read_file(root, GRAPH), str(root / GRAPH)), str(root / GRAPH))
     if serialize.graph_hash(graph) != plan.graph_hash:
         raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", folder.AGAIN)
-    return plan, graph, parse_hardware(plan.hardware_text, f"{root / PLAN}, profile {plan.hardware}")
+    hardware = parse_hardware(plan.hardware_text, f"{root / PLAN}, profile {plan.hardware}")
+    check_plan(plan, graph, hardware, str(root / PLAN))
+    return plan, graph, hardware
 
 
 def read_verification(package: Path) -> dict[str, Any] | None:
@@ -129,8 +134,8 @@ def read_verification(package: Path) -> dict[str, Any] | None:
     root = root_of(package)
     if not (root / VERIFICATION).exists():
         return None
-    try:
-        result: dict[str, Any] = json.loads(folder.read_file(root, VERIFICATION))
-    except ValueError as error:
-        raise InvalidFileError(f"{root / VERIFICATION} is damaged: {error}", "autoshard verify") from None
+    hint = f"autoshard verify {root}"
+    result = parse_json(folder.read_file(root, VERIFICATION), str(root / VERIFICATION), hint)
+    if not isinstance(result, dict) or not isinstance(result.get("passed"), bool):
+        raise InvalidFileError(f"{root / VERIFICATION} is damaged: it does not say what passed", hint)
     return result

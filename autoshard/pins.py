@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import ast
 import difflib
-import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.files import LARGEST_TOML, parse_json, parse_toml, read_text
 from autoshard.layout import parse_placement
 from autoshard.mesh import Mesh
 
@@ -152,16 +151,9 @@ def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin,
 
 def _file_texts(path: Path) -> list[str]:
     """The file's table of pins (all of it, or its table `pins`) as `WHAT=HOW`."""
-    try:
-        content = path.read_text(encoding="utf-8")
-        data = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-    except OSError as error:
-        raise InvalidFileError(
-            f"can't read the pins {path}: {error.strerror}", "--pins with a .toml or .json file"
-        ) from None
-    except ValueError as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise InvalidFileError(f"the pins {path} are not {kind}: {error}", FILE_EXAMPLE) from None
+    content = read_text(path, "the pins", "--pins with a .toml or .json file", LARGEST_TOML)
+    parse = parse_json if path.suffix == ".json" else parse_toml
+    data: Any = parse(content, f"the file of pins {path}", FILE_EXAMPLE)
     table = data.get("pins", data) if isinstance(data, dict) else data
     if not isinstance(table, dict):
         raise InvalidFileError(f"the pins {path}: expected a table of WHAT = HOW", FILE_EXAMPLE)

@@ -61,8 +61,9 @@ def read_graph(request: ModelRequest) -> Graph:
 
 def _saved_graph(request: ModelRequest) -> Graph:
     from autoshard.graph import serialize
+    from autoshard.rules.check import check_saved
 
-    graph, unregistered = serialize.without_code(serialize.load(request.spec))
+    graph, unregistered = serialize.without_code(check_saved(serialize.load(request.spec), request.spec))
     if unregistered:
         print(
             f"warning: {request.spec} brings Python code that registers {', '.join(unregistered)}; the package "
@@ -136,7 +137,7 @@ def ignored(wanted: PlanRequest) -> tuple[str, ...]:
 
 def check(request: ModelRequest, wanted: PlanRequest, hardware: Hardware) -> None:
     """What can be known to be wrong before torch is imported and the model captured. Raises a UserError."""
-    from autoshard.hardware import check_mesh, check_precision
+    from autoshard.hardware import check_devices, check_mesh, check_precision
     from autoshard.pins import read_pins
     from autoshard.solvers import check_names
 
@@ -146,6 +147,9 @@ def check(request: ModelRequest, wanted: PlanRequest, hardware: Hardware) -> Non
     seed = _seed(wanted)
     if seed is None:
         check_names(wanted.solver or "dp", wanted.engine)
+    if wanted.mesh is None:
+        assert wanted.devices is not None
+        check_devices(hardware, wanted.devices)
     if wanted.mesh is not None:
         check_mesh(hardware, wanted.mesh)
         read_pins(wanted.pins, wanted.pins_file, wanted.mesh)

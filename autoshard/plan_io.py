@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidFileError
+from autoshard.files import parse_json, read_text, write_text
 from autoshard.graph.codec import decode, encode
 from autoshard.plan import SCHEMA_VERSION, Plan
 
@@ -26,10 +27,7 @@ def dumps(plan: Plan) -> str:
 
 def loads(text: str, where: str = "plan") -> Plan:
     """The plan written by `dumps`. InvalidFileError names the file (`where`) and the key that is wrong."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFileError(f"{where} is not JSON: {error}", _AGAIN) from None
+    data = parse_json(text, where, _AGAIN)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise InvalidFileError(
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
@@ -50,20 +48,12 @@ def loads(text: str, where: str = "plan") -> Plan:
 
 def save(plan: Plan, path: str | Path) -> None:
     """Write `path` whole or not at all."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(dumps(plan), encoding="utf-8")
-    partial.replace(path)
+    write_text(Path(path), dumps(plan))
 
 
 def load(path: str | Path) -> Plan:
     """Read a plan file; InvalidFileError if it is missing, damaged, or of another kind or version."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidFileError(f"can't read the plan {path}: {reason}", _AGAIN) from None
-    return loads(text, str(path))
+    return loads(read_text(Path(path), "the plan", _AGAIN), str(path))
 
 
 def plan_hash(plan: Plan) -> str:

@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import TextIO
+
+from autoshard.terminal import stdout_aside
 
 SILENT_SECONDS = 2.0
 REPEAT_SECONDS = 30.0
@@ -21,7 +23,7 @@ def step(label: str, quiet: bool = False) -> Iterator[None]:
     What a person's model prints meanwhile goes to stderr where `quiet`: stdout holds the result alone.
     """
     if quiet:
-        with redirect_stdout(sys.stderr):
+        with stdout_aside():
             yield
         return
     with _spinner(label) if _is_terminal() else _lines(label):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autoshard.emit.runtime.mesh import ParallelMesh
 
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
+MOST_DEVICES = 256
 UNPROVED = {"aten.empty_like": "its values are undefined"}
 
 
@@ -51,7 +52,7 @@ def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: 
     if seeds < 1:
         raise UsageError(f"--seeds {seeds} would prove nothing", "--seeds 1")
     wanted = [_named(target) for target in targets] or list(RULES)
-    parsed = [Mesh.parse(text) for text in meshes or MESHES]
+    parsed = [_mesh(text) for text in meshes or MESHES]
     for target in sorted(set(wanted)):
         start = time.perf_counter()
         cases = [case for case in ALL if case.target == target]
@@ -64,6 +65,15 @@ def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: 
         error = max((v.error for _, _, v in verdicts), default=0.0)
         seconds = time.perf_counter() - start
         yield Outcome(target, len(cases), len(verdicts), error, seconds, unknown + failures, reason)
+
+
+def _mesh(text: str) -> Mesh:
+    """Every device runs here, one after the other."""
+    mesh = Mesh.parse(text)
+    if mesh.size > MOST_DEVICES:
+        told = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_DEVICES}"
+        raise UsageError(told, "--mesh dp=2,tp=4")
+    return mesh
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> str:

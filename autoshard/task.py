@@ -126,7 +126,7 @@ def prepare(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes) -> Tas
     """The problem on one mesh, pins applied. Raises UsageError where the mesh, the precision or a pin can't be."""
     check_mesh(hardware, mesh)
     check_precision(hardware, graph.precision)
-    limit = wishes.memory_limit_bytes or hardware.usable_memory_bytes
+    limit = hardware.usable_memory_bytes if wishes.memory_limit_bytes is None else wishes.memory_limit_bytes
     with timed(wishes.log, f"formulating {mesh}"):
         fixed = pinned(formulate(graph, mesh, hardware, limit, wishes.allowed, wishes.all_to_all), wishes.pins)
     return Task(fixed.formulation, wishes, limit, fixed.nodes)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.calibrate.machine import Calibration, Family, calibrate
-from autoshard.calibrate.write import costmodel_text, write_whole
+from autoshard.calibrate.write import costmodel_text
 from autoshard.costs.bands import NAMES
 from autoshard.errors import InvalidFileError, UsageError, UserError
+from autoshard.files import parse_json, read_text, write_text
 from autoshard.hardware import Hardware, load_hardware, parse_hardware
 
 LIMIT_SECONDS = 1200.0
@@ -56,10 +57,10 @@ def run(request: Request) -> Written:
     made = calibrate(measured, hardware, request.dtype, source)
     profile, constants = _texts(request, hardware, made, costs, source)
     parse_hardware(f"{profile}\n{constants}", str(request.out))  # before a file is there
-    write_whole(costs, constants)
-    write_whole(request.out, profile)
+    write_text(costs, constants)
+    write_text(request.out, profile)
     if request.measured is None:
-        write_whole(kept, json.dumps(measured, indent=1) + "\n")
+        write_text(kept, json.dumps(measured, indent=1) + "\n")
     return Written(request.out, costs, request.measured or kept, made.families)
 
 
@@ -107,11 +108,9 @@ COLUMNS = {
 
 def _read(path: Path) -> dict[str, Any]:
     """What the worker wrote."""
-    try:
-        measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidFileError(f"can't read the measurements {path}: {reason}", _AGAIN) from error
+    measured = parse_json(read_text(path, "the measurements", _AGAIN), f"the file of measurements {path}", _AGAIN)
+    if not isinstance(measured, dict):
+        raise InvalidFileError(f"{path} holds no measurements: expected an object", _AGAIN)
     return measured
 
 

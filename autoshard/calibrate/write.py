@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from autoshard.files import write_text
 from autoshard.profile_parts import CONSTANTS
 
 HEADER = """\
@@ -88,11 +88,4 @@ def write_costmodel(
     calibration: str = "fitted",
     dtypes: str = "",
 ) -> None:
-    write_whole(path, costmodel_text(name, note, error, date, entries, calibration, dtypes))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Written under another name first, so that no half of it stays."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, costmodel_text(name, note, error, date, entries, calibration, dtypes))

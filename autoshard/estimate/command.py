@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from autoshard.estimate.shape import (
     ACTIVATIONS,
@@ -16,6 +15,7 @@ from autoshard.estimate.shape import (
     Run,
     Transformer,
 )
+from autoshard.values import path, quantity, whole
 
 _SIZES = {
     "layers": "transformer layers",
@@ -57,17 +57,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Everything that `read` reads."""
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
     for name, text in _SIZES.items():
-        parser.add_argument(f"--{name}", type=int, required=True, metavar="N", help=text)
+        parser.add_argument(f"--{name}", type=whole(f"--{name}"), required=True, metavar="N", help=text)
     for name, (default, text) in _DEGREES.items():
         shown = f"{text}; default {default}" if default else text
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=shown)
+        parser.add_argument(f"--{name}", type=whole(f"--{name}"), default=default, metavar="N", help=shown)
     for name, (choices, usual) in _CHOICES.items():
         parser.add_argument(f"--{name}", choices=choices, default=usual, help=f"default {usual}")
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="optimizer sharding; default 0")
     for name, text in _SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--host-dispatch", metavar="TIME", help='host time per operator, such as "60 us"')
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the pipeline as a Chrome trace")
+    dispatch = quantity("--host-dispatch", "seconds", zero=True)
+    time = 'host time per operator, such as "60 us"'
+    parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
+    parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace")
 
 
 def read(options: argparse.Namespace) -> tuple[Transformer, Run]:

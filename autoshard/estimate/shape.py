@@ -19,6 +19,10 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 
 
+MOST_SLOTS = 200_000  # forward passes of one chunk in a step: half a minute to simulate
+LARGEST = {"layers": 10**6, "hidden": 10**7, "feedforward": 10**8, "vocabulary": 10**8, "sequence": 10**8}
+
+
 @dataclass(frozen=True)
 class Transformer:
     """`kv_heads` and `feedforward` of 0 mean heads and 4 x hidden. `attention`: one fused kernel, or product, softmax
@@ -113,6 +117,8 @@ def _conditions(model: Transformer, run: Run) -> list[tuple[bool, str]]:
              "vocabulary": model.vocabulary, "batch": run.batch, "micro-batch": run.micro_batch,
              "dp": run.dp, "tp": run.tp, "pp": run.pp, "interleave": run.interleave}  # fmt: skip
     positive = [(size > 0, f"{name} must be positive, got {size}") for name, size in sizes.items()]
+    positive += [(getattr(model, name) <= most, f"{name} {getattr(model, name)}: expected at most {most}")
+                 for name, most in LARGEST.items()]  # fmt: skip
     if not all(holds for holds, _ in positive):
         return positive
     return [
@@ -127,6 +133,11 @@ def _conditions(model: Transformer, run: Run) -> list[tuple[bool, str]]:
             f"batch {run.batch} is no multiple of micro-batch {run.micro_batch} x dp {run.dp}",
         ),
         (model.layers % chunks == 0, f"{model.layers} layers do not divide over {chunks} pipeline chunks"),
+        (
+            run.micro_batches * chunks <= MOST_SLOTS,
+            f"batch {run.batch} / (micro-batch {run.micro_batch} x dp {run.dp}) is {run.micro_batches} micro-batches "
+            f"through {chunks} pipeline chunks, each of which is simulated: at most {MOST_SLOTS} together",
+        ),
         (
             run.interleave == 1 or (run.schedule == "interleaved" and run.pp > 1),
             f"interleave {run.interleave} needs the interleaved schedule and pp > 1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from autoshard.exports.chakra import execution_trace
 from autoshard.exports.kineto import profiler_trace
 from autoshard.exports.memory_snapshot import memory_snapshot
 from autoshard.exports.ranks import group_number, group_of
+from autoshard.files import told, write_bytes
 from autoshard.graph.model import Graph
 from autoshard.hardware import Hardware
 from autoshard.program.model import Program
@@ -57,11 +57,10 @@ def export(
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: --export writes a folder", "-o FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     written = []
     for file, content in FORMATS[name](timeline, program, graph, hardware):
-        partial = folder / f".{file}.partial"
-        partial.write_bytes(content)
-        os.replace(partial, folder / file)
+        write_bytes(folder / file, content)
         written.append(file)
     return written

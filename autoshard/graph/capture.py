@@ -20,13 +20,14 @@ from autoshard.graph.experts import fold_experts
 from autoshard.graph.export import export, is_fake
 from autoshard.graph.functionalise import functionalise
 from autoshard.graph.gradients import mark_gradients, mark_reached
+from autoshard.graph.guard import guarded
 from autoshard.graph.initialise import InitWatcher, watch_library_init
 from autoshard.graph.inline import inline
 from autoshard.graph.linears import fold_linears
 from autoshard.graph.lines import node_quote
 from autoshard.graph.load import load_exported, load_model
 from autoshard.graph.loss import choose_loss
-from autoshard.graph.model import Graph, Op, Parameter, Tensor
+from autoshard.graph.model import OPTIMIZERS, Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.overloads import note_schemas
 from autoshard.graph.precision import PRECISIONS, apply_precision
@@ -40,7 +41,6 @@ from autoshard.graph.rewrite import deadcode
 from autoshard.graph.saved import note_saved
 from autoshard.graph.translate import constant_op, tensor_of, translate
 
-OPTIMIZERS = ("adamw", "sgd")
 _FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
 _UNSEEN = "tensor operations in the forward itself: no other thread, no .backward(), no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
@@ -57,10 +57,11 @@ def capture(
     if spec.endswith(".pt2"):
         return _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
     watcher = InitWatcher()
-    with watcher:
-        model, inputs = load_model(spec, arguments)
-    watch_library_init(model, watcher)
-    return _capture(model, inputs, watcher, spec, precision, optimizer, training)
+    with guarded(spec.rpartition(":")[0]):
+        with watcher:
+            model, inputs = load_model(spec, arguments)
+        watch_library_init(model, watcher)
+        return _capture(model, inputs, watcher, spec, precision, optimizer, training)
 
 
 def capture_model(
@@ -137,6 +138,8 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
         if node in stored.parameter_nodes:
             raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place", _FROZEN)
     outputs, called = _outputs(program, name)
+    if not outputs:
+        raise CaptureError("its forward returns no tensor", "`return loss` at its end")
     graph = Graph(
         name="",
         tensors=(*stored.tensors.values(), *tensors.values()),

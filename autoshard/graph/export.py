@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autoshard.errors import CaptureError
+from autoshard.graph.guard import guarded
 from autoshard.graph.lines import culprit, headline
 from autoshard.graph.state import steady
 from autoshard.graph.watch import noting_autocast, refuse_hooks, watching
@@ -42,18 +43,18 @@ def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     with _fake_stand_ins(model, inputs) as arguments, _quiet():
         try:
             return _watched(model, arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if _own(error) or not _register_output(model, arguments, error):
                 raise _capture_error(model, error) from error
         try:
             return _watched(model, arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _capture_error(model, error) from error
 
 
 def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> Any:
     def trace() -> Any:
-        with noting_autocast(), watching(model.training):
+        with guarded(), noting_autocast(), watching(model.training):
             return torch.export.export(model, arguments, strict=False)
 
     return steady(model, trace)
@@ -116,7 +117,7 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: Exception) -> bool:
+def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException) -> bool:
     """Tell torch how to take apart the dataclass that the forward returns, if that is what `error` is about."""
     if "output" not in str(error).lower():
         return False
@@ -130,7 +131,7 @@ def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: 
     return True
 
 
-def _capture_error(model: torch.nn.Module, error: Exception) -> CaptureError:
+def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError:
     name, place = type(model).__name__, culprit(error)
     if (own := _own(error)) is not None:
         return CaptureError(f"{name} can't be captured: {own.message}", own.hint)

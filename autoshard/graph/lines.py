@@ -30,6 +30,8 @@ def headline(error: BaseException) -> str:
     """The exception's first line of text, with its type where that says more."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{short_path(error.filename)}:{error.lineno}: SyntaxError: {error.msg}"
+    if isinstance(error, SystemExit):
+        return "it ended the program: " + (str(error) if str(error).startswith("os.") else f"sys.exit({error})")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.export.passes import move_to_device_pass
 
-from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
+from autoshard.errors import CaptureError, InvalidFileError, UsageError
 from autoshard.graph.attributes import hidden_tensors, keep_tensors, materialise
+from autoshard.graph.guard import guarded, is_own
 from autoshard.graph.lines import blame
 from autoshard.graph.watch import noting_autocast
 from autoshard.spec import check_file, check_spec, split_spec
@@ -41,7 +42,7 @@ def load_model(
                 f"{spec} is an exported program and takes no arguments, got {', '.join(arguments)}", _NO_WITH
             )
         return saved_module(load_exported(spec), device)
-    with noting_autocast():
+    with guarded(spec.rpartition(":")[0]), noting_autocast():
         build = find_callable(spec)
         _check_arguments(spec, build, arguments)
         model, inputs = _call(spec, build, arguments, device)
@@ -124,10 +125,11 @@ def _module_of(spec: str) -> tuple[ModuleType, str]:
     if place.endswith(".py"):
         check_file(Path(place), spec)
     try:
-        return (_import_file(Path(place)) if place.endswith(".py") else _import_name(place)), name
-    except UserError:
-        raise
-    except Exception as error:
+        with guarded(place):
+            return (_import_file(Path(place)) if place.endswith(".py") else _import_name(place)), name
+    except BaseException as error:
+        if is_own(error):
+            raise
         raise CaptureError(f"{place} can't be imported: {blame(error)}", _ALONE.format(_import_of(place))) from error
 
 
@@ -179,9 +181,9 @@ def _call(
     try:
         with torch.device(device):
             made = build(**arguments)
-    except UserError:
-        raise
-    except Exception as error:
+    except BaseException as error:
+        if is_own(error):
+            raise
         if device == "meta" and isinstance(error, NotImplementedError | RuntimeError) and "meta" in str(error).lower():
             return _call(spec, build, arguments, "cpu")
         hint = "call it by itself in Python, where it must return (model, inputs); --debug shows the traceback"

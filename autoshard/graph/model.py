@@ -19,6 +19,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 CAST = "aten.to"
+PRECISIONS = ("fp32", "bf16-mixed")
+OPTIMIZERS = ("adamw", "sgd")
 
 Attribute = int | float | bool | str | None | tuple["Attribute", ...]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.files import parse_json, read_text, write_text
 from autoshard.graph.check import check
 from autoshard.graph.codec import decode, encode
 from autoshard.graph.model import SCHEMA_VERSION, Graph, Registration
@@ -29,10 +29,7 @@ def dumps(graph: Graph) -> str:
 
 def loads(text: str, where: str = "graph") -> Graph:
     """The graph written by `dumps`; InvalidFileError names the file (`where`) and what is wrong in it."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFileError(f"{where} is not JSON: {error}", _AGAIN) from None
+    data = parse_json(text, where, _AGAIN)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise InvalidFileError(f"{where} is not an autoshard graph", _AGAIN)
     version = data.get("schema_version")
@@ -44,31 +41,19 @@ def loads(text: str, where: str = "graph") -> Graph:
     try:
         graph: Graph = decode(Graph, body, "graph")
         check(graph)
-    except (ValueError, AssertionError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
     return graph
 
 
 def save(graph: Graph, path: str | Path) -> None:
-    """Write `path` whole or not at all. InvalidFileError if it can't be written."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(dumps(graph), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True) if partial.parent.is_dir() else None
-        raise InvalidFileError(f"can't write the graph {path}: {error.strerror}", "-o with another path") from None
+    """Write `path` whole or not at all. UsageError if it can't be written."""
+    write_text(Path(path), dumps(graph))
 
 
 def load(path: str | Path) -> Graph:
     """Read a graph file; InvalidFileError if it is missing, damaged, or of another kind or version."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidFileError(f"can't read the graph {path}: {reason}", _AGAIN) from None
-    return loads(text, str(path))
+    return loads(read_text(Path(path), "the graph", _AGAIN), str(path))
 
 
 def without_code(graph: Graph) -> tuple[Graph, tuple[str, ...]]:

@@ -61,15 +61,29 @@ def call(graph: Graph, op: Op) -> Call:
 
 def instance(graph: Graph, op: Op) -> Instance:
     """The rule of an op bound to its shapes. What depends on no input, and what has no rule, can only be repeated."""
-    operands = tuple(None if name is None else facts_of(graph.tensor(name)) for name in op.operands)
-    results = tuple(facts_of(graph.tensor(name)) for name in op.results)
-    if op.target in creation.REPEATED or all(name in graph.constants for name in op.results):
-        return unbound(operands, results, True)
-    normalised = integers(dict(op.attributes).get("normalized_shape"))
+    if depends_on_nothing(graph, op):
+        return unbound(*_facts(graph, op), True)
     try:
-        return _bound(rule_text(graph, op), operands, results, len(normalised) or None)
+        return bound(graph, op, rule_text(graph, op))
     except (NoRule, RuleError):
-        return unbound(operands, results, False)
+        return unbound(*_facts(graph, op), False)
+
+
+def depends_on_nothing(graph: Graph, op: Op) -> bool:
+    """What each device makes by itself, whatever the plan."""
+    return op.target in creation.REPEATED or all(name in graph.constants for name in op.results)
+
+
+def bound(graph: Graph, op: Op, text: str) -> Instance:
+    """A rule bound to the shapes of an op; RuleError where they contradict it."""
+    normalised = integers(dict(op.attributes).get("normalized_shape"))
+    return _bound(text, *_facts(graph, op), len(normalised) or None)
+
+
+def _facts(graph: Graph, op: Op) -> tuple[tuple[Facts | None, ...], tuple[Facts, ...]]:
+    """Of the operands and of the results."""
+    operands = tuple(None if name is None else facts_of(graph.tensor(name)) for name in op.operands)
+    return operands, tuple(facts_of(graph.tensor(name)) for name in op.results)
 
 
 @cache

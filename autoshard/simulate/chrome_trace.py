@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from autoshard.files import write_text
 from autoshard.simulate.timeline import Event, Timeline
 
 PROCESS = 0
@@ -58,6 +58,4 @@ def _counter(seconds: float, size: float) -> dict[str, Any]:
 
 def write(timeline: Timeline, path: Path, name: str = "predicted step, every device") -> None:
     """Writes the trace; a temporary file is renamed, so that nothing half-written is left."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(chrome_trace(timeline, name), ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, json.dumps(chrome_trace(timeline, name), ensure_ascii=False) + "\n")

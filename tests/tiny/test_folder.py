@@ -61,7 +61,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(UsageError, match="can't write"):
         folder.write_package(tmp_path / "out", {**FILES, "bad.py": "\ud800"})
     assert list(tmp_path.iterdir()) == []
 
@@ -88,5 +88,5 @@ def test_reading_what_is_no_package(tmp_path: Path) -> None:
 def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
     folder.write_package(tmp_path, FILES)
     (tmp_path / folder.MANIFEST).write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidFileError, match=r"manifest\.json is damaged"):
+    with pytest.raises(InvalidFileError, match=r"manifest\.json is (damaged|not JSON)"):
         folder.check_target(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autoshard.graph.check import check
+from autoshard.graph.check import GraphFault, check
 from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
 from tests.tiny.random_graphs import graphs
 
@@ -79,6 +79,6 @@ def test_random_graphs_are_sound(graph: Graph) -> None:
     ],
 )
 def test_a_broken_invariant_is_named(graph: Graph, words: str) -> None:
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(GraphFault) as caught:
         check(graph)
     assert words in str(caught.value), caught.value

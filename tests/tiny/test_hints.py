@@ -74,9 +74,9 @@ TYPED = [
     (["profiles", "b200"], "b200-180g-sxm"),
     (["profiles", "ascend-910b5"], "ascend-910b4 or ascend-910b3 or ascend-910b2"),
     (["profiles", "zzz"], "one of these, or a path that ends in .toml"),
-    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--time-limit", "10"], '"10 s"'),
-    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--memory-limit", "60"], '"60 GiB"'),
-    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--memory-limit", "much"], '"64 GiB"'),
+    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--time-limit", "10"], '--time-limit "10 s"'),
+    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--memory-limit", "60"], '--memory-limit "60 GiB"'),
+    (["plan", "x", "--hardware", "cpu-local", "--mesh", "dp=2", "--memory-limit", "much"], '--memory-limit "64 GiB"'),
 ]
 
 

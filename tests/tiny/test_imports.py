@@ -18,11 +18,13 @@ PACKAGE = ROOT / "autoshard"
 # A room may import rooms of a lower rank and itself; rooms of one rank don't know each other. A contract (model.py)
 # stands apart from the room that fills it.
 RANKS = [
-    ["code_text", "errors", "progress", "resources"],
+    ["code_text", "errors", "resources"],
+    ["files", "units", "terminal", "surroundings"],
+    ["values", "progress"],
     ["spec"],
     ["estimate.shape"],
     ["estimate.command"],
-    ["units", "mesh", "folder", "options", "partition", "topology"],
+    ["mesh", "folder", "options", "partition", "topology"],
     ["layout", "profile_file", "graph.model"],
     ["profile_parts"],
     ["hardware", "graph", "program.model", "problem"],
@@ -33,6 +35,7 @@ RANKS = [
     ["narrow", "parts"],
     ["pinned", "levels"],
     ["program", "plan_io"],
+    ["plan_check"],
     ["simulate"],
     ["plan_of"],
     ["again", "styles", "stale"],

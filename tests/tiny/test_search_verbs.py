@@ -100,11 +100,11 @@ MESSAGES = [
     (["--pins", "none.toml"], 5, "can't read the pins none.toml"),
     (["--solver", "fastest"], 2, "unknown solver 'fastest': expected one of dp, exhaustive, ilp"),
     (["--solver", "exhaustive"], 2, "exhaustive search over"),
-    (["--time-limit", "0s"], 2, "--time-limit 0s: expected more than no time"),
+    (["--time-limit", "0s"], 2, "--time-limit '0s': expected more than zero"),
     (["--time-limit", "soon"], 2, "'soon' is not a quantity of seconds"),
     (["--memory-limit", "1 KiB", "--pin", "x=(2, 1)"], 3, "pinned: x=(2, 1)"),
     (["--memory-limit", "1 KiB"], 3, "h.0.fc.weight 16 MiB"),
-    (["--devices", "0"], 2, "--devices 0: expected at least 1"),
+    (["--devices", "0"], 2, "--devices '0': expected a whole number, at least 1"),
 ]
 
 

@@ -1,0 +1,101 @@
+"""Files that a person named: read and written so that every fault is one sentence with the file in it.
+
+A file is read up to a size, JSON and TOML up to a depth; what is written is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoshard.errors import InvalidFileError, UsageError
+
+LARGEST_JSON = 1 << 30  # bytes: graphs and plans of the largest models have tens of megabytes
+LARGEST_TOML = 1 << 20  # bytes: profiles and pins are written by hand
+_ELSEWHERE = "a path in a folder that exists and that you may write to"
+
+
+def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_JSON) -> str:
+    """UTF-8 text of at most `most_bytes`. InvalidFileError: `can't read {what} {path}: …`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise InvalidFileError(f"can't read {what} {path}: it is larger than {most_bytes >> 20} MiB", hint)
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except OSError as error:
+        raise InvalidFileError(f"can't read {what} {path}: {error.strerror}", hint) from None
+    except UnicodeDecodeError:
+        raise InvalidFileError(f"can't read {what} {path}: not a text file", hint) from None
+    except ValueError as error:  # a null byte in the name
+        raise InvalidFileError(f"can't read {what} {str(path)!r}: {error}", hint) from None
+
+
+def parse_json(text: str, where: str, hint: str) -> Any:
+    """InvalidFileError: `{where} is not JSON: …`; NaN and Infinity are no JSON."""
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise InvalidFileError(f"{where} is not JSON that can be read: it is nested too deep", hint) from None
+    except ValueError as error:
+        raise InvalidFileError(f"{where} is not JSON: {error}", hint) from None
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
+
+
+def parse_toml(text: str, where: str, hint: str) -> dict[str, Any]:
+    """InvalidFileError: `{where} is not TOML: …`."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InvalidFileError(f"{where} is not TOML that can be read: it is nested too deep", hint) from None
+    except ValueError as error:
+        raise InvalidFileError(f"{where} is not TOML: {error}", hint) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, then rename. UsageError where it can't be written."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The same for bytes."""
+    partial = partial_of(path)
+    with told(path), removed_on_error(partial):
+        partial.write_bytes(content)
+        partial.replace(path)
+
+
+def partial_of(path: Path) -> Path:
+    """The temporary name beside `path`. UsageError where `path` can't name a file."""
+    if not path.name or path.is_dir():
+        raise UsageError(f"can't write {path}: it is a folder, expected the name of a file", f"{path / 'NAME'}")
+    return path.with_name(f".{path.name[:80]}.{os.getpid()}.partial")
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What the system says against writing `path` as a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror or error}", _ELSEWHERE) from None
+    except ValueError as error:  # a null byte in the name
+        raise UsageError(f"can't write {str(path)!r}: {error}", _ELSEWHERE) from None
+
+
+@contextlib.contextmanager
+def removed_on_error(partial: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink(missing_ok=True)
+        raise

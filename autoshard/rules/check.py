@@ -1,0 +1,52 @@
+"""Does a graph that was read from a file hold together? Its operators against their rules, without torch."""
+
+from __future__ import annotations
+
+from autoshard.errors import InvalidFileError
+from autoshard.graph.check import GraphFault, require
+from autoshard.graph.model import OPTIMIZERS, PRECISIONS, Graph, Op
+from autoshard.rules.kinds import NoRule
+from autoshard.rules.notation import Rule, RuleError
+from autoshard.rules.table import bound, depends_on_nothing, rule_text
+
+
+def check_saved(graph: Graph, where: str) -> Graph:
+    """The graph; InvalidFileError where the file `where` contradicts itself."""
+    try:
+        check_rules(graph)
+    except GraphFault as error:
+        hint = "make it again with `autoshard trace MODEL -o FILE`"
+        raise InvalidFileError(f"{where} is damaged: {error}", hint) from None
+    return graph
+
+
+def check_rules(graph: Graph) -> None:
+    """GraphFault names the first operator whose shapes or arguments contradict its rule, or what can't be planned."""
+    require(graph.outputs, "it has no outputs: nothing would be computed")
+    require(graph.loss is None or graph.loss in graph.outputs, f"the loss {graph.loss} is no output")
+    require(graph.precision in PRECISIONS, f"the precision is {graph.precision!r}: expected {', '.join(PRECISIONS)}")
+    require(graph.optimizer in OPTIMIZERS, f"the optimizer is {graph.optimizer!r}: expected {', '.join(OPTIMIZERS)}")
+    for name, text in graph.discovered:
+        require(name in graph.by_op, f"a rule was discovered for op {name}, which there is not")
+        _parsed(name, text)
+    for op in graph.ops:
+        if not depends_on_nothing(graph, op):
+            _check_op(graph, op)
+
+
+def _check_op(graph: Graph, op: Op) -> None:
+    try:
+        bound(graph, op, rule_text(graph, op))
+    except NoRule:
+        return  # not with these arguments: every device repeats it
+    except RuleError as error:
+        raise GraphFault(f"op {op.name} ({op.target}): its shapes contradict each other: {error}") from None
+    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+        raise GraphFault(f"op {op.name} ({op.target}): its arguments do not fit the operator: {error}") from None
+
+
+def _parsed(name: str, text: str) -> None:
+    try:
+        Rule.parse(text)
+    except RuleError as error:
+        raise GraphFault(f"op {name}: {error}") from None

@@ -1,0 +1,77 @@
+"""The standard streams as a person's shell gave them: closed, ASCII only, a full disk, a pipe that nobody reads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+from autoshard.errors import UsageError
+
+
+def prepare() -> None:
+    """Streams that can be written to, whatever the text. UsageError where stdout is closed.
+
+    A closed descriptor is taken by /dev/null, so that no file of ours gets its number and what is printed.
+    """
+    if not (closed := [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]):
+        return _lenient()
+    for _ in closed:
+        os.open(os.devnull, os.O_RDWR)  # the lowest free number: that of a closed stream
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        raise UsageError("standard output is closed: nobody would see the result", "> FILE, or > /dev/null")
+    _lenient()
+
+
+def _lenient() -> None:
+    """What an encoding lacks is written as its number, `\\xb5`, and is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def speaks_unicode() -> bool:
+    """Whether stdout can show more than ASCII."""
+    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+
+
+def flush() -> None:
+    """What was printed is out. OSError where it can't be, and the interpreter does not try once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        raise
+
+
+@contextmanager
+def stdout_aside() -> Iterator[None]:
+    """What is printed meanwhile, by Python, by C or by a child process, goes to stderr: stdout is for the result."""
+    if not _is_descriptor_1():
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _is_descriptor_1() -> bool:
+    try:
+        return sys.stdout.fileno() == 1
+    except (AttributeError, OSError, ValueError):  # a test's or a notebook's stream
+        return False

@@ -1,0 +1,57 @@
+"""What stands behind an option, read and checked: every error names the option, the value and what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from autoshard.errors import UsageError
+from autoshard.units import parse_quantity
+
+LARGEST = 10**12  # of a whole number
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+
+
+def whole(option: str, least: int = 1, most: int = LARGEST) -> Callable[[str], int]:
+    """A whole number from `least` to `most`."""
+
+    def read(text: str) -> int:
+        number = int(text) if _WHOLE.fullmatch(text.strip()) else None
+        if number is None or not least <= number <= most:
+            expected = f"at least {least}" if number is not None and number < least else f"from {least} to {most}"
+            raise UsageError(f"{option} {text!r}: expected a whole number, {expected}", f"{option} {max(least, 8)}")
+        return number
+
+    return read
+
+
+def quantity(option: str, dimension: str, zero: bool = False) -> Callable[[str], float]:
+    """A quantity with its unit (see units.py), above zero or, with `zero`, at least zero."""
+
+    def read(text: str) -> float:
+        try:
+            value = parse_quantity(text, dimension)
+        except UsageError as error:
+            raise UsageError(f"{option} {error.message}", f"{option} {error.hint}") from None
+        if value == 0 and not zero:
+            raise UsageError(f"{option} {text!r}: expected more than zero", f"{option} {example(dimension)}")
+        return value
+
+    return read
+
+
+def example(dimension: str) -> str:
+    """A quantity as it is typed."""
+    return {"bytes": '"60 GiB"', "seconds": "30s"}[dimension]
+
+
+def path(option: str) -> Callable[[str], Path]:
+    """The name of a file or folder; it can't be empty."""
+
+    def read(text: str) -> Path:
+        if not text.strip() or "\0" in text:
+            raise UsageError(f"{option} {text!r}: expected a name", f"{option} NAME")
+        return Path(text)
+
+    return read
