@@ -110,7 +110,8 @@ def check(names: Sequence[str], mesh: str) -> None:
 
     def rank(mesh: object) -> tuple[float, dict[str, Tensor]]:
         made = package.model.build_model(mesh)
-        package.train.fill_unsaved(made, dict(model.named_buffers()))
+        for buffer in made.buffers():
+            package.runtime.assign(buffer, dict(model.named_buffers())[package.runtime.sharding(buffer).name])
         package.runtime.load_full_state_dict(made, original)
         parts = [package.train.local_part(name, x, mesh) for name, x in zip(package.model.INPUTS, inputs, strict=True)]
         loss = made(*parts)
