@@ -53,6 +53,8 @@ def read_graph(request: ModelRequest) -> Graph:
         request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
     )
     check_calls(captured)
+    for guard in captured.assumed:
+        print(f"note: assumed that {guard}", file=sys.stderr)
     graph, warnings = with_discovered(captured)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

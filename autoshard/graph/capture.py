@@ -95,8 +95,9 @@ def _capture(
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
-        program = export(model, inputs)
-        return _finish(program, model, watcher, source, precision, optimizer, training)
+        program, assumed = export(model, inputs)
+        graph = _finish(program, model, watcher, source, precision, optimizer, training)
+        return replace(graph, assumed=assumed)
     finally:
         for module, mode in modes:
             module.training = mode

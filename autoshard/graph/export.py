@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autoshard.errors import CaptureError
+from autoshard.graph.answers import Answers
 from autoshard.graph.guard import guarded
 from autoshard.graph.lines import culprit, headline
 from autoshard.graph.state import steady
@@ -33,10 +34,11 @@ _REASONS = (
 )  # fmt: skip
 
 
-def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
+def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
     """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
 
-    What the forward does to gradients by Python code of its own is in it as operators, or raises a CaptureError.
+    Besides, what was assumed of values that guards ask for. What the forward does to gradients by Python code of its
+    own is in the program as operators, or raises a CaptureError.
     """
     if model.training:
         refuse_hooks(model)
@@ -52,12 +54,14 @@ def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
             raise _capture_error(model, error) from error
 
 
-def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> Any:
+def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
+    answers = Answers()
+
     def trace() -> Any:
-        with guarded(), noting_autocast(), watching(model.training):
+        with guarded(), noting_autocast(), watching(model.training, answers):
             return torch.export.export(model, arguments, strict=False)
 
-    return steady(model, trace)
+    return steady(model, trace), tuple(answers.assumed)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
-_MACHINERY = ("/site-packages/sympy/", "/site-packages/mpmath/")  # torch.export's own
+_MACHINERY = tuple(f"/site-packages/{name}/" for name in ("sympy", "mpmath", "hypothesis"))  # called by torch, or by gc
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

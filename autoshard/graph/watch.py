@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autoshard.errors import CaptureError
+from autoshard.graph.answers import ASKED, Answers, is_causal_mask
 from autoshard.graph.backwards import apply_checkpoint, apply_function, register_hook
 from autoshard.graph.lines import here, is_visible, quote
 
@@ -23,33 +24,48 @@ _SEED = "no seed in the forward: packages draw from (seed, step, operator); a fi
 
 
 @contextlib.contextmanager
-def watching(training: bool) -> Iterator[None]:
+def watching(training: bool, answers: Answers) -> Iterator[None]:
     """While torch.export runs a forward: what changes gradients is followed, or a CaptureError. Restores torch."""
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
-    patches = _patches(training)
-    before = [(owner, name, owner.__dict__[name]) for owner, name, _ in patches]
+    patches = [*_patches(training), *_asking(answers)]
+    before = [(owner, name, owner.__dict__.get(name, _INHERITED)) for owner, name, _ in patches]
     try:
-        for (owner, name, patch), (*_, original) in zip(patches, before, strict=True):
-            setattr(owner, name, _in_this_thread(patch, original))
+        for (owner, name, patch), (*_, own) in zip(patches, before, strict=True):
+            setattr(owner, name, _in_this_thread(patch, getattr(owner, name) if own is _INHERITED else own))
         torch.Tensor.data = property(_data, _set_data)
         yield
     finally:
         del torch.Tensor.data
         for owner, name, value in before:
-            setattr(owner, name, value)
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)
+
+
+_INHERITED = object()
+
+
+def _asking(answers: Answers) -> list[tuple[Any, str, Any]]:
+    transformer = torch.nn.modules.transformer
+    return [
+        *((torch.Tensor, name, answers.patch(name, getattr(torch.Tensor, name))) for name in ASKED),
+        (torch, "_assert", answers.check),
+        (transformer, "_detect_is_causal_mask", is_causal_mask(transformer._detect_is_causal_mask)),
+    ]
 
 
 def _in_this_thread(patch: Any, original: Any) -> Any:
     """`patch` in the thread that traces; in others, which try a backward by numbers, what there was."""
     tracing = threading.get_ident()
+    plain = original.__func__ if isinstance(original, classmethod) else original
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        function = patch if threading.get_ident() == tracing else original
-        return getattr(function, "__func__", function)(*args, **kwargs)
+        return (patch if threading.get_ident() == tracing else plain)(*args, **kwargs)
 
-    functools.update_wrapper(chosen, getattr(original, "__func__", original))
+    functools.update_wrapper(chosen, plain)
     return classmethod(chosen) if isinstance(original, classmethod) else chosen
 
 

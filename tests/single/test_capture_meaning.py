@@ -169,7 +169,11 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_kept(name: str, tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, *KEPT[name])
+    proved(spec_of(tmp_path, *KEPT[name]))
+
+
+def proved(spec: str) -> None:
+    """Captured, split by a random plan, and run against the original model."""
     graph = capture(spec, {})
     assert graph.loss is not None
     case = make_case(spec, {}, graph, steps=2)
@@ -232,6 +236,12 @@ REFUSED = {
     "another thread": ("",
         f"from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(1) as pool:\n"
         f"    h = pool.submit(self.a, x).result()\n{END}", "mine.py:", "made out of sight", "no other thread"),
+    "stochastic depth": ("", f"h = self.a(x)\nif torch.rand(1).item() < 0.9:\n    h = h + h.tanh()\n{END}",
+        "if torch.rand(1).item() < 0.9:", "the forward decides by a random number", "bernoulli_(keep) / keep"),
+    "a branch on a value": ("", f"h = self.a(x) if x.sum() > 0 else self.a(-x)\n{END}", "h = self.a(x) if x.sum() > 0",
+        "depends on a tensor's value", "follow from sizes"),
+    "a mask with values": ("", f"m = torch.ones(4)\nv = m[:1]\nm[0] = x[0, 0]\nh = self.a(x if v.all() else -x)\n{END}",
+        "v.all()", "depends on a tensor's value", "follow from sizes"),
     "two losses": ("", "h = self.a(x)\nreturn self.b(h).mean(), h.abs().mean()", "mine.py:",
         "returns 2 losses, of which none is called loss: [0] at", "their sum as `loss`"),
     "a dict of losses": ("", "h = self.a(x)\nreturn {'cls': self.b(h).mean(), 'box': h.abs().mean()}", "['box']",
@@ -241,6 +251,55 @@ REFUSED = {
     "a loss of nothing": ("self.requires_grad_(False)", "return {'loss': self.b(self.a(x)).mean()}", "mine.py:",
         "no parameter that is trained has a part in the loss", "requires_grad"),
 }  # fmt: skip
+
+
+# name -> (constructor, forward, what is said to be assumed)
+GUARDED = {
+    "an assertion": ("", f"assert (x < 100).all()\nh = self.a(x)\n{END}", "`(x < 100).all()` is True"),
+    "an assertion of the contrary": ("", f"assert not x.isnan().any(), 'NaN'\nh = self.a(x)\n{END}",
+        "`x.isnan().any()` is False"),
+    "a branch that raises": ("",
+        f"if (x > 100).any() or not (x > -100).all():\n    raise ValueError\nh = self.a(x)\n{END}",
+        "`(x > -100).all()` is True"),
+    "an item": ("", f"if (x.abs().max() > 100).item():\n    raise ValueError\nh = self.a(x)\n{END}", "is False"),
+    "a branch after infinities": ("",
+        f"h = self.a(x)\nif torch.isinf(h).any() or torch.isnan(h).any():\n    h = h.clamp(-9, 9)\n{END}",
+        "`torch.isnan(h).any()` is False"),
+    "torch._assert": ("", f"torch._assert(x.abs().max() < 100, 'large')\nh = self.a(x)\n{END}", "holds"),
+}  # fmt: skip
+ENCODER = "self.t = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1)"
+DECIDED = {
+    "a mask of ones": ("", f"m = torch.ones(len(x))\nif m.all() and not (m == 0).any().item():\n    x = x * 2\n"
+        f"h = self.a(x) * int(m.sum())\n{END}"),
+    "a written mask": ("", f"m = torch.ones(4)\nv = m[:1]\nm[0] = 0\nh = self.a(x if v.all() else -x)\n{END}"),
+    "a causal mask": (ENCODER,
+        f"h = self.a(x).unsqueeze(0)\nh = self.t(h, nn.Transformer.generate_square_subsequent_mask(4))\n{END}"),
+    "a mask from values": (ENCODER,
+        f"h = self.a(x).unsqueeze(0)\nh = self.t(h, x[:, :4].exp())\n{END}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_guard_gets_its_usual_answer_and_it_is_said(name: str, tmp_path: Path) -> None:
+    init, forward, assumed = GUARDED[name]
+    proved(spec := spec_of(tmp_path, init, forward))
+    found = capture(spec, {}).assumed
+    assert found and assumed in found[-1] and all("mine.py:" in each for each in found), found
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_what_sizes_decide_is_known(name: str, tmp_path: Path) -> None:
+    proved(spec := spec_of(tmp_path, *DECIDED[name]))
+    assert capture(spec, {}).assumed == ()
+
+
+def test_a_guard_that_was_not_passed_fails_the_verification(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "", f"h = self.a(x)\nif not torch.isfinite(h * 1e305 * 1e5).all():\n    h = -2 * h\n{END}")
+    graph = capture(spec, {})
+    case = make_case(spec, {}, graph, steps=1)
+    plan = random_plan(graph, Mesh.parse("a=2"), load_hardware("cpu-local"), seed=3)
+    program = lower(plan, graph)
+    assert not check_files(case, program, emit(program, plan, graph)).passed
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -62,7 +62,7 @@ def test_hash_depends_on_everything(change: dict[str, Any]) -> None:
 
 
 def test_hash_is_fixed() -> None:
-    assert serialize.graph_hash(GRAPH) == "1f9d5572fa7c153fc443719a9f93aafa5c880344f0b89c39ed155e7c17ea8fde"
+    assert serialize.graph_hash(GRAPH) == "7b1eb3bc42d8bb7d2712a1cb31dfcc3f64945bea82e2db29d3286b6e6ed4b0f9"
 
 
 def test_save_and_load_leave_one_file(tmp_path: Path) -> None:
