@@ -49,7 +49,7 @@ def solve(problem: Problem, solver: str = "dp", options: Options | None = None) 
     check_names(solver)
     check(problem)
     check_pins(problem, options.pinned)
-    pinned, clock = dict(options.pinned), Part(whole=options.clock)
+    pinned, clock = dict(options.pinned), Part(options.clock.left, whole=options.clock)
     try:
         own = replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock)
         found = SOLVERS[solver](restricted(problem, pinned), own)

@@ -20,11 +20,14 @@ from autoshard.solvers.ascent import Ascent
 from autoshard.solvers.closing import Program, entries, undercut
 from autoshard.solvers.core import Core, core, section
 from autoshard.solvers.forest import Forests
+from autoshard.solvers.incumbent import Incumbent
+from autoshard.solvers.local import Choice
 from autoshard.solvers.options import Clock, Part
 from autoshard.solvers.pairwise import pairwise
 from autoshard.solvers.polish import polished
-from autoshard.solvers.result import TOLERANCE, Solution, finish
+from autoshard.solvers.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.shortfall import explained, refuse_if_short
+from autoshard.solvers.watch import attempt, watched
 from autoshard.units import format_bytes
 
 _LARGE = 500  # nodes: below, elimination is tried at once
@@ -64,18 +67,45 @@ def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
 
     Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
     """
-    started = time.perf_counter()
+    started, state = time.perf_counter(), Incumbent(problem)
+    with watched(clock):
+        attempt(search, state, clock, seed=seed)
+    if state.choice is None:
+        raise nothing(problem, False)
+    return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
+
+
+def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
+    """Betters the plan and the bound, from the plan there is, until both meet or the clock, which is watched, is over.
+
+    Raises InfeasibleError where it is proven that no choice is allowed or none fits.
+    """
+    problem = state.problem
     refuse_if_short(problem)
     pairs = pairwise(problem)
-    search = _Search(core(pairs, len(problem.nodes)), clock, seed)
-    search.run()
-    if search.best is None:
-        raise _nothing(problem, search.exhausted)
-    bound = search.value if search.exhausted else search.bound
-    return finish(problem, search.core.lifted(search.best), bound, "dp", started)
+    run = _Search(core(pairs, len(problem.nodes)), clock, seed)
+    run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
+    try:
+        run.run()
+    finally:
+        if run.best is not None:
+            state.offer(run.core.lifted(run.best))
+        elif run.exhausted:
+            raise nothing(problem, True)
+        state.raise_bound(run.value if run.exhausted else run.bound)
 
 
-def _nothing(problem: Problem, proven: bool) -> InfeasibleError:
+def lightest(problem: Problem) -> Choice | None:
+    """A plan that fits, at once: every choice that uses least, and forests under prices on what overflows."""
+    of = core(pairwise(problem), len(problem.nodes))
+    run = _Search(of, Clock(), 0)
+    run.offer(run.smallest())
+    if run.best is None:
+        run.polish(run.smallest(), np.zeros(len(of.items.base)), run.clock)
+    return None if run.best is None else of.lifted(run.best)
+
+
+def nothing(problem: Problem, proven: bool) -> InfeasibleError:
     capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
     alive = f" ({why})" if why else ""
     if proven:
@@ -110,7 +140,7 @@ class _Search:
             self.best, self.value = choice, value
 
     def raise_bound(self, bound: float) -> None:
-        self.bound = max(self.bound, min(bound, self.value))
+        self.bound = tightened(self.bound, bound, self.value)
 
     def run(self) -> None:
         if not self.core.graph.unary:
@@ -135,7 +165,8 @@ class _Search:
         """Every node's choice that uses least over time, the cheaper of equals: a plan at once."""
         none = [np.zeros(len(own)) for own in self.core.graph.unary]
         sizes = self.core.items.priced(none, np.ones(len(self.core.items.base)))
-        return np.array([np.lexsort((own, size))[0] for own, size in zip(self.core.graph.unary, sizes, strict=True)])
+        pairs = zip(self.core.graph.unary, sizes, strict=True)
+        return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
 
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, with a plan polished every few of them."""
@@ -184,9 +215,9 @@ class _Search:
             program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
             relaxed = program.relax()
             if relaxed is None:
-                self.exhausted = not self.clock.over
+                self.exhausted = program.highs.infeasible
                 return
-            self.raise_bound(relaxed.bound + self.core.graph.constant)
+            self.raise_bound(min(relaxed.bound + self.core.graph.constant, self.value))  # of what may be better
             if self.clock.over or self.closed:
                 return
             self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
@@ -232,7 +263,7 @@ class _Search:
         )
         found = program.search(self.best if inside else None)
         self.offer(found.choice)
-        self.raise_bound(found.bound + self.core.graph.constant)
+        self.raise_bound(min(found.bound + self.core.graph.constant, self.value))
         self.exhausted = found.done
 
     def sections(self) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.problem import Floats, Integers, Value
+from autoshard.solvers import watch
 from autoshard.solvers.additive import Additive, charge, scaled, unary
 
 _STEP = 0.5  # of the way to an even split among those that need a target, at first
@@ -81,6 +82,7 @@ class Beliefs:
 
     def _send(self, n: int, edges: list[int]) -> float:
         """Messages from node n over these edges; what they raise the bound by."""
+        watch.check()
         belief = self.belief(n)
         total = float(belief.min())
         belief = (belief - total) * self.share[n]

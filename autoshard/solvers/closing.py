@@ -78,7 +78,7 @@ class Program:
         for _ in range(_ROUNDS):
             relaxed = self.highs.relax()
             if relaxed is None:
-                return None if last is None or not self.clock.over else last
+                return None if last is None or self.highs.infeasible else last
             last = relaxed
             weights = np.zeros(int(self.core.items.ends[-1]))
             weights[self.slots] = relaxed.x[: len(self.slots)]

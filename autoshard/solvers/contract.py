@@ -21,6 +21,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers
+from autoshard.solvers import watch
 from autoshard.solvers.matrices import Matrices
 
 _DEGREES = (4, 32, 1 << 60)  # of the nodes that may be contracted, pass by pass
@@ -112,6 +113,7 @@ class _Contraction:
 
     def settle(self) -> None:
         while self.waiting:
+            watch.check()
             n = self.waiting.popleft()
             self.queued[n] = False
             if self.alive[n]:

@@ -16,7 +16,7 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers
 from autoshard.solvers.contract import Contracted, Graph, contracted
-from autoshard.solvers.pairwise import Pairwise
+from autoshard.solvers.pairwise import Pairwise, extended
 
 _ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
 
@@ -127,6 +127,18 @@ class Core(Inner):
 
     def lifted(self, choice: Integers) -> tuple[int, ...]:
         return self.way.lifted(choice.tolist())[: self.count]
+
+    def lowered(self, pairs: Pairwise, choice: Sequence[int]) -> Integers | None:
+        """The choices of the core that stand for a plan of the problem; None where contraction left them out."""
+        free = [np.ones(len(own), bool) for own in self.graph.unary]
+        for of, owner, s in zip(self.way.maps, self.way.owner.tolist(), extended(pairs, choice), strict=True):
+            if owner >= 0:
+                free[owner] &= of == s
+            elif of[0] != s:
+                return None
+        if not all(some.any() for some in free):
+            return None
+        return np.array([int(some.argmax()) for some in free], np.int64)
 
 
 def core(pairs: Pairwise, count: int) -> Core:

@@ -13,10 +13,10 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, Value
-from autoshard.solvers import watch
 from autoshard.solvers.additive import Additive, charge, hull, scaled, unary
 from autoshard.solvers.fences import Fences
 from autoshard.solvers.tables import Contents
+from autoshard.solvers.watch import Pace
 
 _ROUNDS = 4
 
@@ -30,7 +30,9 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
     nodes = _Comparisons(sum_, contents)
     for _ in range(_ROUNDS):
         before = sum(map(len, kept))
+        pace = Pace(len(kept))
         for n in range(len(kept)):
+            pace.step(n)
             kept[n] = nodes.undominated(n, kept)
         if sum(map(len, kept)) == before:
             break
@@ -48,7 +50,11 @@ def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integ
             raise InfeasibleError(f"{node.name}: none of its {len(node.seconds)} strategies is allowed")
     nodes = _Comparisons(sum_, contents)
     for _ in range(rounds):
-        kept = [nodes.undominated(n, kept) for n in range(len(kept))]
+        before, pace = kept, Pace(len(kept))
+        kept = []
+        for n in range(len(before)):
+            pace.step(n)
+            kept.append(nodes.undominated(n, before))
     return kept
 
 
@@ -74,7 +80,6 @@ class _Comparisons:
 
     def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
         """The strategies of node n without a rival in `kept` that is never dearer; of equals the lowest stays."""
-        watch.check()
         alive = kept[n]
         if len(alive) < 2:
             return alive

@@ -1,11 +1,16 @@
-"""Exact min-plus elimination of the strategy graph, and the ladder below it where the exact tables are too large.
+"""Exact min-plus elimination of the strategy graph, and all that stands around it: anytime, for every problem.
 
-1. Reduce the domains, write the values as layout-level terms, pick the cheaper of a few elimination orders: exact.
-2. Where a value does not fit the budget: a relaxation (shares) gives the lower bound, and improve.py the plan. The
-   status is then "feasible" with its gap, unless the two meet.
-3. Where no order fits: messages, fewer choices, and exact tables without the hubs (hubs.py); else mini-buckets.
-A plan above the memory capacity goes on to lagrangian.py. Large problems of fenced pairs, as other compilers export
-them, go to anytime.py. Nodes of hundreds of choices take seconds: under a time limit quick.py has a plan first.
+Each step finds the best plan and bound so far and leaves better ones. The clock is looked at in all of them: whenever
+it ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end
+in its part of the time makes room for the next.
+
+1. Under a clock a plan at once (first.py); where nodes have hundreds of choices, the best over the few that messages
+   rank first (quick.py).
+2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
+   plan above the memory capacity goes on to lagrangian.py.
+3. Where no order fits: messages, fewer choices, and exact tables without the hubs (hubs.py), then mini-buckets.
+4. While there is time: contraction, messages under multipliers, forests, integer programs (anytime.py). Large problems
+   of fenced pairs, as other compilers export them, begin with it.
 """
 
 from __future__ import annotations
@@ -16,18 +21,20 @@ from dataclasses import replace
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Problem, objective
-from autoshard.solvers import anytime, hubs, quick
+from autoshard.solvers import anytime, first, hubs
 from autoshard.solvers.improve import improved
-from autoshard.solvers.lagrangian import fitted
+from autoshard.solvers.incumbent import Incumbent
+from autoshard.solvers.lagrangian import condensed, priced_fit
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
-from autoshard.solvers.options import Clock
-from autoshard.solvers.quick import Quick
+from autoshard.solvers.options import Clock, Part
+from autoshard.solvers.quick import Quick, exact_work, suits
 from autoshard.solvers.result import Solution, finish
 from autoshard.solvers.tables import Contents
-from autoshard.solvers.watch import OutOfTime, check, watched
+from autoshard.solvers.watch import attempt, check, watched
 
 _LOOSE = 1e-3  # relative gap that is worth more work
-_ENTRIES_PER_SECOND = 20_000_000  # of the time limit: tables that are made in about that time
+_SHARE = 0.5  # of the time that is left, for what may end exactly
+_SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
 
 
 def solve(
@@ -38,50 +45,61 @@ def solve(
     `rough`: where that takes long, a good plan, and quickly. Raises InfeasibleError where no choice is allowed or none
     fits (the message says whether that is proven).
     """
-    started = time.perf_counter()
-    clock = clock or Clock()
+    started, clock, state = time.perf_counter(), clock or Clock(), Incumbent(problem)
+    with watched(clock):
+        attempt(_search, state, budget_entries, clock, rough)
+    if state.choice is None:
+        first.something(state)
+    assert state.choice is not None
+    return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
+
+
+def _search(state: Incumbent, budget: int, clock: Clock, rough: bool) -> None:
+    problem, limited = state.problem, math.isfinite(clock.limit_seconds)
+    if limited:
+        first.known(state)
     if anytime.suits(problem):
-        return anytime.solve(problem, clock)
-    if not quick.suits(problem):
-        return _within(problem, budget_entries, clock)
-    known = Quick(problem, lambda part: _within(part, budget_entries, Clock(max(clock.left, 1.0), timer=clock.timer)))
-    limited = math.isfinite(clock.limit_seconds)
-    first = known.solution() if rough or limited else None
-    if first is not None and rough:
-        return first
+        anytime.search(state, clock)
+        return
+    wide = Quick(problem) if suits(problem) and (limited or rough) else None
+    if wide is not None:
+        part = Part(_SHARE * clock.left, whole=clock)
+        wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
+        if rough:
+            return
+    pairs = all(len(value.consumers) == 1 for value in problem.values)
+    part = Part((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
+    with watched(part):
+        attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0)
+    if wide is not None:
+        wide.climb(state, clock)
+    if limited and state.gap > _LOOSE and not clock.over:
+        anytime.search(state, clock)
+
+
+def _exact(state: Incumbent, budget: int, clock: Clock, work: float) -> None:
+    """`work`: joint entries that this is known to take."""
+    check(work)
+    problem, contents = state.problem, Contents(state.problem)
     try:
-        with watched(clock):
-            check(quick.exact_work(problem))
-            return _solved(problem, budget_entries, clock)
-    except OutOfTime:
-        clock.cut = True
-        first = first or known.solution()
-        return finish(problem, first.choice, known.climb(first.objective, clock), "dp", started)
+        found = minimum_within(problem, contents, budget_entries=budget)
+        if found is None:
+            found = _bounded(state, contents, budget, clock)
+        else:
+            found = improved(problem, contents, found, budget, clock)
+        state.raise_bound(found.bound)
+        if not state.offer(found.choice):
+            choice, dual = priced_fit(condensed(problem), found, budget, clock)
+            state.raise_bound(dual.bound)
+            state.offer(choice)
+    except InfeasibleError as error:
+        state.failed(error)
 
 
-def _within(problem: Problem, budget: int, clock: Clock) -> Solution:
-    """By tables that are made in the time that is left."""
-    if math.isfinite(clock.limit_seconds):
-        budget = int(min(budget, _ENTRIES_PER_SECOND * clock.left))
-    return _solved(problem, budget, clock)
-
-
-def _solved(problem: Problem, budget: int, clock: Clock) -> Solution:
-    started = time.perf_counter()
-    contents = Contents(problem)
-    found = minimum_within(problem, contents, budget_entries=budget)
-    if found is None:
-        found = _bounded(problem, contents, budget, clock)
-    else:
-        found = improved(problem, contents, found, budget, clock)
-    if math.isinf(problem.capacity_bytes):
-        return finish(problem, found.choice, found.bound, "dp", started)
-    return fitted(problem, found, budget, started, clock)
-
-
-def _bounded(problem: Problem, contents: Contents, budget: int, clock: Clock) -> Minimum:
+def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:
     """Where no exact tables fit: by messages, and where these leave a gap by mini-buckets too."""
-    near = hubs.bounded(problem, budget, clock)
+    problem = state.problem
+    near = hubs.bounded(state, budget, clock)
     if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= _LOOSE * abs(near.bound)):
         return near
     try:

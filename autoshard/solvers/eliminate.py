@@ -21,6 +21,7 @@ def run(store: Store, plan: Elimination) -> float:
     """Computes every table of the plan; returns the minimum (a lower bound of it where the plan is not exact)."""
     watch.check(plan.work)
     for number in plan.tables:
+        watch.check()
         store.tables[number] = compute(store, store.recipes[number])
     return math.fsum(float(store.table(number)) for number in plan.constants)
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Floats, Integers, Problem, Value
-from autoshard.solvers import watch
 from autoshard.solvers.additive import Additive, charge, hull, scaled, span_of, unary
 from autoshard.solvers.tables import Contents, Store, Term
+from autoshard.solvers.watch import Pace
 
 Flags = NDArray[np.bool_]
 Style = Literal["product", "sets", "gates", "shares"]  # the form that is preferred; shares: gates, but of hubs
@@ -101,8 +101,9 @@ class _Encoder:
             table = self.store.base(unary(self.sum, n)[some])
             self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
         origins = [-1] * len(self.terms)
+        pace = Pace(len(self.sum.problem.values))
         for v, value in enumerate(self.sum.problem.values):
-            watch.check()
+            pace.step(v)
             self.add_value(v, value)
             origins += [v] * (len(self.terms) - len(origins))
         return Encoded(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.problem import Integers, Problem, Value
+from autoshard.solvers import watch
 
 Flags = NDArray[np.bool_]
 
@@ -45,6 +46,7 @@ class Fences:
     def _settle(self, values: Iterable[int]) -> None:
         waiting = dict.fromkeys(values)
         while waiting:
+            watch.check()
             v, _ = waiting.popitem()
             for n in _narrow(self.problem.values[v], self.flags):
                 waiting.update(dict.fromkeys(self.of[n]))

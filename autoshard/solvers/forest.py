@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.problem import Floats, Integers
+from autoshard.solvers import watch
 from autoshard.solvers.contract import Graph
 
 
@@ -47,6 +48,7 @@ class Forests:
         found = []
         for root in order:
             if inside[root] and not seen[root]:
+                watch.check()
                 change = self._tree(unary, now, root, inside, seen)
                 if change is not None:
                     found.append(change)

@@ -45,6 +45,7 @@ class Highs:
         import highspy
 
         self.model, self.clock = model, clock
+        self.infeasible = False  # the relaxation, as HiGHS proved
         self.scale = _TOTAL / typical if typical > 0 else 1.0
         make: Any = highspy.Highs
         self.solver = make()
@@ -96,9 +97,8 @@ class Highs:
         self.solver.run()
         status = self.solver.getModelStatus()
         solution = self.solver.getSolution()
-        if status != highspy.HighsModelStatus.kOptimal and (
-            status == highspy.HighsModelStatus.kInfeasible or not solution.dual_valid
-        ):
+        self.infeasible = status == highspy.HighsModelStatus.kInfeasible
+        if self.infeasible or (status != highspy.HighsModelStatus.kOptimal and not solution.dual_valid):
             return None
         return self._relaxed(np.array(solution.row_dual), np.array(solution.col_value))
 

@@ -20,6 +20,7 @@ from autoshard.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.additive import additive
 from autoshard.solvers.beliefs import Beliefs
 from autoshard.solvers.improve import polished
+from autoshard.solvers.incumbent import Incumbent
 from autoshard.solvers.local import Choice
 from autoshard.solvers.minimise import Minimum, minimum_within
 from autoshard.solvers.options import Clock
@@ -36,15 +37,20 @@ _FEW = (6, 3, 2)  # choices of each node in a first plan
 _PART_ENTRIES = 4_000_000  # its budget
 
 
-def bounded(problem: Problem, budget: int, clock: Clock) -> Minimum | None:
-    """A good plan with a bound near it; None where the few choices that seem best exclude each other."""
+def bounded(state: Incumbent, budget: int, clock: Clock) -> Minimum | None:
+    """A good plan with a bound near it; None where the few choices that seem best exclude each other.
+
+    What is found on the way is left in `state`, of the same problem.
+    """
+    problem = state.problem
     beliefs = Beliefs(additive(problem))
     while beliefs.rounds < _ROUNDS and not clock.over:
-        beliefs.round()
+        state.raise_bound(beliefs.round())
         beliefs.shift()
     best = _among(problem, ranking(problem, beliefs))
     if best is None:
         return None
+    state.offer(best)
     bound = beliefs.bound
     if not (clock.over or objective(problem, best) - bound <= TOLERANCE * abs(bound)):
         best, bound = _closer(problem, beliefs, best, budget)

@@ -32,7 +32,7 @@ from autoshard.solvers.memory_rows import MemoryRows, expected, with_prices
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible, overflows, starting_plan, worth_keeping
 from autoshard.solvers.repair import repaired
-from autoshard.solvers.result import TOLERANCE, Solution, finish
+from autoshard.solvers.result import TOLERANCE, Solution, finish, proved, tightened
 
 _ROUNDS = 40  # of adding rows
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
@@ -60,7 +60,7 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
         search.offer(choice)
     search.run()
     if start and search.clock.over:  # cut short: dp's bound may be the better one
-        search.bound = max(search.bound, min(known, search.value))
+        search.bound = tightened(search.bound, known, search.value)
     best = search.answer()
     return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)
 
@@ -97,6 +97,7 @@ class _Search:
             return False
         value = objective(self.problem, choice)
         if value < self.value:
+            proved(value, self.bound)
             self.best, self.value = choice, value
         return math.isfinite(value)
 
@@ -119,7 +120,7 @@ class _Search:
                 heapq.heappush(open_, _Part(bound, 2 * number + i + 1, half))
             left = min(settled, *(part.bound for part in open_)) if open_ else settled
             self.exhausted = math.isinf(left)
-            self.bound = max(self.bound, min(left, self.value))
+            self.bound = max(self.bound, min(left, self.value))  # of what may be better than the best plan
 
     def part(self, part: _Part) -> tuple[float, list[tuple[float, list[Integers]]]]:
         """(bound on what is in the part, inf where nothing better is; or that of nothing and its two halves)."""
@@ -163,7 +164,7 @@ class _Search:
         if relaxed is None:
             return kept
         bound = relaxed.bound - paid
-        self.bound = max(self.bound, min(bound, self.value))
+        self.bound = tightened(self.bound, bound, self.value)
         return self.within(model, excess(model, relaxed.reduced), self.value - bound)
 
     def full_times(self) -> list[int]:
@@ -230,7 +231,7 @@ class _Program:
         for _ in range(_ROUNDS):
             relaxed = self.highs.relax()
             if relaxed is None:
-                self.infeasible = not self.search.clock.over
+                self.infeasible = self.highs.infeasible
                 return None
             last = relaxed
             if is_integral(relaxed.x[: self.model.choices]):

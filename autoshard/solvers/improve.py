@@ -15,6 +15,7 @@ from autoshard.solvers.minimise import Minimum, minimise
 from autoshard.solvers.options import Clock
 from autoshard.solvers.result import TOLERANCE
 from autoshard.solvers.tables import Contents
+from autoshard.solvers.watch import attempt
 
 _SHIFTS = 3  # rounds of shifting shares
 _WINDOWS = 12  # stretches per pass
@@ -34,7 +35,10 @@ def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, 
     clock = clock or Clock()
     bound, best = found.bound, polished(problem, found.choice)
     shifted = _shifted(problem, contents, found, budget)
-    while not (clock.over or _near(objective(problem, best), bound)) and (again := next(shifted, None)):
+    while not (clock.over or _near(objective(problem, best), bound)):
+        again = attempt(next, shifted, None)
+        if again is None:
+            break
         bound = max(bound, again[1])
         best = min(best, polished(problem, again[0]), key=lambda c: objective(problem, c))
     best = stretches(problem, contents, best, budget, bound, clock)
@@ -109,7 +113,10 @@ def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int,
         for low in range(0, len(choice), max(1, width // 2)):
             if clock.over or _near(value, bound) or work > _MOST_WORK:
                 return best
-            again = minimise(problem, contents, allowed=window(problem, best, low, width), budget_entries=budget)
+            free = window(problem, best, low, width)
+            again = attempt(minimise, problem, contents, allowed=free, budget_entries=budget)
+            if again is None:
+                return best
             work += again.work
             if objective(problem, again.choice) < value:
                 best, value = again.choice, objective(problem, again.choice)

@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Floats, Problem, memory, objective
+from autoshard.problem import Floats, Node, Problem, Value, memory, objective
 from autoshard.solvers.improve import window
 from autoshard.solvers.local import Aim, Choice, descend, links, mixtures
 from autoshard.solvers.master import mixture
 from autoshard.solvers.minimise import BUDGET_ENTRIES, Minimum, minimise
 from autoshard.solvers.options import Clock
-from autoshard.solvers.result import TOLERANCE, Solution, finish
-from autoshard.solvers.shortfall import short
+from autoshard.solvers.result import TOLERANCE
+from autoshard.solvers.shortfall import least, short
 from autoshard.solvers.tables import Contents
+from autoshard.solvers.watch import attempt
 from autoshard.units import format_bytes
 
 _ROUNDS = 40  # unlimited solves per dual
@@ -57,17 +58,12 @@ class Dual:
     columns: tuple[Column, ...]
 
 
-def fitted(problem: Problem, free: Minimum, budget: int, started: float, clock: Clock | None = None) -> Solution:
-    """A Solution within the capacity; `free` is the minimum without it.
-
-    Raises InfeasibleError: proven with the shortfall in bytes, or said to be unproven.
-    """
-    choice, dual = priced_fit(condensed(problem), free, budget, clock)
-    return finish(problem, choice, dual.bound, "dp", started)
-
-
 def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None = None) -> tuple[Choice, Dual]:
-    """The plan of `fitted`, and the prices of memory behind its bound; `problem` is on condensed times."""
+    """A plan within the capacity, and the prices of memory behind its bound; `problem` is on condensed times.
+
+    `free` is the minimum without the capacity. Raises InfeasibleError: proven with the shortfall in bytes, or said to
+    be unproven.
+    """
     clock = clock or Clock()
     first = _column(problem, free.choice)
     if first.peak <= problem.capacity_bytes:
@@ -80,11 +76,16 @@ def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None
 
 
 def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
-    """Bytes that no plan's peak can be below. Raises InfeasibleError where no choice is allowed at all."""
+    """Bytes that no plan's peak can be below; watched, a lower bound of that may be all there is time for.
+
+    Raises InfeasibleError where no choice is allowed at all.
+    """
     small = condensed(problem)
-    contents = Contents(small)
-    start = _column(small, minimise(small, contents, scale=0.0, budget_entries=budget_entries).choice)
-    return _memory_dual(small, start, budget_entries).bound
+    known, contents = least(small).bytes, Contents(small)
+    start = attempt(minimise, small, contents, scale=0.0, budget_entries=budget_entries)
+    if start is None:
+        return known
+    return max(known, _memory_dual(small, _column(small, start.choice), budget_entries).bound)
 
 
 def condensed(problem: Problem) -> Problem:
@@ -95,16 +96,18 @@ def condensed(problem: Problem) -> Problem:
     before = np.searchsorted(starts, stops)  # starts before each stop
     times = stops[np.diff(before, prepend=0) > 0] - 1
 
-    def moved(span: tuple[int, int]) -> tuple[int, int]:
-        low, high = (int(t) for t in np.searchsorted(times, span))
-        return (low, high) if span[0] < span[1] else (0, 0)
-
-    return replace(
-        problem,
-        nodes=tuple(replace(node, interval=moved(node.interval)) for node in problem.nodes),
-        values=tuple(replace(value, intervals=tuple(map(moved, value.intervals))) for value in problem.values),
-        horizon=max(1, len(times)),
-    )
+    every = np.array(spans, np.int64).reshape(-1, 2)
+    moved = np.where(every[:, :1] < every[:, 1:], np.searchsorted(times, every), 0).tolist()
+    following = map(tuple, moved)
+    nodes = tuple(Node(node.name, node.seconds, node.bytes, next(following)) for node in problem.nodes)
+    values = tuple(
+        Value(
+            v.name, v.producer, v.consumers, v.source, v.targets, v.seconds, v.bytes,
+            tuple(next(following) for _ in v.intervals),
+        )
+        for v in problem.values
+    )  # fmt: skip
+    return replace(problem, nodes=nodes, values=values, horizon=max(1, len(times)))
 
 
 def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
@@ -143,9 +146,10 @@ def _dual(
         multipliers = np.zeros(problem.horizon)
         multipliers[times] = prices
         multipliers *= back / unit
-        found = minimise(
-            problem, contents, multipliers=multipliers, scale=1.0 if weight else 0.0, budget_entries=budget
-        )
+        scale = 1.0 if weight else 0.0
+        found = attempt(minimise, problem, contents, multipliers=multipliers, scale=scale, budget_entries=budget)
+        if found is None:
+            break
         reached = found.bound - float(multipliers.sum()) * capacity
         if reached > bound:
             bound, best = reached, multipliers
@@ -208,7 +212,9 @@ def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock:
         free = window(problem, best.choice, low, width)
         for strength in _STRENGTHS:
             prices = strength * dual.multipliers
-            found = minimise(problem, contents, multipliers=prices, allowed=free, budget_entries=budget)
+            found = attempt(minimise, problem, contents, multipliers=prices, allowed=free, budget_entries=budget)
+            if found is None:
+                return best.choice
             work += found.work
             column = _column(problem, found.choice)
             if column.peak <= problem.capacity_bytes and column.seconds < best.seconds:

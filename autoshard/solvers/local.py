@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from autoshard.problem import Floats, Integers, Problem, Value, memory, objective
+from autoshard.solvers import watch
 
 Choice = tuple[int, ...]
 _T = TypeVar("_T")
@@ -43,7 +44,7 @@ def links(problem: Problem) -> Links:
 
 
 def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sweeps: int = 20) -> Choice:
-    """Coordinate descent from `choice` until a sweep changes nothing; ties stay where they are."""
+    """Coordinate descent from `choice` until a sweep changes nothing, or time is over; ties stay where they are."""
     current = [int(s) for s in choice]
     bounded = aim.penalty > 0 and not math.isinf(aim.capacity)
     alive = memory(problem, current) if bounded else np.zeros(0)
@@ -52,6 +53,8 @@ def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim, sw
         for n, node in enumerate(problem.nodes):
             if len(node.seconds) < 2:
                 continue
+            if watch.over():
+                return tuple(current)
             seconds = options(problem, linked, current, n)
             scores = np.where(np.isinf(seconds), np.inf, aim.weight * np.where(np.isinf(seconds), 0.0, seconds))
             if bounded:

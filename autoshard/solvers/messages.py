@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.problem import Floats, Integers
+from autoshard.solvers import watch
 from autoshard.solvers.contract import Graph
 
 
@@ -48,6 +49,7 @@ class Messages:
         total = 0.0
         into = self.into
         for n in nodes:
+            watch.check()
             own = into[n]
             belief = own.sum(axis=0)
             belief += unary[n]

@@ -14,6 +14,7 @@ from typing import Literal
 
 from autoshard.solvers.tables import Store, Term
 from autoshard.solvers.termgraph import Step, TermGraph
+from autoshard.solvers.watch import Pace
 
 Key = Literal["size", "fill"]
 _Priority = tuple[int, int, int]
@@ -56,7 +57,9 @@ def plan(
     current = {v: _priority(graph, v, key) for v in (range(len(domains)) if variables is None else variables)}
     heap = list(current.values())
     heapq.heapify(heap)
+    pace = Pace(len(current))
     while heap:
+        pace.step(len(graph.steps))
         priority = heapq.heappop(heap)
         variable = priority[-1]
         if current.get(variable) != priority:

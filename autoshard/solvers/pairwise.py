@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.problem import Floats, Integers, Problem, Value
+from autoshard.solvers import watch
 
 _ABSENT, _PRESENT = 0, 1
 
@@ -55,6 +56,7 @@ class _Writer:
 
     def written(self) -> Pairwise:
         for value in self.problem.values:
+            watch.check()
             if len(value.consumers) == 1:
                 self.connect(value.producer, value.consumers[0], self.matrix(value))
             else:

@@ -8,6 +8,7 @@ from autoshard.problem import Floats, Integers
 from autoshard.solvers.core import Inner
 from autoshard.solvers.forest import Change, Forests
 from autoshard.solvers.options import Clock
+from autoshard.solvers.watch import attempt
 
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
 _PUSH = 0.01  # of the typical cost: how much dearer overflowing times get with each round
@@ -40,13 +41,16 @@ def polished(
             pushes += 1
             scale = core.items.capacity or over.max()  # nothing fits into nothing, whatever the push
             push += _PUSH * pushes * (typical / scale) * (over / over.sum())
-            for change in forests.changes(core.items.priced(core.graph.unary, multipliers + push), choice, rng, most):
+            dearer = core.items.priced(core.graph.unary, multipliers + push)
+            changes = attempt(forests.changes, dearer, choice, rng, most)
+            for change in changes or ():
                 choice = _after(choice, [change])
             alive = core.items.alive(choice)
         else:
             push *= _KEPT
             unary = core.items.priced(core.graph.unary, float(rng.choice(_STRENGTHS)) * multipliers)
-            choice, alive = within(core, choice, alive, forests.changes(unary, choice, rng, most)[:_MOST_CHANGES])
+            changes = attempt(forests.changes, unary, choice, rng, most)
+            choice, alive = within(core, choice, alive, (changes or [])[:_MOST_CHANGES])
         if alive.max(initial=0.0) <= core.items.capacity and (reached := core.cost(choice)) < value:
             best, value = choice, reached
     return best

@@ -36,6 +36,7 @@ from autoshard.solvers.pinned import original, restricted
 from autoshard.solvers.prepare import infeasible
 from autoshard.solvers.repair import repaired
 from autoshard.solvers.result import Solution, finish
+from autoshard.solvers.watch import Pace
 
 _SAME = 1e-9  # relative: demands that differ by less are equally good
 
@@ -104,6 +105,7 @@ class _Run:
         self.queue: deque[int] = deque()
         self.queued: set[int] = set()
         self.waited: set[int] = set()
+        self.done, self.pace = 0, Pace(len(problem.nodes))
         for n, s in sorted(pinned.items()):
             self.decide(n, s, "pinned")
         for n in sorted(pinned):
@@ -120,6 +122,7 @@ class _Run:
 
     def decide(self, n: int, s: int, label: str) -> None:
         self.choice[n], self.decided[n] = s, label
+        self.done += 1
         if self.fences.of[n]:
             self.fences.fix(n, s)
 
@@ -134,6 +137,7 @@ class _Run:
 
     def drain(self) -> None:
         while self.queue:
+            self.pace.step(len(self.choice) - self.choice.count(-1) if False else self.done)
             n = self.queue.popleft()
             ahead = any(
                 self.choice[value.producer] < 0 and value.producer in self.queued

@@ -16,6 +16,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.additive import additive
 from autoshard.solvers.beliefs import Beliefs
+from autoshard.solvers.incumbent import Incumbent
 from autoshard.solvers.options import Clock
 from autoshard.solvers.result import Solution
 
@@ -45,44 +46,41 @@ def _most(problem: Problem) -> int:
 
 
 class Quick:
-    """The messages of a problem, and plans by them. `solver` gives an exact solution of a narrower problem."""
+    """The messages of a problem, and plans by them."""
 
-    def __init__(self, problem: Problem, solver: Callable[[Problem], Solution]) -> None:
-        self.problem, self.solver = problem, solver
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         self.beliefs = Beliefs(additive(problem))
 
-    @property
-    def bound(self) -> float:
-        """Seconds that no plan is below, whatever its memory."""
-        return self.beliefs.bound
+    def plan(self, state: Incumbent, solver: Callable[[Problem], Solution]) -> None:
+        """Leaves the best plan over a few choices of each node, more where those exclude each other, and a bound.
 
-    def solution(self) -> Solution:
-        """The best plan over a few choices of each node; InfeasibleError where a node has none that goes with others'.
-
-        Its bound is that of the messages.
+        `solver` gives a good solution of a narrower problem. Raises InfeasibleError where there is no plan.
         """
-        for _ in range(_FIRST - self.beliefs.rounds):
-            self.beliefs.round()
-        ranked = ranking(self.problem, self.beliefs)
-        few = _FEW
+        for _ in range(_FIRST):
+            self.round(state)
+        ranked, few = ranking(self.problem, self.beliefs), _FEW
         while True:
             keep = [np.sort(some[:few]) for some in ranked]
             try:
-                found = self.solver(narrowed(self.problem, keep))
-            except InfeasibleError:
+                found = solver(narrowed(self.problem, keep))
+            except InfeasibleError as error:
                 if few >= _most(self.problem):
-                    raise
+                    state.failed(error)
+                    return
                 few *= _WIDER
                 continue
-            choice = tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True))
-            return Solution(self.problem, choice, self.bound, found.solver, found.seconds, found.cut)
+            state.offer([int(some[s]) for some, s in zip(keep, found.choice, strict=True)])
+            return
 
-    def climb(self, objective: float, clock: Clock) -> float:
-        """The bound after more rounds, until it is near a plan's objective or the clock is over."""
-        while self.beliefs.rounds < _ROUNDS and objective - self.bound > _CLOSED * abs(objective) and not clock.over:
+    def climb(self, state: Incumbent, clock: Clock) -> None:
+        """Raises the bound, until it is near the plan or the clock is over."""
+        while self.beliefs.rounds < _ROUNDS and state.gap > _CLOSED and not clock.over:
             self.beliefs.shift()
-            self.beliefs.round()
-        return self.bound
+            self.round(state)
+
+    def round(self, state: Incumbent) -> None:
+        state.raise_bound(self.beliefs.round())  # of all plans, whatever their memory
 
 
 def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from autoshard.problem import Floats, Problem, Value, kept, memory
+from autoshard.solvers import watch
 from autoshard.solvers.local import Choice, Links, links, options
 
 _ROUNDS = 200  # peaks that are looked at
@@ -27,6 +28,7 @@ def repaired(problem: Problem, choice: Sequence[int]) -> Choice | None:
         over = float(alive[time]) - problem.capacity_bytes if len(alive) else 0.0
         if over <= 0:
             return tuple(current)
+        watch.check()
         if not _relieve(problem, linked, current, alive, time, over):
             return None
     return None

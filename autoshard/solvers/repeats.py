@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.problem import Integers, Problem
+from autoshard.solvers import watch
 from autoshard.solvers.additive import Additive
 from autoshard.solvers.tables import Contents
 
@@ -93,6 +94,7 @@ def runs(sum_: Additive, contents: Contents) -> tuple[Line, list[Run]]:
     found: list[Run] = []
     waiting = [(0, len(codes))]
     while waiting:
+        watch.check()
         low, high = waiting.pop()
         run = _longest(codes[low:high])
         if run is not None:

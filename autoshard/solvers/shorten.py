@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.problem import Integers, Problem, Value
 from autoshard.solvers.additive import Additive
 from autoshard.solvers.repeats import Line, Run, runs
 from autoshard.solvers.tables import Contents
+from autoshard.solvers.watch import Pace
 
 ROUNDS = 2  # of the reduction of domains
 _LEAST_COUNT = 3  # blocks that are worth folding
@@ -57,19 +59,25 @@ class Short:
 def shortened(sum_: Additive, contents: Contents) -> Short | None:
     """None where nothing repeats often enough."""
     placed, found = runs(sum_, contents)
-    folds = [fold for run in found if (fold := _fold(sum_.problem, placed, run))]
+    shared = np.array([len(value.consumers) > 1 for value in sum_.problem.values], bool)
+    folds, pace = [], Pace(len(found))
+    for number, run in enumerate(found):
+        pace.step(number)
+        fold = _fold(sum_.problem, placed, run, shared)
+        folds += [fold] if fold else []
     return _shortened(sum_.problem, placed, folds) if folds else None
 
 
-def _fold(problem: Problem, placed: Line, run: Run) -> Fold | None:
+def _fold(problem: Problem, placed: Line, run: Run, shared: NDArray[np.bool_]) -> Fold | None:
     """The blocks whose every node has the same surroundings, cut where the fewest strategies meet. `start` is that of
-    the line still."""
+    the line still. `shared`: of each value whether it has several consumers."""
     period = run.period * max(1, math.ceil(run.reach / run.period))
     low, high = run.start + (ROUNDS + 1) * run.reach, run.stop - ROUNDS * run.reach
     count = (high - low - run.period + 1) // period
     if count < _LEAST_COUNT:
         return None
-    near = [spots for spots in _spots(problem, placed, low, low + run.period) if _inside(spots, run)]
+    touches = (placed.first >= run.start) | (placed.last < run.stop) | shared  # others pass over the run
+    near = [spots for spots in _spots(problem, placed, low, low + run.period, touches) if _inside(spots, run)]
     sizes = {spot: len(problem.nodes[placed.nodes[spot]].seconds) for spots in near for spot in spots}
 
     def border(cut: int) -> tuple[int, ...]:
@@ -81,9 +89,9 @@ def _fold(problem: Problem, placed: Line, run: Run) -> Fold | None:
     return Fold(cut, cut, period, count, border(cut))
 
 
-def _spots(problem: Problem, placed: Line, low: int, high: int) -> Iterator[list[int]]:
-    """The positions of the nodes of every value that crosses a cut from low to high."""
-    for v in np.flatnonzero((placed.first < high) & (placed.last >= low)):
+def _spots(problem: Problem, placed: Line, low: int, high: int, some: NDArray[np.bool_]) -> Iterator[list[int]]:
+    """The positions of the nodes of those values of `some` that cross a cut from low to high."""
+    for v in np.flatnonzero(some & (placed.first < high) & (placed.last >= low)):
         value = problem.values[v]
         yield [int(placed.positions[n]) for n in (value.producer, *value.consumers)]
 

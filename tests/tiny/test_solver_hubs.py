@@ -15,6 +15,7 @@ from autoshard.solvers import Clock, dp, exhaustive, hubs
 from autoshard.solvers.additive import additive
 from autoshard.solvers.beliefs import Beliefs
 from autoshard.solvers.domains import finite
+from autoshard.solvers.incumbent import Incumbent
 from tests.random_problems import hub_problem, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -82,7 +83,7 @@ def test_bounds_and_plans_around_hubs_are_true(narrow: None, seed: int, hub: boo
     best = optimum(problem)
     found = None
     if np.isfinite(best):
-        found = hubs.bounded(problem, budget, Clock())
+        found = hubs.bounded(Incumbent(problem), budget, Clock())
     if found is not None:
         assert found.bound <= best + 1e-9 * abs(best)
         assert best <= objective(problem, found.choice) + 1e-9 * abs(best)
