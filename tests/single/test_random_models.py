@@ -16,6 +16,7 @@ from autoshard.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.styles import random_plan
 from benchmarks.fuzz import RIGHT, run_seed
+from tests import differential
 from tests.differential import Mismatch, compare, held, on_devices
 from tests.random_models import build
 
@@ -52,6 +53,12 @@ def test_ranks_that_issue_different_collectives_are_a_mismatch() -> None:
 
     with pytest.raises(Mismatch, match="different collectives"):
         on_devices(runtime, {"tp": 2}, work)
+
+
+def test_a_rank_that_leaves_a_collective_out_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differential, "TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(Mismatch, match="waited in vain"):
+        on_devices(runtime, {"tp": 2}, lambda mesh: mesh.rank or mesh["tp"].transport.barrier())
 
 
 def test_what_a_device_holds() -> None:
