@@ -12,19 +12,42 @@ from autoshard.graph.rewrite import rewrite
 from autoshard.graph.saved import note_saved
 
 PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16"}
+# The lists of CUDA's autocast, which are those of ATen/autocast_mode.h; what torch makes of these operators alone (a
+# cross entropy is a log-softmax and an nll_loss) stands with them. What is in no list runs as its operands are.
 _LOW_NAMES = """
-    linear matmul mm bmm addmm baddbmm addbmm mv einsum conv1d conv2d conv3d convolution conv_transpose1d
-    conv_transpose2d conv_transpose3d scaled_dot_product_attention prelu
+    conv1d conv2d conv3d convolution _convolution conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu
+    linear matmul mm mv bmm addmm addmv addr addbmm baddbmm einsum chain_matmul linalg_multi_dot linalg_vecdot
+    lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell
+    _thnn_fused_gru_cell scaled_dot_product_attention _scaled_dot_product_flash_attention
 """
 _HIGH_NAMES = """
-    layer_norm native_layer_norm rms_norm group_norm softmax _softmax log_softmax _log_softmax softmin
-    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss smooth_l1_loss huber_loss kl_div
-    binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
-    pow exp expm1 log log10 log2 log1p rsqrt reciprocal acos asin cosh sinh tan erfinv softplus logsumexp
-    cumsum cumprod prod sum norm linalg_vector_norm renorm dist cdist
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
+    native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss
+    cosine_embedding_loss nll_loss nll_loss2d nll_loss_nd cross_entropy_loss hinge_embedding_loss kl_div l1_loss
+    smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+    multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
+    _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+    upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+    _upsample_bicubic2d_aa square
 """
-_LOW = {"autoshard.linear_in_out", *(f"aten.{name}" for name in _LOW_NAMES.split())}
-_HIGH = {f"aten.{name}" for name in _HIGH_NAMES.split()}
+_HIGH_UNLESS_TOLD_NAMES = """
+    prod softmax _softmax log_softmax _log_softmax softmin cumprod cumsum linalg_norm linalg_vector_norm
+    linalg_matrix_norm sum
+"""  # their own dtype argument goes before
+_WIDEST_NAMES = """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+"""
+_REFUSED_NAMES = "binary_cross_entropy"  # on CUDA; autocast on CPUs runs it in float32
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in text.split())
+
+
+LOW = _names(_LOW_NAMES) | {"autoshard.linear_in_out"}
+HIGH = _names(_HIGH_NAMES) | _names(_REFUSED_NAMES)
+HIGH_UNLESS_TOLD = _names(_HIGH_UNLESS_TOLD_NAMES)
+WIDEST = _names(_WIDEST_NAMES)
 _LOW_OPERANDS = {"autoshard.experts": (0, 1, 2)}  # the weights of the chosen experts stay as they are
 _BY_FIRST = {"aten.batch_norm", "aten.instance_norm"}  # wider statistics take no part in the result's dtype
 _KEEPS_DTYPE = {"aten.to", "aten.full", "aten.arange", "autoshard.constant"}
@@ -57,18 +80,27 @@ class _Caster:
 
     def _add(self, op: Op) -> None:
         own = _LOW_OPERANDS.get(op.target, tuple(range(len(op.operands))))
-        wanted = (
-            self.low if op.target in _LOW or op.target in _LOW_OPERANDS else "float32" if op.target in _HIGH else ""
-        )
+        wanted = self._wanted(op)
         if wanted and self._is_floating(op):
             op = replace(
                 op, operands=tuple(self._cast(n, wanted, op) if i in own else n for i, n in enumerate(op.operands))
             )
-        dtype = None if op.target in _KEEPS_DTYPE else wanted or self._promoted(op)
+        dtype = None if op.target in _KEEPS_DTYPE or _told(op) else wanted or self._promoted(op)
         for position, name in enumerate(op.results):
             if dtype and self._changes(name) and not (op.target in _BY_FIRST and position):
                 self.tensors[name] = replace(self.tensors[name], dtype=dtype)
         self.ops.append(op)
+
+    def _wanted(self, op: Op) -> str:
+        """The dtype that the operator's floating operands are cast to, "" where they stay as they are."""
+        if op.target in LOW or op.target in _LOW_OPERANDS:
+            return self.low
+        if op.target in HIGH or (op.target in HIGH_UNLESS_TOLD and not _told(op)):
+            return "float32"
+        if op.target in WIDEST:
+            kinds = {self.tensors[name].dtype for name in op.operands if name is not None}
+            return "float32" if {"float32", self.low} <= kinds else ""
+        return ""
 
     def _changes(self, name: str) -> bool:
         return self.tensors[name].dtype in ("float32", self.low)
@@ -95,6 +127,11 @@ class _Caster:
         while name in self.tensors:
             name += "_"
         return name
+
+
+def _told(op: Op) -> bool:
+    """Does the operator name the dtype of its result?"""
+    return op.target in HIGH_UNLESS_TOLD and any(name == "dtype" and value is not None for name, value in op.attributes)
 
 
 def result_dtype(operands: Sequence[Tensor]) -> str | None:

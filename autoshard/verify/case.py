@@ -23,9 +23,10 @@ from autoshard.verify.exchange import load_result, save_job
 from autoshard.verify.float64 import literal_dtype
 from autoshard.verify.inputs import given_inputs, varied_inputs
 from autoshard.verify.lockstep import LockstepError, run_lockstep
-from autoshard.verify.measure import first_failure, summarise
+from autoshard.verify.measure import Error, first_failure, summarise
 from autoshard.verify.noise import Noise, measure_noise
 from autoshard.verify.optimizers import make_optimizer
+from autoshard.verify.own_precision import OwnStep, check_own, run_own
 from autoshard.verify.package import load_package
 from autoshard.verify.processes import RankFailed, run_processes
 from autoshard.verify.proof import Proof
@@ -48,6 +49,7 @@ class Case:
     graph: Graph
     reference: Reference
     noise: Noise | None = None
+    own: OwnStep | None = None  # in its own precision
     notes: tuple[str, ...] = ()
 
 
@@ -74,7 +76,8 @@ def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int =
         reference = _reference(module, graph, batches, seed, literal, last=mildly)
         if reference is not None and (reference.finite or mildly):
             noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
-            return Case(graph, reference, noise, notes)
+            dtypes = {name: value.dtype for name, value in own.items()}
+            return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
     raise AssertionError("the last way to run the model gives a reference or raises")
 
 
@@ -107,18 +110,29 @@ def _set_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> No
 
 
 def check_folder(
-    case: Case, program: Program, folder: Path, backend: Backend = "gloo", timeout_seconds: float = TIMEOUT_SECONDS
+    case: Case,
+    program: Program,
+    folder: Path,
+    backend: Backend = "gloo",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    own_precision: bool = True,
 ) -> Proof:
-    """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares."""
+    """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares.
+
+    `own_precision`: one step as it will really run, too, in lock-step.
+    """
     start = time.monotonic()
     steps = case.reference.steps
     mesh, clipped = program.mesh, case.reference.clipped_steps
     proof = Proof(str(mesh), backend, mesh.size, len(steps), clipped, (), 0.0, notes=case.notes)
     try:
         results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
+        own: list[Error] = []
+        if own_precision and case.own is not None:
+            own = check_own(case.own, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
-    errors = list(compare_ranks(program, case.reference, results, case.noise))
+    errors = [*compare_ranks(program, case.reference, results, case.noise), *own]
     seconds = time.monotonic() - start
     return replace(proof, kinds=summarise(errors), first_failure=first_failure(errors), seconds=seconds)
 
@@ -129,10 +143,11 @@ def check_files(
     files: Mapping[str, str],
     backend: Backend = "lockstep",
     timeout_seconds: float = TIMEOUT_SECONDS,
+    own_precision: bool = False,
 ) -> Proof:
     """The same for the text of a package (file name -> text)."""
     with written(files) as folder:
-        return check_folder(case, program, folder, backend, timeout_seconds)
+        return check_folder(case, program, folder, backend, timeout_seconds, own_precision)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def _stored(
         full = whole[parameter.path]
         assert full is not None, f"the original model has no {parameter.path}"
         part = local_part(full, parameter.layout, mesh, rank)
-        own = _unsplit(by_name(found, parameter), part)
+        own = unsplit(by_name(found, parameter), part)
         yield compare(kind, parameter.path, rank, step, own, part, scale, by_name(noise, parameter) or 0.0)
 
 
@@ -95,7 +95,7 @@ def by_name(state: Mapping[str, _Value], parameter: ProgramParameter) -> _Value 
     return next((state[name] for name in (parameter.path, *parameter.ties) if name in state), None)
 
 
-def _unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
+def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
     """A blocked parameter is held unflattened: the same elements in the same order."""
     if found is None or found.numel() != part.numel():
         return found

@@ -100,7 +100,7 @@ def trained(
         for number, batch in enumerate(batches):
             module.zero_grad(set_to_none=True)
             with exact_dropout(seed, number), torch.set_grad_enabled(optimizer is not None):
-                outputs = _outputs(module(*widened(batch)))
+                outputs = outputs_of(module(*widened(batch)))
                 norm = _backward(outputs[graph.outputs.index(graph.loss)], trainable) if graph.loss else 0.0
             gradients = _gradients(module) if number == 0 else {}
             max_norm = max_norms[number] if max_norms else _max_norm(norm, number)
@@ -124,7 +124,7 @@ def _backward(loss: torch.Tensor, trainable: list[torch.nn.Parameter]) -> float:
     return float(torch.stack(norms).norm()) if norms else 0.0
 
 
-def _outputs(result: Any) -> list[torch.Tensor]:
+def outputs_of(result: Any) -> list[torch.Tensor]:
     """The distinct tensors, in order, as capture lists them."""
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     return list({id(tensor): tensor for tensor in tensors}.values())

@@ -1,0 +1,95 @@
+"""Faults that float64 can't see: dtypes, gradients that there should not be, sums in the low precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autoshard.emit import emit
+from autoshard.graph.capture import capture
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.program.model import Collective, Program
+from autoshard.verify.case import Case, check_files, make_case
+from autoshard.verify.lockstep import ThreadTransport
+from tests.forced import forced_plan
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(12, 24), nn.LayerNorm(24), nn.Linear(24, 5)
+        self.pair = nn.Bilinear(5, 5, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.down(self.norm(F.gelu(self.up(x))))
+        return F.binary_cross_entropy(torch.sigmoid(self.pair(z, z)), y), z
+
+
+def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Block(), (torch.randn(6, 12), torch.rand(6, 3))
+
+
+@cache
+def made(seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
+    graph = capture(f"{__file__}:build", {}, "bf16-mixed")
+    plan = forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True, seed)
+    program = lower(plan, graph)
+    return make_case(f"{__file__}:build", {}, graph), program, emit(program, plan, graph)
+
+
+def test_a_package_in_its_own_precision() -> None:
+    for seed in range(3):
+        case, program, files = made(seed)
+        assert case.own is not None and [x.dtype for x in case.own.outputs] == [torch.float32, torch.bfloat16]
+        proof = check_files(case, program, files, own_precision=True)
+        assert proof.passed, proof.failure
+        assert {kind.kind: kind.count for kind in proof.kinds}["precision"] > 2 * len(program.parameters)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("model_parallel.py", "return loss, x", "return loss, x.float()", "float32, the original's is bfloat16"),
+        ("model_parallel.py", ".to(torch.bfloat16)", ".to(torch.float32)", "must have the same dtype"),
+        ("train.py", "outputs[0].backward()", "(outputs[0] * 1e39).backward()", "NaN or inf"),
+    ],
+)  # fmt: skip
+def test_faults_are_found(file: str, old: str, new: str, said: str) -> None:
+    case, program, files = made()
+    assert old in files[file]
+    faulty = {**files, file: files[file].replace(old, new)}
+    proof = check_files(replace(case, noise=None), program, faulty, own_precision=True)
+    assert not proof.passed
+    assert said in proof.failure or any(said in str(kind.worst) for kind in proof.kinds), proof.failure
+
+
+def test_weights_move_low_and_their_gradients_high(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model stored over all devices: what is gathered is bfloat16, what is reduced is float32."""
+    case, program, files = next(
+        (case, program, files)
+        for case, program, files in map(made, range(20))
+        if any(isinstance(i, Collective) and i.again and i.gradient_dtype for i in program.instructions)
+    )
+    seen: list[tuple[str, torch.dtype]] = []
+    gather, scatter = ThreadTransport.all_gather, ThreadTransport.reduce_scatter
+
+    def gathered(self: ThreadTransport, x: Tensor, lengths: list[int]) -> Tensor:
+        seen.append(("all_gather", x.dtype))
+        return gather(self, x, lengths)
+
+    def scattered(self: ThreadTransport, x: Tensor, lengths: list[int]) -> Tensor:
+        seen.append(("reduce_scatter", x.dtype))
+        return scatter(self, x, lengths)
+
+    monkeypatch.setattr(ThreadTransport, "all_gather", gathered)
+    monkeypatch.setattr(ThreadTransport, "reduce_scatter", scattered)
+    assert check_files(case, program, files, own_precision=True).passed
+    own = [entry for entry in seen if entry[1] != torch.float64]
+    assert ("all_gather", torch.bfloat16) in own
+    assert ("reduce_scatter", torch.bfloat16) not in own
