@@ -26,6 +26,32 @@ def keep_tensors(model: torch.nn.Module) -> None:
                 raise CaptureError(f"the attribute {what} is a view of the parameter {owner}", _SHARED)
             del module.__dict__[name]
             module.register_buffer(name, value.detach(), persistent=False)
+        _pair_buffers(module)
+
+
+def _pair_buffers(module: torch.nn.Module) -> None:
+    """Complex buffers are stored as pairs of real numbers, and read as complex ones: a graph is real."""
+    names = [name for name, value in module._buffers.items() if value is not None and value.is_complex()]
+    for name in names:
+        module._buffers[name] = torch.view_as_real(module._buffers[name].resolve_conj()).clone()
+    if names:
+        module.__class__ = _reading_pairs(type(module), tuple(names))
+
+
+def _reading_pairs(kind: type, names: tuple[str, ...]) -> Any:
+    """A subclass of the same name whose attributes `names` are complex views of the buffers."""
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        pair = name in names and isinstance(value, torch.Tensor) and value.is_complex()
+        super(made, self).__setattr__(name, torch.view_as_real(value) if pair else value)
+
+    def reading(name: str) -> property:
+        return property(lambda self: torch.view_as_complex(self._buffers[name]))
+
+    own = {name: reading(name) for name in names}
+    made: Any = type(kind.__name__, (kind,), {**own, "__setattr__": __setattr__, "__module__": kind.__module__})
+    made.__qualname__ = kind.__qualname__
+    return made
 
 
 def materialise(model: torch.nn.Module, inputs: tuple[Any, ...], device: str) -> None:

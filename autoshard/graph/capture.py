@@ -14,6 +14,7 @@ from autoshard.errors import CaptureError, UsageError
 from autoshard.graph.backwards import resolve
 from autoshard.graph.canonical import canonical
 from autoshard.graph.check import check
+from autoshard.graph.complexes import real_pairs
 from autoshard.graph.constants import recognise_masks
 from autoshard.graph.creation import plain_creation
 from autoshard.graph.experts import fold_experts
@@ -132,6 +133,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     resolve(module)
     stored = _Stored(program, model, watcher)
     written = functionalise(module.graph, stored.parameter_nodes)
+    real_pairs(module.graph)
     plain_creation(module.graph)
     recognise_masks(module.graph, stored.real_constants)
     ops, tensors, name = translate(module.graph, stored.names)

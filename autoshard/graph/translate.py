@@ -19,6 +19,7 @@ _TENSOR_TYPES = re.compile(r"^(Optional\[)?(List\[)?(Optional\[)?Tensor\]*$")
 _LIST_TYPES = re.compile(r"^(Optional\[)?List\[(Optional\[)?Tensor\]*$")
 CONSTANT_ELEMENTS = 4096
 _VALUES = "express the choice with tensor operations (torch.where), or keep it out of the model"
+_COMPLEX = "its two parts as an input or parameter, torch.view_as_real(z), and torch.view_as_complex in the forward"
 _SHAPES = "a fixed size with a mask (torch.where), or keep it out of the model"
 
 
@@ -51,9 +52,9 @@ def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
         raise CaptureError(f"the shape of a result depends on a tensor's value at {node_quote(node)}", _SHAPES)
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise CaptureError(
-            f"{dtype} tensors are not supported, at {node_quote(node)}", f"one of {', '.join(DTYPE_BYTES)}"
-        )
+        place = node.name if node.op == "placeholder" else node_quote(node)
+        hint = _COMPLEX if value.dtype.is_complex else f"one of {', '.join(DTYPE_BYTES)}"
+        raise CaptureError(f"{dtype} tensors are not supported, at {place}", hint)
     return Tensor(name, tuple(value.shape), dtype)
 
 

@@ -163,6 +163,21 @@ KEPT = {
     ),
     "a bool output": ("", "h = self.a(x)\nreturn self.b(h).square().mean(), h > 0"),
     "a lazy layer": ("self.a = nn.LazyLinear(8)", f"h = self.a(x)\n{END}"),
+    "rotary embedding by complex numbers": (
+        "angles = torch.outer(torch.arange(9.0), torch.tensor([1.0, 0.3, 0.1, 0.01]))\n"
+        "self.turns = torch.polar(torch.ones_like(angles), angles)",
+        "self.turns = self.turns.to(x.device)\nh = self.a(x)\n"
+        "pairs = torch.view_as_complex(h.float().reshape(*h.shape[:-1], -1, 2))\n"
+        f"h = torch.view_as_real(pairs * self.turns[:4].view(1, 4, 4)[0]).flatten(1).type_as(h)\n{END}",
+    ),
+    "complex arithmetic": (
+        "self.register_buffer('w', torch.complex(torch.rand(4), torch.rand(4)))",
+        "h = torch.view_as_complex(self.a(x).view(4, 4, 2))\n"
+        "h = h * self.w.conj() + h / (self.w + torch.complex(x[:, :4], x[:, 2:]))\n"
+        "h = h * (2 - 0.5j) - torch.exp(1j * h.real)\n"
+        "h = torch.cat([h.transpose(0, 1)[1:], h.unsqueeze(-1).sum(-1)[:1] * x[0, 0]])\n"
+        f"h = torch.cat([h.abs(), h.imag * h.angle()], -1)\n{END}",
+    ),
     "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
 }  # fmt: skip
 
@@ -242,6 +257,10 @@ REFUSED = {
         "depends on a tensor's value", "follow from sizes"),
     "a mask with values": ("", f"m = torch.ones(4)\nv = m[:1]\nm[0] = x[0, 0]\nh = self.a(x if v.all() else -x)\n{END}",
         "v.all()", "depends on a tensor's value", "follow from sizes"),
+    "a Fourier transform": ("", f"h = torch.fft.fft(self.a(x)).real\n{END}", "torch.fft.fft",
+        "a complex tensor reaches aten.fft_fft", "torch.view_as_real"),
+    "a complex parameter": ("self.w = nn.Parameter(torch.ones(8, dtype=torch.cfloat))",
+        f"h = (self.a(x) * self.w).real\n{END}", "", "complex64 tensors are not supported", "torch.view_as_real"),
     "two losses": ("", "h = self.a(x)\nreturn self.b(h).mean(), h.abs().mean()", "mine.py:",
         "returns 2 losses, of which none is called loss: [0] at", "their sum as `loss`"),
     "a dict of losses": ("", "h = self.a(x)\nreturn {'cls': self.b(h).mean(), 'box': h.abs().mean()}", "['box']",
