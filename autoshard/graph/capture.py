@@ -34,6 +34,7 @@ from autoshard.graph.overloads import note_schemas
 from autoshard.graph.precision import PRECISIONS, apply_precision
 from autoshard.graph.randomness import refuse_random
 from autoshard.graph.recipes import recipes_of
+from autoshard.graph.recurrent import split_layers
 from autoshard.graph.registrations import note_registrations
 from autoshard.graph.rename import rename
 from autoshard.graph.repeats import fold_repeats
@@ -43,10 +44,10 @@ from autoshard.graph.saved import note_saved
 from autoshard.graph.translate import constant_op, tensor_of, translate
 
 _FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
-_UNSEEN = "tensor operations in the forward itself: no other thread, no .backward(), no function that hides its tensors"
+_UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    canonical, mark_reached, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts, fold_repeats,
-    deadcode, refuse_random, rename, mark_gradients, note_saved,
+    canonical, split_layers, mark_reached, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts,
+    fold_repeats, deadcode, refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 

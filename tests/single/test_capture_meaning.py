@@ -178,6 +178,12 @@ KEPT = {
         "h = torch.cat([h.transpose(0, 1)[1:], h.unsqueeze(-1).sum(-1)[:1] * x[0, 0]])\n"
         f"h = torch.cat([h.abs(), h.imag * h.angle()], -1)\n{END}",
     ),
+    "an LSTM with dropout": ("self.r = nn.LSTM(8, 8, 3, dropout=0.3)",
+        f"h, (last, cell) = self.r(self.a(x).unsqueeze(1))\nh = h + last.sum(0) * cell[1]\n{END}"),
+    "a GRU both ways with dropout": ("self.r = nn.GRU(8, 4, 2, dropout=0.3, bidirectional=True, batch_first=True)",
+        f"h, last = self.r(self.a(x).view(2, 2, 8))\nh = h * last.sum()\n{END}"),
+    "a plain recurrence with dropout": ("self.r = nn.RNN(8, 8, 2, dropout=0.5, bias=False)",
+        f"h, _ = self.r(self.a(x).unsqueeze(1))\n{END}"),
     "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
 }  # fmt: skip
 
