@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from autoshard.files import write_text
 from autoshard.options import parser
 from autoshard.progress import step
 
+_LONG = re.compile(r"\S{400,}")
 BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
 
 
@@ -71,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
     if "--debug" in words:
         raise
-    lines = [f"autoshard: {error.message}"]
+    lines = [f"autoshard: {_LONG.sub(_clipped, error.message)}"]
     if error.hint:
         lines.append(f"  {error.hint}" if code == 1 else f"  try: {error.hint}")
     print("\n".join(lines), file=sys.stderr)
@@ -80,6 +82,11 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
             _print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": code}})
             terminal.flush()
     return code
+
+
+def _clipped(word: re.Match[str]) -> str:
+    """Of a word that a person would not read to its end, the beginning."""
+    return f"{word[0][:60]}…"
 
 
 def _print_json(content: object) -> None:

@@ -132,7 +132,7 @@ class Table:
 
     def expect(self, key: str, wanted: int) -> None:
         value = self._get(key)
-        if value is not None and value != wanted:
+        if value is not None and (value != wanted or isinstance(value, bool)):
             self.fault(key, f"expected {wanted}, got {value!r}")
 
     def text(self, key: str, choices: tuple[str, ...] = ()) -> str:

@@ -11,7 +11,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from autoshard.calibrate.machine import Calibration, Family, calibrate
+from autoshard.calibrate.machine import KIND, Calibration, Family, calibrate
+from autoshard.calibrate.models import MEMORY_KINDS
 from autoshard.calibrate.write import costmodel_text
 from autoshard.costs.bands import NAMES
 from autoshard.errors import InvalidFileError, UsageError, UserError
@@ -83,8 +84,10 @@ def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> Non
 
 def measure(request: Request) -> dict[str, Any]:
     """Kernels, then collectives where there are several processes."""
+    from autoshard.calibrate.worker import check_device
     from autoshard.verify.processes import RankFailed, run_processes
 
+    check_device(request.device)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for what in ("kernels", *["collectives"] * (request.processes > 1)):
@@ -105,6 +108,9 @@ COLUMNS = {
     "memory": {"kind", "bytes", "seconds"},
 }
 
+COLLECTIVE = {"kind", "members", "bytes", "seconds"}
+KINDS = (*MEMORY_KINDS, *KIND)
+
 
 def _read(path: Path) -> dict[str, Any]:
     """What the worker wrote."""
@@ -119,11 +125,33 @@ def _checked(measured: dict[str, Any], path: Path) -> dict[str, Any]:
     for key in (*COLUMNS, "machine", "dispatch_seconds"):
         if not measured.get(key) and measured.get(key) != 0:
             raise InvalidFileError(f"{path}: {key} is missing", _AGAIN)
-    for table, columns in COLUMNS.items():
-        for number, row in enumerate(measured[table]):
-            if missing := columns - row.keys():
-                raise InvalidFileError(f"{path}: {table}[{number}]: {', '.join(sorted(missing))} is missing", _AGAIN)
+    if measured["dispatch_seconds"] != 0 and not _is_number(measured["dispatch_seconds"]):
+        raise InvalidFileError(f"{path}: dispatch_seconds: expected a number of seconds", _AGAIN)
+    for table in (*COLUMNS, *["collective"] * ("collective" in measured)):
+        rows = measured[table]
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InvalidFileError(f"{path}: {table}: expected a list of rows", _AGAIN)
+        for number, row in enumerate(rows):
+            if fault := _row_fault(row, COLUMNS.get(table, COLLECTIVE)):
+                raise InvalidFileError(f"{path}: {table}[{number}]: {fault}", _AGAIN)
     return measured
+
+
+def _row_fault(row: Mapping[str, Any], columns: set[str]) -> str:
+    """What is wrong with a row, "" if nothing."""
+    if missing := columns - row.keys():
+        return f"{', '.join(sorted(missing))} is missing"
+    for column in sorted(columns - {"kind"}):
+        if not _is_number(row[column]):
+            return f"{column} is {row[column]!r}, expected a number above zero"
+    if "kind" in columns and row["kind"] not in KINDS:
+        return f"kind is {row['kind']!r}, expected one of {', '.join(KINDS)}"
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    """Finite and above zero."""
+    return type(value) in (int, float) and 0 < value < float("inf")
 
 
 def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path, source: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ clock.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -30,6 +31,7 @@ from torch.nn import functional
 
 from autoshard.calibrate import shapes
 from autoshard.emit.runtime.axis import GroupTransport
+from autoshard.errors import UsageError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLE_SECONDS, SAMPLES = 0.15, 25
@@ -39,6 +41,15 @@ LARGEST_TENSOR = {"cpu": 2**24}  # above, the C library maps and clears pages an
 SEED = 0
 WIDTH = 1024  # of the rows of memory-bound operators
 COLD_BYTES = 2**29  # read and written between two uses of a tensor
+
+
+def check_device(device: str) -> None:
+    """UsageError where this machine lacks it."""
+    has_npu = importlib.util.find_spec("torch_npu") is not None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "npu": has_npu}
+    if not there[device]:
+        needs = "a GPU and a torch that was built for it" if device == "cuda" else "an Ascend device and torch_npu"
+        raise UsageError(f"--device {device}: there is no {device} device here; it takes {needs}", "--device cpu")
 
 
 def main(what: str, device_name: str, dtype_name: str, path: str) -> None:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -89,6 +90,8 @@ def _is_own(module: ModuleType, name: str, value: Any) -> bool:
 def load_exported(spec: str) -> Any:
     """The `torch.export.ExportedProgram` of a .pt2 file; InvalidFileError if it is missing or no such file."""
     check_spec(spec)
+    if not zipfile.is_zipfile(spec):
+        raise InvalidFileError(f"{spec} is not a saved torch.export program: no archive", "torch.export.save(...)")
     try:
         return torch.export.load(spec)
     except Exception as error:
@@ -163,12 +166,11 @@ def _import_file(path: Path) -> ModuleType:
 
 def _check_arguments(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     parameters = inspect.signature(build).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     listed = ", ".join(f"{p.name}={p.default!r}" if p.default is not p.empty else p.name for p in known.values())
     for name in arguments:
-        if name not in known:
+        if name not in known and not takes_any:
             raise UsageError(f"{spec} has no argument {name!r}", f"its arguments: {listed or 'none'}")
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in arguments:
