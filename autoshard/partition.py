@@ -6,7 +6,6 @@ is held so far, in chunks of a multiple of `unit` (`layout.chunk_bounds`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -101,19 +100,3 @@ def _merged(size: int, ranks: int, start: Integers, stop: Integers, rank: Intege
     new[1:] = (rank[1:] != rank[:-1]) | (start[1:] != stop[:-1])
     last = np.append(new[1:], np.ones(min(1, len(new)), dtype=bool))
     return Runs(size, ranks, start[new], stop[last], rank[new])
-
-
-def product_owners(sizes: Sequence[int], cuts: Sequence[tuple[int, Cut]]) -> Integers:
-    """The rank that holds each index of a product of parts of `sizes`; `cuts` are (part, its cut), in mesh order."""
-    counts = [cut[0] for _, cut in cuts]
-    strides = [int(np.prod(counts[index + 1 :], dtype=np.int64)) for index in range(len(counts))]
-    result = np.zeros(1, dtype=np.int64)
-    for part, size in enumerate(sizes):
-        own = [index for index, (at, _) in enumerate(cuts) if at == part]
-        rank = runs(size, tuple(cuts[index][1] for index in own)).owners()
-        whole = np.zeros(len(rank), dtype=np.int64)
-        for index in reversed(own):
-            whole += rank % counts[index] * strides[index]
-            rank = rank // counts[index]
-        result = (result[:, None] + whole).reshape(-1)
-    return result

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
 MOST_DEVICES = 256
+WHOLE_ONLY = "whole only"  # what offers no way to cut it: nothing was proved but that it can be repeated
 UNPROVED = {"aten.empty_like": "its values are undefined"}
 
 
@@ -34,8 +35,9 @@ UNPROVED = {"aten.empty_like": "its values are undefined"}
 class Outcome:
     """What came of one operator's cases. `strategies` counts those of every case, mesh and seed.
 
-    `error` is the largest relative error of a result or gradient in float64; `failures` has a line for each strategy
-    that is wrong; `reason` says why the operator has no case.
+    `cuts` is False where all of them repeat the whole operator. `error` is the largest relative error of a result or
+    gradient in float64; `failures` has a line for each strategy that is wrong; `reason` says why the operator has no
+    case.
     """
 
     target: str
@@ -45,6 +47,11 @@ class Outcome:
     seconds: float
     failures: tuple[str, ...]
     reason: str = ""
+    cuts: bool = True
+
+    @property
+    def proved(self) -> bool:
+        return not self.failures and not self.reason and self.cuts
 
 
 def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: int = 1) -> Iterator[Outcome]:
@@ -64,7 +71,13 @@ def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: 
             unknown = (reason,)
         error = max((v.error for _, _, v in verdicts), default=0.0)
         seconds = time.perf_counter() - start
-        yield Outcome(target, len(cases), len(verdicts), error, seconds, unknown + failures, reason)
+        cuts = any(_cuts(v.strategy) for _, _, v in verdicts)
+        yield Outcome(target, len(cases), len(verdicts), error, seconds, unknown + failures, reason, cuts)
+
+
+def _cuts(strategy: Strategy) -> bool:
+    """Does an axis do more than repeat the whole operator?"""
+    return any(choice.kind not in ("repeat", "repeat_partial") for choice in strategy.choices)
 
 
 def _mesh(text: str) -> Mesh:
@@ -81,20 +94,22 @@ def outcome_table(outcomes: Sequence[Outcome]) -> str:
     rows: list[Sequence[str]] = [("operator", "cases", "strategies", "largest error", "time", "")]
     for o in outcomes:
         word = f"{len(o.failures)} WRONG" if o.failures else f"not proved: {o.reason}" if o.reason else ""
+        word = word or ("" if o.cuts else WHOLE_ONLY)
         figures = (str(o.cases), str(o.strategies), f"{o.error:.1e}", format_seconds(o.seconds, 2))
         rows.append((o.target, *figures, word))
     wrong = [f"{o.target}: {line}" for o in outcomes for line in o.failures]
-    proved = sum(not o.failures and not o.reason for o in outcomes)
+    proved, whole = sum(o.proved for o in outcomes), sum(not (o.failures or o.reason or o.cuts) for o in outcomes)
     strategies = sum(o.strategies for o in outcomes)
     seconds = format_seconds(sum(o.seconds for o in outcomes), 2)
-    last = f"{proved} of {len(outcomes)} operators proved, {strategies} strategies, in {seconds}"
+    also = f", {whole} {WHOLE_ONLY}" if whole else ""
+    last = f"{proved} of {len(outcomes)} operators proved{also}, {strategies} strategies, in {seconds}"
     return "\n".join([*table(rows), *wrong, last])
 
 
 def outcome_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """For `--json`; seconds."""
     return {
-        "proved": sum(not o.failures and not o.reason for o in outcomes),
+        "proved": sum(o.proved for o in outcomes),
         "strategies": sum(o.strategies for o in outcomes),
         "operators": [asdict(o) for o in outcomes],
     }

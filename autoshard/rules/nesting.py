@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
-
-from autoshard.partition import Cut, product_owners, runs
+from autoshard.partition import Cut, runs
 
 
 @cache
@@ -50,16 +48,10 @@ def nesting_problem(size: int, cuts: tuple[Cut, ...]) -> str:
 def product_problem(sizes: tuple[int, ...], cuts: tuple[tuple[int, Cut], ...]) -> str:
     """Why a dim (a product of parts of `sizes`) can't be cut by axes on several parts; `cuts` are (part, its cut).
 
-    What the dim's own cuts hold must be exactly the product of what the parts hold.
+    Where the dim's own cuts nest, they hold exactly the product of what the parts hold: an outer part is on an outer
+    axis, and whole blocks are left to the parts inside it.
     """
-    size = _product(sizes)
-    whole = tuple(dim_cut(sizes, part, cut) for part, cut in cuts)
-    reason = nesting_problem(size, whole)
-    if reason:
-        return reason
-    if not np.array_equal(product_owners(sizes, cuts), runs(size, whole).owners()):
-        return "the axes cut the factors of one dim in an order that no layout states"
-    return ""
+    return nesting_problem(_product(sizes), tuple(dim_cut(sizes, part, cut) for part, cut in cuts))
 
 
 def dim_cut(sizes: Sequence[int], part: int, cut: Cut) -> Cut:

@@ -36,7 +36,8 @@ operand, result and gradient lies (the notation: `autoshard/rules/notation.py`; 
   joined by its own collectives; a choice like `ring` (s+t) cuts several factors at once, `heads` (g*r) their product.
 
 Where a rule depends on arguments, examples show it; sizes are of the operands. Every operator here is proved on each of
-its strategies, forward and backward, by `autoshard prove`. For an operator that is not here a rule is looked for by
+its strategies, forward and backward, by `autoshard prove`, with the very calls that packages make; one that offers
+nothing but repetition would be called *whole only* there. For an operator that is not here a rule is looked for by
 experiment when a model is captured (`autoshard/rules/discover.py`): it is proved, kept with the graph, and marked
 `discovered` in plans. Where nothing recombines, every device repeats the operator, and a warning names it.
 """

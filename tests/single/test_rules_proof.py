@@ -12,7 +12,9 @@ from autoshard import cli
 from autoshard.layout import Layout
 from autoshard.mesh import Mesh
 from autoshard.prove import UNPROVED, prove_case
-from autoshard.rules import RULES, find, has_rule, strategies
+from autoshard.rules import RULES, find, has_rule, nesting, strategies
+from autoshard.rules import derive as derive_room
+from autoshard.rules import enumerate as enumerate_room
 from autoshard.rules.candidates import Candidates
 from autoshard.rules.cases import ALL, RANDOM, case, case_id, floats, integers
 from autoshard.rules.prove import OpCase, Operand, failures, one_op_graph, prove, verdict
@@ -108,6 +110,28 @@ def test_a_wrong_gradient_alone_is_caught() -> None:
     assert "gradient of operand 1" in verdict(one, graph, bad, Mesh.parse("tp=2")).failure
 
 
+@pytest.mark.parametrize("check", ["nesting_problem", "product_problem"])
+def test_factors_of_one_dim_that_are_cut_in_any_order_are_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of `rules/nesting`, strategies are offered that no layout states."""
+    remembered = (enumerate_room.derive, nesting.factor_problem, nesting.product_problem)
+    one = case("aten.repeat_interleave", floats((2, 3, 4)), repeats=4, dim=1, output_size=None)
+    try:
+        for room in (nesting, derive_room):
+            monkeypatch.setattr(room, check, lambda *_: "", raising=False)
+        _forget(remembered)
+        assert "times b" in {str(v.strategy) for v in prove_case(one, Mesh.parse("dp=2,tp=2")) if v.failure}
+        assert cli.main(["prove", "conv2d", "--mesh", "dp=2,tp=2"]) == 6
+    finally:
+        monkeypatch.undo()
+        _forget(remembered)
+    assert not list(failures(prove_case(one, Mesh.parse("dp=2,tp=2"))))
+
+
+def _forget(remembered: tuple[Any, ...]) -> None:
+    for function in remembered:
+        function.cache_clear()
+
+
 def test_every_operator_of_the_table_has_a_case() -> None:
     """Or a reason that `autoshard prove` shows."""
     assert set(RULES) - {one.target for one in ALL} == set(UNPROVED)
@@ -126,6 +150,18 @@ def test_a_wrong_rule_in_the_table_fails_the_command(
     assert printed["proved"] == 1
     wrong = next(entry for entry in printed["operators"] if entry["target"] == "aten.softmax")
     assert any("i2: " in line for line in wrong["failures"])
+
+
+def test_an_operator_that_is_only_repeated_is_not_called_proved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(RULES, "aten.log_softmax", "... -> ... | whole: ...")
+    assert cli.main(["prove", "log_softmax", "relu", "--mesh", "tp=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 2 operators proved, 1 whole only" in printed
+    assert cli.main(["prove", "log_softmax", "--mesh", "tp=2", "--json"]) == 0
+    entry = json.loads(capsys.readouterr().out)
+    assert entry["proved"] == 0 and not entry["operators"][0]["cuts"]
 
 
 def test_a_rule_that_does_not_fit_its_operator_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:

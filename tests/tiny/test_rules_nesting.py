@@ -59,11 +59,18 @@ def test_a_cut_of_a_factor_is_the_same_cut_of_a_product(data: st.DataObject) -> 
         assert got == sorted(_flat(point, sizes) for point in product(*ranges))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), PARTS), min_size=2, max_size=3), st.tuples(*[st.integers(2, 4)] * 3))
-def test_a_product_of_cut_factors_is_exact_or_refused(axes: list[tuple[int, int]], sizes: tuple[int, int, int]) -> None:
-    cuts = tuple((part, (parts, 1, 1)) for part, parts in axes)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), PARTS, st.sampled_from([1, 2]), st.integers(1, 2)), min_size=2, max_size=3),
+    st.tuples(*[st.integers(2, 4)] * 3),
+)
+def test_a_product_of_cut_factors_is_exact_or_refused(
+    drawn: list[tuple[int, int, int, int]], sizes: tuple[int, int, int]
+) -> None:
+    """With blocks and units, uneven shards and empty ones."""
+    cuts = tuple((part, (parts, blocks, unit)) for part, parts, blocks, unit in drawn)
+    axes = [(part, parts) for part, parts, _, _ in drawn]
     own = [tuple(cut for at, cut in cuts if at == part) for part in range(3)]
-    assume(not any(factor_problem(size, chain, False) for size, chain in zip(sizes, own, strict=True)))
+    assume(not any(factor_problem(size, chain, True) for size, chain in zip(sizes, own, strict=True)))
     refused = product_problem(sizes, cuts)
     if refused:
         return

@@ -72,6 +72,12 @@ INDEXING = [
     case("aten.index", (Operand((4, 7, 6)), integers((5,), 4), None, integers((5,), 6))),
     case("aten.index_add", (Operand((7, 4)), integers((6,), 7), Operand((6, 4))), dim=0, alpha=2),
     case("aten.index_add", (Operand((4, 7)), integers((5,), 7), Operand((4, 5))), dim=-1, alpha=1),
+    # indices as long as the dim that they index, and longer: it is not cut with them
+    case("aten.gather", (Operand((4, 7)), integers((4, 7), 7)), dim=1, sparse_grad=False),
+    case("aten.gather", (Operand((4, 7)), integers((3, 9), 7)), dim=-1, sparse_grad=False),
+    case("aten.index_select", (Operand((4, 7)), integers((7,), 7)), dim=1),
+    case("aten.index_add", (Operand((4, 7)), integers((7,), 7), Operand((4, 7))), dim=1, alpha=1),
+    case("aten.scatter_add", (Operand((4, 7)), integers((4, 7), 7), Operand((4, 7))), dim=1),
     case("aten.scatter", (Operand((4, 7)), ONE_A_ROW, Operand((4, 1))), dim=-1),
     case("aten.scatter", (Operand((4, 7, 5)), integers((4, 1, 5), 7)), dim=1, value=1.0),
     case("aten.scatter", (Operand((4, 7, 5)), integers((3, 1, 5), 7)), dim=1, value=1.0),
