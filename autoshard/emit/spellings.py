@@ -54,6 +54,7 @@ TEMPLATES: dict[str, str] = {
     "arange": "torch.arange(<@start><@end><@step=1><dtype>, device={device})",
     "argmax": "{0}.argmax(<@dim><keepdim=False>)",
     "argmin": "{0}.argmin(<@dim><keepdim=False>)",
+    "as_strided": "{0}.contiguous().as_strided({size}, {stride}<storage_offset=None>)",
     "avg_pool2d": f"F.avg_pool2d{_POOL}<ceil_mode=False><count_include_pad=True><divisor_override>)",
     "binary_cross_entropy": "F.binary_cross_entropy({0}, {1}<weight:2><reduction='mean'>)",
     "binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits({0}, {1}<weight:2><reduction='mean'>"

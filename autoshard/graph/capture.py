@@ -41,6 +41,7 @@ from autoshard.graph.repeats import fold_repeats
 from autoshard.graph.reshapes import merge_reshapes
 from autoshard.graph.rewrite import deadcode
 from autoshard.graph.saved import note_saved
+from autoshard.graph.strided import in_memory_order
 from autoshard.graph.translate import constant_op, tensor_of, translate
 
 _FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
@@ -136,6 +137,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     written = functionalise(module.graph, stored.parameter_nodes)
     real_pairs(module.graph)
     plain_creation(module.graph)
+    in_memory_order(module.graph)
     recognise_masks(module.graph, stored.real_constants)
     ops, tensors, name = translate(module.graph, stored.names)
     for node in written:

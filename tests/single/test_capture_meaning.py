@@ -184,6 +184,8 @@ KEPT = {
         f"h, last = self.r(self.a(x).view(2, 2, 8))\nh = h * last.sum()\n{END}"),
     "a plain recurrence with dropout": ("self.r = nn.RNN(8, 8, 2, dropout=0.5, bias=False)",
         f"h, _ = self.r(self.a(x).unsqueeze(1))\n{END}"),
+    "strides of one's own": ("",
+        f"h = self.a(x).view(2, 2, 8).transpose(0, 1)\nh = h.as_strided((3, 8), (4, 1))\n{END}"),
     "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
 }  # fmt: skip
 
@@ -267,6 +269,8 @@ REFUSED = {
         "a complex tensor reaches aten.fft_fft", "torch.view_as_real"),
     "a complex parameter": ("self.w = nn.Parameter(torch.ones(8, dtype=torch.cfloat))",
         f"h = (self.a(x) * self.w).real\n{END}", "", "complex64 tensors are not supported", "torch.view_as_real"),
+    "strides of a part": ("", f"h = self.a(x)[1:].as_strided((3, 8), (4, 1))\n{END}", "as_strided((3, 8)",
+        "as_strided of a part of a tensor", "x.contiguous()"),
     "two losses": ("", "h = self.a(x)\nreturn self.b(h).mean(), h.abs().mean()", "mine.py:",
         "returns 2 losses, of which none is called loss: [0] at", "their sum as `loss`"),
     "a dict of losses": ("", "h = self.a(x)\nreturn {'cls': self.b(h).mean(), 'box': h.abs().mean()}", "['box']",
