@@ -45,7 +45,7 @@ def read_graph(request: ModelRequest) -> Graph:
     check_spec(request.spec)  # before torch is imported
     if request.spec.endswith(".json"):
         return _saved_graph(request)
-    from autoshard.emit.calls import check_calls
+    from autoshard.emit.calls import check_calls, run_emitted
     from autoshard.graph.capture import capture
     from autoshard.rules.discover import with_discovered
 
@@ -55,7 +55,7 @@ def read_graph(request: ModelRequest) -> Graph:
     check_calls(captured)
     for guard in captured.assumed:
         print(f"note: assumed that {guard}", file=sys.stderr)
-    graph, warnings = with_discovered(captured)
+    graph, warnings = with_discovered(captured, run_call=run_emitted)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return graph

@@ -2,8 +2,9 @@
 
 A way to cut one or several operands in halves is a factor where every result is the concatenation, or the sum, of the
 halves' results. The factors make an ordinary rule, which is proved as the table's are, forward and backward: what fails
-its proof is left out. Found rules are cached on disk, and proved again whenever they are read, since an operator's code
-may change under its name. Only operators whose own arguments name no sizes can be cut this way.
+its proof is left out. Each operator is tried in a process of its own: what it does with shapes that it does not check
+may be the end of that. Found rules are cached on disk, and proved again whenever they are read, since the code of an
+operator may change under its name. Only operators whose own arguments name no sizes can be cut this way.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoshard.graph.model import Attribute, Graph, Op
 from autoshard.mesh import Mesh
 from autoshard.rules import creation
+from autoshard.rules.apart import apart
 from autoshard.rules.notation import RuleError
-from autoshard.rules.prove import OpCase, Operand, prove, random_operands
+from autoshard.rules.prove import OpCase, Operand, RunCall, prove, random_operands
 from autoshard.rules.prove_call import call
 from autoshard.rules.table import RULES
 
@@ -32,7 +34,7 @@ SMALL = (6, 10, 14, 22, 26, 34)  # sizes to try at: 2 divides them, 3 the first 
 LARGEST = 2**20  # elements, where the small sizes do not run
 WAYS = 3000  # of cutting operands, at most
 MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
-FORMAT = 1  # of the cache, and of what is looked for
+FORMAT = 2  # of the cache, and of what is looked for
 TOLERANCE = 1e-9
 
 
@@ -46,29 +48,37 @@ class Factor:
     added: tuple[int, ...] = ()
 
 
-def with_discovered(graph: Graph, cache: Path | None = None) -> tuple[Graph, tuple[str, ...]]:
+def with_discovered(
+    graph: Graph, cache: Path | None = None, run_call: RunCall | None = None
+) -> tuple[Graph, tuple[str, ...]]:
     """The graph with a rule for each operator that the table lacks and experiment finds, and a warning for each other.
 
-    `cache` is the folder of found rules, by default the user's.
+    `cache` is the folder of found rules, by default the user's. `run_call` is how packages call an operator, for the
+    proofs; by default by its schema.
     """
     rules: list[tuple[str, str]] = []
-    lacking: dict[str, str] = {}
-    found: dict[OpCase, str] = {}
+    lacking: dict[str, tuple[str, str]] = {}
+    found: dict[OpCase, str | None] = {}
     for op in graph.ops:
         if op.target in RULES or op.target in creation.REPEATED or not op.target.count(".") or _is_constant(graph, op):
             continue
         case = case_of(graph, op)
         if case not in found:
-            found[case] = cached_rule(case, cache or user_cache())
-        if found[case]:
-            rules.append((op.name, found[case]))
+            found[case] = safe_rule(case, cache or user_cache(), run_call)
+        rule = found[case]
+        if rule:
+            rules.append((op.name, rule))
         else:
-            lacking.setdefault(op.target, op.name)
+            lacking.setdefault(op.target, (op.name, _NOTHING if rule is not None else _ENDED))
     warnings = tuple(
-        f"{target} (as in {name}) has no rule and none was found by experiment: every device repeats it"
-        for target, name in lacking.items()
+        f"{target} (as in {name}) has no rule and {why}: every device repeats it"
+        for target, (name, why) in lacking.items()
     )
     return replace(graph, discovered=tuple(rules)), warnings
+
+
+_NOTHING = "none was found by experiment"
+_ENDED = "ended its process in an experiment (it does not check the shapes that it is given)"
 
 
 def _is_constant(graph: Graph, op: Op) -> bool:
@@ -94,18 +104,34 @@ def user_cache() -> Path:
     return Path(root) / "autoshard" / "rules"
 
 
-def cached_rule(case: OpCase, cache: Path) -> str:
+def safe_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str | None:
+    """`cached_rule` in a process of its own; None where the operator ended that, which is remembered too."""
+    path = cache / f"{_key(case)}.json"
+    if _remembered(path).get("ended"):
+        return None
+    text = apart(lambda: cached_rule(case, cache, run_call))
+    if text is None:
+        _remember(path, {"rule": "", "target": case.target, "ended": True})
+    return text
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str:
     """`discover`, remembered on disk; a remembered rule that is no longer right is looked for again."""
     path = cache / f"{_key(case)}.json"
     small = reduced(case)
     if small is None:
         return ""
-    try:
-        text = str(json.loads(path.read_text(encoding="utf-8"))["rule"])
-    except (OSError, ValueError, KeyError, TypeError):
-        text = ""
-    if not text or not is_right(small, text):
-        text = discover(small)
+    text = str(_remembered(path).get("rule", ""))
+    if not text or not is_right(small, text, run_call=run_call):
+        text = discover(small, run_call)
         _remember(path, {"rule": text, "target": case.target})
     return text
 
@@ -117,7 +143,7 @@ def _key(case: OpCase) -> str:
     return hashlib.sha256(repr((FORMAT, torch.__version__, case)).encode()).hexdigest()[:32]
 
 
-def _remember(path: Path, content: dict[str, str]) -> None:
+def _remember(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all; a cache that can't be written is no error."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -185,7 +211,7 @@ def _run(case: OpCase, operands: Sequence[Tensor | None]) -> list[Tensor]:
     return listed if all(isinstance(result, torch.Tensor) for result in listed) else []
 
 
-def discover(case: OpCase) -> str:
+def discover(case: OpCase, run_call: RunCall | None = None) -> str:
     """The rule of the operator at these sizes, as text of the notation; "" where nothing recombines."""
     operands = random_operands(case, 0)
     results = _run(case, operands)
@@ -203,13 +229,14 @@ def discover(case: OpCase) -> str:
     if not kept and not groups:
         return ""
     text = f"{text} | linear: {', '.join(groups)}" if groups else text
-    return text if is_right(case, text) else ""
+    return text if is_right(case, text, run_call=run_call) else ""
 
 
-def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES) -> bool:
+def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES, run_call: RunCall | None = None) -> bool:
     """Does every strategy of the rule pass its proof?"""
     try:
-        return not any(v.failure for mesh in meshes for v in prove(case, Mesh.parse(mesh), rule=text))
+        verdicts = (v for mesh in meshes for v in prove(case, Mesh.parse(mesh), rule=text, run_call=run_call))
+        return not any(v.failure for v in verdicts)
     except (RuleError, RuntimeError, NotImplementedError, TypeError):
         return False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from autoshard.graph.capture import capture_model
 from autoshard.graph.model import Graph
 from autoshard.mesh import Mesh
 from autoshard.rules import discover as room
+from autoshard.rules.apart import apart
 from autoshard.rules.cases import case, case_id, floats
 from autoshard.rules.discover import cached_rule, discover, is_right, reduced, with_discovered
 from autoshard.rules.enumerate import derive
@@ -126,6 +129,31 @@ def test_found_rules_are_remembered_and_proved_again(tmp_path: Path, monkeypatch
     assert cached_rule(one, tmp_path) == text
     path.write_text("{", encoding="utf-8")
     assert cached_rule(one, tmp_path) == text
+
+
+def test_an_operator_that_ends_its_process_is_repeated_and_not_tried_again(tmp_path: Path) -> None:
+    """As some do that are given shapes which they don't check."""
+    calls = tmp_path / "calls"
+
+    def fragile(x: torch.Tensor) -> torch.Tensor:
+        with calls.open("a") as file:
+            file.write(f"{x.shape[0]}\n")
+        if x.shape[0] not in (6, 10):  # not the sizes of the whole: it is a part
+            os.abort()
+        return x * 2
+
+    graph = register("fragile", fragile)
+    for _ in range(2):
+        found, (warning,) = with_discovered(graph, tmp_path / "cache")
+        assert not found.discovered and "autoshard_test.fragile" in warning and "ended its process" in warning
+        assert calls.read_text().count("\n") == 4  # the whole three times, its first half
+
+
+def test_what_works_apart_comes_back_and_what_ends_does_not() -> None:
+    assert apart(lambda: "a b -> a b") == "a b -> a b"
+    assert apart(lambda: "long" * 100_000) == "long" * 100_000  # more than a pipe holds
+    assert apart(lambda: os.kill(os.getpid(), signal.SIGSEGV) or "") is None
+    assert apart(lambda: str(1 // 0)) is None
 
 
 def test_sizes_are_reduced_unless_an_argument_names_one() -> None:

@@ -61,7 +61,7 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
 USES_TORCH = (
     r"calibrate/worker|graph/(?!model|codec|check|serialize|schemas|dims|__init__)\w+\.py|verify/|emit/calls"
-    r"|rules/discover|(rules/)?prove"
+    r"|rules/(discover|apart)|(rules/)?prove"
 )
 NEEDS_TORCH = re.compile(rf"^autoshard/({USES_TORCH}|{COPIED})")
 LIMIT = 500

@@ -1,0 +1,56 @@
+"""Work in a process of its own, because operators that don't check their operands can end it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def apart(work: Callable[[], str]) -> str | None:
+    """What `work` returns, run in a copy of this process; None where that copy did not come to its end.
+
+    The copy knows all that this process knows (operators that a model registered), and costs no import. Where a
+    process can't be copied, the work is done here.
+    """
+    if not hasattr(os, "fork"):
+        return work()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the copy uses none of them
+        child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _answer(work, writing)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            text = pipe.read()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    return text.decode() if status == 0 else None
+
+
+def _answer(work: Callable[[], str], writing: int) -> NoReturn:
+    """In the copy: silent, on one thread (those of the original are not there), and never back into its code."""
+    code = 1
+    try:
+        import torch
+
+        faulthandler.disable()
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        torch.set_num_threads(1)
+        text = work().encode()
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(text)
+        code = 0
+    finally:
+        os._exit(code)
