@@ -19,6 +19,18 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 CAST = "aten.to"
+DRAWN = frozenset(
+    {
+        "autoshard.random",
+        "aten.alpha_dropout",
+        "aten.bernoulli",
+        "aten.dropout",
+        "aten.feature_alpha_dropout",
+        "aten.feature_dropout",
+        "aten.multinomial",
+        "aten.scaled_dot_product_attention",
+    }
+)  # operators that draw random numbers, some of them only where they are told to
 PRECISIONS = ("fp32", "bf16-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -183,11 +195,10 @@ class Graph:
 
     @cached_property
     def constants(self) -> frozenset[str]:
-        """Tensors that depend on no input, parameter or buffer: the same on every device whatever the plan."""
+        """Tensors that depend on no input, parameter, buffer or random number: the same on every device, always."""
         result: set[str] = set()
         for op in self.ops:
-            drawn = op.target == "autoshard.random"
-            if not drawn and all(operand is None or operand in result for operand in op.operands):
+            if op.target not in DRAWN and all(operand is None or operand in result for operand in op.operands):
                 result.update(op.results)
         return frozenset(result)
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 
 from autoshard.errors import CaptureError
-from autoshard.graph.model import Graph, Op
+from autoshard.graph.model import DRAWN, Graph, Op
 
-DRAWN = frozenset({
-    "autoshard.random", "aten.alpha_dropout", "aten.bernoulli", "aten.dropout", "aten.feature_alpha_dropout",
-    "aten.feature_dropout", "aten.multinomial", "aten.scaled_dot_product_attention",
-})  # fmt: skip
 RECURRENT = frozenset({"aten.gru", "aten.lstm", "aten.rnn_relu", "aten.rnn_tanh"})  # `recurrent` took out their dropout
 _HINT = "torch.rand, randn, randint, bernoulli, multinomial or dropout; or pass random tensors as inputs"
 

@@ -207,6 +207,31 @@ def test_a_regathered_weight_has_the_same_gradient(axes: dict[str, int]) -> None
             assert torch.allclose(gradient, whole.grad, rtol=1e-11, atol=1e-11)
 
 
+def test_what_autograd_saves_decides_no_collective() -> None:
+    """An operator may keep a view of a weight on one device and a copy on another, as the local sizes happen to be."""
+
+    def work(mesh: ParallelMesh) -> tuple[list[str], Tensor]:
+        parameter = runtime.shard_parameter("w", (7, 6), "S0", mesh, dtype=FLOAT64)
+        runtime.assign(parameter, random(7, 6))
+        axis, issued = mesh["a"], []
+        gather = axis.transport.all_gather
+        axis.transport.all_gather = lambda *given: issued.append("all_gather") or gather(*given)  # type: ignore[func-returns-value,method-assign]
+        with runtime.regathering():
+            weight = runtime.regather(runtime.local(parameter), axis, 0, size=7)
+            used = weight if mesh.rank == 0 else weight.clone() if mesh.rank == 1 else weight.t().contiguous().t()
+            y = nn.functional.linear(random(5, 6, seed=1).requires_grad_(), used)
+            runtime.regather_before(y, weight)
+        y.square().sum().backward()
+        assert parameter.grad is not None
+        return issued, parameter.grad.clone()
+
+    results = run_lockstep({"a": 3}, work)
+    assert [issued for issued, _ in results] == [["all_gather"] * 2] * 3
+    whole = random(7, 6).requires_grad_()
+    nn.functional.linear(random(5, 6, seed=1), whole).square().sum().backward()
+    assert torch.allclose(torch.cat([gradient for _, gradient in results]), 3 * whole.grad)
+
+
 class Allocated(TorchDispatchMode):
     """Every storage that an operator makes; `bytes()` are those still alive."""
 

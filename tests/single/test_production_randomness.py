@@ -1,0 +1,188 @@
+"""The random numbers of training, as packages draw them: their rate, what they depend on, and what they must not.
+
+A package of three layers runs by its own `train.run` on dp=2, tp=2, with the generators of production instead of the
+exact numbers of verification. Rows are cut over dp, and whole on tp. Its input is ones, so that each layer's output is
+what it has drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autoshard.emit import emit
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Graph, Op
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.rules import Strategy
+from autoshard.verify.case import written
+from autoshard.verify.lockstep import run_lockstep
+from autoshard.verify.package import load_package
+from tests.forced import forced_plan
+
+P = 0.25
+ROWS, WIDTH, LAYERS, STEPS = 64, 96, 3, 3
+MESH = Mesh.parse("dp=2,tp=2")
+SIGMAS = 5.0
+# kind -> mean and deviation of what a layer draws
+KINDS = {
+    "dropout": (1.0, math.sqrt(P / (1 - P))),
+    "features": (1.0, math.sqrt(P / (1 - P))),
+    "bernoulli": (1 - P, math.sqrt(P * (1 - P))),
+    "uniform": (0.5, math.sqrt(1 / 12)),
+}
+Drawn = dict[int, list[list[Tensor]]]  # rank -> of each step -> of each layer, its own rows
+
+
+class Layer(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "dropout":
+            return F.dropout(x, P)
+        if self.kind == "features":
+            return F.dropout1d(x[:, :, None], P)[:, :, 0]
+        if self.kind == "bernoulli":
+            return x * torch.bernoulli(torch.full_like(x, 1 - P))
+        return x * torch.rand_like(x)
+
+
+class Layers(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(kind) for _ in range(LAYERS))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = [layer(x) for layer in self.layers]
+        return (torch.stack(found).mean() * self.scale, *found)
+
+
+def build(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Layers(kind), (torch.ones(ROWS, WIDTH),)
+
+
+def over_rows(graph: Graph, op: Op, strategy: Strategy) -> bool:
+    """Whatever has rows is cut by dp, whole on tp."""
+    for name, layout in zip(op.results, strategy.results, strict=True):
+        shape = graph.tensor(name).shape
+        rows = shape.index(ROWS) if ROWS in shape else None
+        if rows is not None and str(layout) != f"S{rows} R":
+            return False
+    return True
+
+
+@cache
+def files_of(kind: str) -> dict[str, str]:
+    graph = capture(f"{__file__}:build", {"kind": kind})
+    for seed in range(200):  # until the outputs are left as they are made
+        plan = forced_plan(graph, MESH, lambda op, strategy: over_rows(graph, op, strategy), seed)
+        program = lower(plan, graph)
+        if all(str(program.value(name).layout) == "S0 R" for name in program.outputs[1:]):
+            return dict(emit(program, plan, graph))
+    raise AssertionError("no plan cuts the rows")
+
+
+def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
+    """All steps after the first `done`, by the package's own loop."""
+    found: Drawn = {}
+    with written(files) as folder:
+        package = load_package(Path(folder))
+        step = package.train.train_step
+
+        def noted(model: nn.Module, optimizer: Any, mesh: Any, batch: list[Tensor], max_norm: float) -> Any:
+            torch.manual_seed(1000 * done + mesh.rank)  # whatever else has drawn on a rank makes no difference
+            result = step(model, optimizer, mesh, [torch.ones_like(x) for x in batch], max_norm)
+            outputs = package.recorder.take(mesh.rank).outputs
+            found.setdefault(mesh.rank, []).append([x.detach().clone() for x in outputs[1:]])
+            return result
+
+        def work(mesh: Any) -> None:
+            mesh.random.exact = False
+            arguments = ["--backend", "gloo", "--steps", str(STEPS), "--seed", str(seed), "--log-every", "99"]
+            package.train.run(package.train.parse_arguments(arguments), mesh)
+
+        package.train.train_step, package.train.prepare = noted, lambda *_: done
+        run_lockstep(dict(MESH.axes), work, mesh_type=package.runtime.ParallelMesh)
+    return found
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([one.flatten().double(), other.flatten().double()]))[0, 1])
+
+
+def faults(kind: str, files: dict[str, str]) -> str:
+    """What is wrong with the numbers, "" where nothing is."""
+    drawn = train(files)
+    if any(not torch.equal(a, b) for one, other in ((0, 1), (2, 3)) for a, b in _pairs(drawn[one], drawn[other])):
+        return "replicas differ"
+    if any(not torch.equal(a, b) for a, b in _pairs(drawn[0][2:], train(files, done=2)[0])):
+        return "a resumed run draws others"
+    own = {
+        (shard, step, layer): drawn[rank][step][layer]
+        for shard, rank in enumerate((0, 2))
+        for step, layer in itertools.product(range(STEPS), range(LAYERS))
+    }
+    mean, deviation = KINDS[kind]
+    for x in own.values():
+        if abs(float(x.mean()) - mean) > SIGMAS * deviation / math.sqrt(x.numel()):
+            return f"a mean of {float(x.mean()):.3f}, expected {mean:.3f}"
+        if abs(float(x.std()) - deviation) > 0.1 * deviation:
+            return f"a deviation of {float(x.std()):.3f}, expected {deviation:.3f}"
+    for one, other in itertools.combinations(own, 2):
+        if abs(correlation(own[one], own[other])) > SIGMAS / math.sqrt(own[one].numel()):
+            return f"(shard, step, layer) {one} and {other} are correlated"
+    if torch.equal(train(files, done=2, seed=1)[0][0][0], drawn[0][2][0]):
+        return "the seed changes nothing"
+    return ""
+
+
+def _pairs(one: list[list[Tensor]], other: list[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    return [pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_production_numbers(kind: str) -> None:
+    assert faults(kind, files_of(kind)) == ""
+
+
+RANDOMNESS, DRAWING = "runtime/randomness.py", "runtime/drawing.py"
+SEEDING = "hash_of(self.seed, self.step, index, shards)"
+PLANTED = {
+    "one mask in every layer": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, shards)", "correlated"),
+    "one mask in every step": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, index, shards)", "correlated"),
+    "one mask on every shard": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, index)", "correlated"),
+    "the seed is not read": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.step, index, shards)", "the seed"),
+    "a mask for each rank": (
+        "dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, index, self.mesh.rank)", "replicas differ"
+    ),
+    "whatever the generator holds": ("dropout", RANDOMNESS, f"torch.manual_seed({SEEDING})", "pass", "differ"),
+    "1 - p": ("dropout", RANDOMNESS, "F.dropout(x, p)", "F.dropout(x, 1 - p)", "deviation"),
+    "nothing is dropped": ("dropout", RANDOMNESS, "return F.dropout(x, p)", "return x * 1.0", "deviation"),
+    "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),
+    "steps are counted from the resumed one": (
+        "dropout", "train.py", "mesh.random.step = step", "mesh.random.step = step - done", "resumed"
+    ),
+    "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
+    "inverted noise": ("features", DRAWING, "made.bernoulli_(first)", "made.bernoulli_(1 - first)", "mean"),
+    "a narrow uniform": ("uniform", DRAWING, "made.uniform_(first, second)", "made.uniform_(0.3, 0.7)", "deviation"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    kind, name, old, new, said = PLANTED[fault]
+    files = files_of(kind)
+    assert old in files[name], f"{name} has no {old!r} any more"
+    assert said in faults(kind, {**files, name: files[name].replace(old, new)})
