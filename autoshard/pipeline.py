@@ -178,13 +178,10 @@ def make_plan(graph: Graph, hardware: Hardware, request: ModelRequest, wanted: P
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
-    from autoshard.solvers.options import interruptible
-
     wishes, seed = _wishes(request, wanted), _seed(wanted)
     if seed is not None:
         return Made(_random(graph, hardware, wanted, wishes, seed), ignored(wanted))
-    with interruptible(wishes.options.clock):
-        plan, points = _searched(graph, hardware, wanted, wishes)
+    plan, points = _searched(graph, hardware, wanted, wishes)
     notes = (*plan.search.notes, *ignored(wanted))
     return Made(replace(plan, search=replace(plan.search, notes=notes)), ignored(wanted), tuple(wishes.log), points)
 
@@ -223,20 +220,26 @@ def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wis
     from autoshard import fit, pareto, search, task
     from autoshard.meshes import search_meshes
     from autoshard.pins import read_pins
+    from autoshard.solvers.options import interruptible
+
+    clock = wishes.options.clock
 
     def pins(mesh: Mesh) -> tuple[Pin, ...]:
         return read_pins(wanted.pins, wanted.pins_file, mesh)
 
     if wanted.mesh is None:
         assert wanted.devices is not None
-        plan = search_meshes(graph, hardware, wanted.devices, wishes, pins)
+        with interruptible(clock):
+            plan = search_meshes(graph, hardware, wanted.devices, wishes, pins)
         if not wanted.pareto:
             return plan, ()
         made = task.prepare(graph, plan.mesh, hardware, replace(wishes, pins=pins(plan.mesh)))
     else:
         made = task.prepare(graph, wanted.mesh, hardware, replace(wishes, pins=pins(wanted.mesh)))
-        plan = search.best(made, fit.fitted(made))
-    return plan, pareto.front(made, plan) if wanted.pareto else ()
+        with interruptible(clock):  # before, there is nothing to keep
+            plan = search.best(made, fit.fitted(made))
+    with interruptible(clock):
+        return plan, pareto.front(made, plan) if wanted.pareto else ()
 
 
 def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -110,10 +111,14 @@ def interruptible(clock: Clock) -> Iterator[Clock]:
         yield clock
         return
     before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:  # a background job: the terminal's Ctrl-C is not meant for it
+        yield clock
+        return
 
     def stop(*_: Any) -> None:
         clock.stop()
         signal.signal(signal.SIGINT, before)
+        print("stopping: the best plan so far is kept; Ctrl-C once more ends at once", file=sys.stderr)
 
     signal.signal(signal.SIGINT, stop)
     try:

@@ -44,6 +44,9 @@ def build():
 """
 
 
+UNDER_WAY = ("capturing", "searching", "proving", "calibrating", "verifying")
+
+
 @dataclass(frozen=True)
 class Row:
     """`typed` as in a shell; `says` stands in the message. `damage` is done to a folder of good files before."""
@@ -89,7 +92,7 @@ def check(
     capsys.readouterr()
     code = cli.main(shlex.split(row.typed))
     printed = capsys.readouterr()
-    said = [line for line in printed.err.splitlines() if not line.startswith(("capturing", "searching", "proving"))]
+    said = [line for line in printed.err.splitlines() if not line.startswith(UNDER_WAY)]
     assert code == row.code, printed.err
     assert row.says in printed.err, printed.err
     assert [line for line in said if line.startswith("autoshard: ")] == said[:1], printed.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from autoshard.options import _pair
 from tests.graphs import mlp_graph
 
 ROOT = Path(__file__).resolve().parents[2]
-HELP_SECONDS = 0.3
+HELP_MODULES = 160  # 126 when this was written: what a tenth of a second imports
 
 
 @pytest.fixture
@@ -48,17 +47,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert not {"torch", "numpy", "jinja2", "rich"} & set(done.stdout.split("'"))
-    took = []
-    for _ in range(4):  # of processor time, and the best of four: the machine may be busy
-        start = _children_seconds()
-        subprocess.run([sys.executable, "cli.py", "--help"], capture_output=True, cwd=ROOT, check=True)
-        took.append(_children_seconds() - start)
-    assert min(took) < HELP_SECONDS
-
-
-def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    assert len(done.stdout.split("'")) // 2 < HELP_MODULES
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,26 +252,6 @@ def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch)
     plan = search(graph, mesh, hardware, level=1)
     assert plan.search.candidates[0].outcome == "not better"
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
-
-
-def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
-    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    solve, calls = solvers.solve, []
-
-    def interrupted(*arguments: object) -> object:
-        if not calls:
-            signal.raise_signal(signal.SIGINT)
-        calls.append(arguments)
-        return solve(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("autoshard.task.solvers.solve", interrupted)
-    code, out, _ = run(words(graph_file, tmp_path / "out"), capsys)
-    assert code == 0
-    assert "the search was stopped: this is the best plan so far" in out
-    assert plan_io.load(tmp_path / "out" / "plan.json").search.cut_short
-    assert len(calls) <= 2  # the optimum, and at most the plan that was under way
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_fastest_plan_that_does_not_fit_is_told(

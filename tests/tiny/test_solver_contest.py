@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from autoshard.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import Options, anytime, ascent, contest, exhaustive, solve
 from autoshard.solvers.core import core
 from autoshard.solvers.forest import Forests
-from autoshard.solvers.options import Clock, Computing
+from autoshard.solvers.options import Clock, Looks
 from autoshard.solvers.pairwise import extended, pairwise
 from autoshard.solvers.result import Solution
 from tests.random_problems import limited, random_problem
@@ -283,23 +282,27 @@ def network(layers: int, seed: int = 0, k: int = 12) -> Problem:
     return Problem(tuple(nodes), tuple(values), capacity_bytes=float(2.0 * least), horizon=count)
 
 
-@pytest.mark.parametrize("limit", [0.5, 2.0])
+@pytest.mark.parametrize("limit", [20_000.0, 25_000.0])
 def test_the_time_limit_holds_and_the_gap_is_honest(limit: float) -> None:
     problem = network(80)
-    clock = Clock(limit, timer=Computing())
+    clock = Clock(limit, timer=Looks())
     found = solve(problem, "dp", Options(clock=clock))
-    assert clock.seconds <= 1.1 * limit + 1.0
+    assert clock.seconds <= limit + 500.0
     assert found.peak_bytes <= problem.capacity_bytes
     assert 0 < found.lower_bound <= found.objective == objective(problem, found.choice)
 
 
 def test_ctrl_c_gives_the_best_so_far() -> None:
-    clock = Clock()
+    class Pressed(Looks):
+        def __call__(self) -> float:
+            if self.number == 20_000:
+                clock.stop()
+            return super().__call__()
+
+    clock = Clock(timer=Pressed())
     problem = network(120)
-    timer = threading.Timer(1.0, clock.stop)
-    timer.start()
     found = anytime.solve(problem, clock)
-    timer.join()
+    assert clock.seconds < 20_500.0
     assert clock.stopped and found.peak_bytes <= problem.capacity_bytes
 
 

@@ -1,0 +1,71 @@
+"""Ctrl-C: the best plan so far where there is one, else the end at once; the handler is as before."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from autoshard import cli, plan_io, solvers
+from autoshard.graph import serialize
+from tests.graphs import mlp_graph
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mlp.graph.json"
+    path.write_text(serialize.dumps(mlp_graph(2, 64, 128)), encoding="utf-8")
+    return path
+
+
+def words(graph: Path, out: Path) -> list[str]:
+    return ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(out)]
+
+
+def run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = cli.main(typed)
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
+    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solve, calls = solvers.solve, []
+
+    def interrupted(*arguments: object) -> object:
+        if not calls:
+            signal.raise_signal(signal.SIGINT)
+        calls.append(arguments)
+        return solve(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("autoshard.task.solvers.solve", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        code, out, _ = run(words(graph_file, tmp_path / "out"), capsys)
+        after = signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 0
+    assert "the search was stopped: this is the best plan so far" in out
+    assert plan_io.load(tmp_path / "out" / "plan.json").search.cut_short
+    assert len(calls) <= 2  # the optimum, and at most the plan that was under way
+    assert after is signal.default_int_handler
+
+
+def test_ctrl_c_before_there_is_a_plan_ends_at_once(
+    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr("autoshard.task.formulate", pressed)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, err = run(words(graph_file, tmp_path / "out"), capsys)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out, err) == (130, "", "autoshard: interrupted\n")
+    assert not (tmp_path / "out").exists()
