@@ -16,14 +16,14 @@ from autoshard.graph.canonical import canonical
 from autoshard.graph.check import check
 from autoshard.graph.complexes import real_pairs
 from autoshard.graph.constants import recognise_masks
-from autoshard.graph.creation import plain_creation
+from autoshard.graph.creation import op_name, plain_creation
 from autoshard.graph.experts import fold_experts
 from autoshard.graph.export import export, is_fake
 from autoshard.graph.functionalise import functionalise
 from autoshard.graph.gradients import mark_gradients, mark_reached
 from autoshard.graph.guard import guarded
 from autoshard.graph.initialise import InitWatcher, watch_library_init
-from autoshard.graph.inline import inline
+from autoshard.graph.inline import AUTOCAST_OFF, inline
 from autoshard.graph.linears import fold_linears
 from autoshard.graph.lines import node_quote
 from autoshard.graph.load import load_exported, load_model
@@ -31,7 +31,7 @@ from autoshard.graph.loss import choose_loss
 from autoshard.graph.model import OPTIMIZERS, Graph, Op, Parameter, Tensor
 from autoshard.graph.noops import drop_noops
 from autoshard.graph.overloads import note_schemas
-from autoshard.graph.precision import PRECISIONS, apply_precision
+from autoshard.graph.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph.randomness import refuse_random
 from autoshard.graph.recipes import recipes_of
 from autoshard.graph.recurrent import split_layers
@@ -120,12 +120,23 @@ def _finish(
     except CaptureError as error:
         name = type(model).__name__ if model is not None else source
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
+    _check_regions(program.graph, precision)
     graph = replace(graph, source=source, name=_name(source), optimizer=optimizer)
     for run in PASSES:
         graph = run(graph)
     graph = note_schemas(note_registrations(apply_precision(graph, precision)))
     check(graph)
     return graph
+
+
+def _check_regions(graph: fx.Graph, precision: str) -> None:
+    """CaptureError where a region with autocast turned off holds what mixed precision would lower."""
+    for node in graph.nodes:
+        if PRECISIONS[precision] and node.meta.get(AUTOCAST_OFF) and f"aten.{op_name(node)}" in LOW:
+            raise CaptureError(
+                f"the forward turns autocast off, which --precision {precision} would not keep, at {node_quote(node)}",
+                "--precision fp32; or leave the region out",
+            )
 
 
 def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, training: bool) -> Graph:

@@ -21,6 +21,9 @@ def inline(module: fx.GraphModule) -> None:
             inner = getattr(module, node.args[start].target)
             if start == _AUTOCAST and node.args[2]:
                 _refuse_autocast(inner)
+            if start == _AUTOCAST:
+                for each in inner.graph.nodes:
+                    each.meta[AUTOCAST_OFF] = True
             _splice(module, node, inner, node.args[start + 1 :], _detaches(node))
 
 
@@ -31,6 +34,7 @@ def _refuse_autocast(inner: fx.GraphModule) -> None:
 
 
 _AUTOCAST = 4
+AUTOCAST_OFF = "autoshard_autocast_off"  # in the meta of nodes that a forward computes with autocast turned off
 # Where the inner graph stands in the arguments.
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": _AUTOCAST}
 

@@ -342,6 +342,15 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert "mine.py" in caught.value.message or not line
 
 
+def test_a_region_without_autocast_is_not_lowered(tmp_path: Path) -> None:
+    region = "with torch.autocast('cpu', enabled=False):\n    h = {}\n" + END
+    product = spec_of(tmp_path, "", region.format("self.a(x)"))
+    with pytest.raises(CaptureError, match=r"turns autocast off.*mine.py:\d+ `h = self.a\(x\)`"):
+        capture(product, {}, precision="bf16-mixed")
+    assert capture(product, {}).loss
+    assert capture(spec_of(tmp_path, "", region.format("self.a.weight.t()[:4].cos()")), {}, precision="bf16-mixed").loss
+
+
 def test_what_was_watched_is_as_before(tmp_path: Path) -> None:
     import torch
 
