@@ -17,6 +17,12 @@ def keep_tensors(model: torch.nn.Module) -> None:
     """In place. CaptureError for an attribute on a parameter's memory, which a step would change behind its back."""
     owners = {_storage(parameter): path for path, parameter in model.named_parameters() if _is_plain(parameter)}
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"the module {path or 'itself'} is scripted (torch.jit)", "the module that it was made from"
+            )
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            module.sparse = False  # the same gradient, held densely: collectives and AdamW take no sparse ones
         rewritten = set(_written_by_hooks(module))
         for name, value in list(module.__dict__.items()):
             if type(value) is not torch.Tensor or value.grad_fn is not None or name in rewritten:

@@ -44,7 +44,7 @@ from autoshard.graph.saved import note_saved
 from autoshard.graph.strided import in_memory_order
 from autoshard.graph.translate import constant_op, tensor_of, translate
 
-_FROZEN = "a buffer for what the forward updates: self.register_buffer(...)"
+_FROZEN = "a changed value under another name (an embedding: no max_norm); a buffer for what the forward updates"
 _UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, split_layers, mark_reached, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts,

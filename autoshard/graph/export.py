@@ -30,6 +30,7 @@ _REASONS = (
         r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero",
         "the program depends on a tensor's value",
     ),
+    (r"__obj_flatten__|PackedParams|quantized::", "a quantised module has no gradient and no real tensors"),
     (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
 )  # fmt: skip
 

@@ -20,6 +20,9 @@ _LIBRARY = ("torch.nn.modules._functions", "torch.utils.checkpoint", "torch.nn.m
 _HOOKS = "a package runs no hooks in backward: change the loss, or change gradients in the training loop"
 _DERIVES = "gradients of outputs in the forward, as penalties need them, are not supported: leave the term out"
 _AUTOCAST = "leave it out and plan with --precision bf16-mixed"
+_CTC = "--eval, and the CTC loss in a training loop of your own; or a loss over frames, such as cross_entropy"
+_PACKED = "what packed sequences hold depends on their lengths' values"
+_PADDED = "the padded batch through the module, its outputs masked: torch.where(mask, y, 0)"
 _SEED = "no seed in the forward: packages draw from (seed, step, operator); a fixed noise belongs in a buffer"
 
 
@@ -95,6 +98,8 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
     patches: list[tuple[Any, str, Any]] = [
         (torch.amp.autocast_mode.autocast, "__enter__", _autocast(torch.amp.autocast_mode.autocast.__enter__)),
         *((owner, name, _refused(getattr(owner, name), "the forward seeds torch", _SEED)) for owner, name in _SEEDS),
+        (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
+        (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
     ]
     if training:
         patches += [

@@ -186,6 +186,9 @@ KEPT = {
         f"h, _ = self.r(self.a(x).unsqueeze(1))\n{END}"),
     "strides of one's own": ("",
         f"h = self.a(x).view(2, 2, 8).transpose(0, 1)\nh = h.as_strided((3, 8), (4, 1))\n{END}"),
+    "an embedding with sparse gradients": (
+        "self.e = nn.Embedding(9, 8, sparse=True)", f"h = self.a(x) * self.e((x[:, 0] > 0).long() * 3)\n{END}",
+    ),
     "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
 }  # fmt: skip
 
@@ -271,6 +274,19 @@ REFUSED = {
         f"h = (self.a(x) * self.w).real\n{END}", "", "complex64 tensors are not supported", "torch.view_as_real"),
     "strides of a part": ("", f"h = self.a(x)[1:].as_strided((3, 8), (4, 1))\n{END}", "as_strided((3, 8)",
         "as_strided of a part of a tensor", "x.contiguous()"),
+    "a CTC loss": ("", "n = torch.full((2,), 4)\n"
+        "return F.ctc_loss(self.b(self.a(x)).view(4, 1, 4).expand(4, 2, 4).log_softmax(-1), n.view(2, 1) - 2, n, n - 3)",
+        "F.ctc_loss",
+        "depends on its lengths' values", "--eval"),
+    "packed sequences": ("self.r = nn.LSTM(6, 8, batch_first=True)",
+        "p = nn.utils.rnn.pack_padded_sequence(x.view(2, 2, 6), torch.tensor([2, 1]), batch_first=True)\n"
+        f"h = self.r(p)[0].data\n{END}", "pack_padded_sequence",
+        "packed sequences hold depends", "the padded batch"),
+    "an embedding with a largest norm": ("self.e = nn.Embedding(9, 8, max_norm=1.0)",
+        f"h = self.a(x) * self.e((x[:, 0] > 0).long())\n{END}", "",
+        "changes the parameter e.weight in place", "no max_norm"),
+    "a scripted module": ("self.s = torch.jit.script(nn.Linear(8, 8))", f"h = self.s(self.a(x))\n{END}", "",
+        "the module s is scripted", "made from"),
     "two losses": ("", "h = self.a(x)\nreturn self.b(h).mean(), h.abs().mean()", "mine.py:",
         "returns 2 losses, of which none is called loss: [0] at", "their sum as `loss`"),
     "a dict of losses": ("", "h = self.a(x)\nreturn {'cls': self.b(h).mean(), 'box': h.abs().mean()}", "['box']",
