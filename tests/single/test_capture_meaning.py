@@ -275,8 +275,8 @@ REFUSED = {
     "strides of a part": ("", f"h = self.a(x)[1:].as_strided((3, 8), (4, 1))\n{END}", "as_strided((3, 8)",
         "as_strided of a part of a tensor", "x.contiguous()"),
     "a CTC loss": ("", "n = torch.full((2,), 4)\n"
-        "return F.ctc_loss(self.b(self.a(x)).view(4, 1, 4).expand(4, 2, 4).log_softmax(-1), n.view(2, 1) - 2, n, n - 3)",
-        "F.ctc_loss",
+        "y = self.b(self.a(x)).view(4, 1, 4).expand(4, 2, 4).log_softmax(-1)\n"
+        "return F.ctc_loss(y, n.view(2, 1) - 2, n, n - 3)", "F.ctc_loss",
         "depends on its lengths' values", "--eval"),
     "packed sequences": ("self.r = nn.LSTM(6, 8, batch_first=True)",
         "p = nn.utils.rnn.pack_padded_sequence(x.view(2, 2, 6), torch.tensor([2, 1]), batch_first=True)\n"
