@@ -124,6 +124,7 @@ _EFFICIENCY = {
     "aten.layer_norm": "memory.normalisation",
     "aten.native_layer_norm": "memory.normalisation",
     "aten.rms_norm": "memory.normalisation",
+    "aten._weight_norm": "memory.normalisation",
     "aten.group_norm": "memory.normalisation",
     "aten.batch_norm": "memory.normalisation",
     "aten.softmax": "memory.softmax",

@@ -11,6 +11,7 @@ from autoshard.rules.kinds import (
     LocalAttribute,
     Localise,
     LocaliseVariant,
+    NoRule,
     RuleFor,
     integers,
     letters,
@@ -101,9 +102,21 @@ def localise_group_norm(local: Local) -> dict[str, LocalAttribute]:
     return {"num_groups": local.factor("g")} if local.axes("g") else {}
 
 
+def weight_norm(call: Call) -> str:
+    """Direction, magnitude: each index along the dim has a norm of its own, over all other dims."""
+    names, dim = letters(call.rank), call.get("dim")
+    if not isinstance(dim, int) or dim == -1 or call.shapes[1] is None or len(call.shapes[1]) != call.rank:
+        raise NoRule  # -1 is one norm over everything
+    own = names[dim % call.rank]
+    whole = [name for name in names if name != own]
+    magnitude = [own if name == own else "1" for name in names]
+    return f"{term(names)}, {term(magnitude)} -> {term(names)} | whole: {' '.join(whole)} | linear: 1"
+
+
 RULES: dict[str, str | RuleFor] = {
     "aten._log_softmax": softmax,
     "aten._softmax": softmax,
+    "aten._weight_norm": weight_norm,
     "aten.batch_norm": batch_norm,
     "aten.group_norm": group_norm,
     "aten.layer_norm": "... d*, d*?, d*? -> ... d* | plain: d | variant: parallel_layer_norm d",

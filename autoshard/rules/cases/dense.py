@@ -39,6 +39,9 @@ ATTENTION = [
     case("aten.scaled_dot_product_attention", floats((4, 6, 5, 3), (4, 1, 5, 3), (4, 1, 5, 3), None), is_causal=True),
 ]
 NORMALISATION = [
+    case("aten._weight_norm", floats((5, 6, 3), (5, 1, 1)), dim=0),
+    case("aten._weight_norm", floats((4, 6, 7), (1, 1, 7)), dim=2),
+    case("aten._weight_norm", floats((6, 4), (6, 1)), dim=0),
     case("aten.group_norm", floats((4, 12, 5, 3), (12,), (12,)), num_groups=6, eps=1e-5, cudnn_enabled=False),
     case("aten.group_norm", floats((5, 6), None, None), num_groups=3, eps=1e-5, cudnn_enabled=False),
     case("aten.softmax", floats((4, 5, 6)), dim=-1, dtype=None),
