@@ -15,7 +15,8 @@ from autoshard.emit import emit
 from autoshard.graph.capture import capture
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
-from autoshard.program.lower import lower
+from autoshard.program.check import check
+from autoshard.program.lower import chosen_strategies, lower
 from autoshard.styles import random_plan
 from autoshard.verify import Case, check_files, make_case
 
@@ -118,6 +119,7 @@ def verified(name: str, mesh: str = "dp=2,tp=2", seeds: int = 2) -> Case:
     for seed in range(seeds):
         plan = random_plan(graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm"), seed)
         program = lower(plan, graph)
+        check(program, graph, chosen_strategies(plan, graph))
         proof = check_files(case, program, emit(program, plan, graph))
         assert proof.passed, f"seed {seed}: {proof.failure}"
     return case

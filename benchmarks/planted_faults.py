@@ -1,0 +1,404 @@
+"""Faults drawn by seed over runtime, package, emission and lowering: is each one caught?
+
+    python benchmarks/planted_faults.py --seed 1 --count 100
+
+Each fault is run, in a process of its own, against the verification of a few small plans (lock-step), and then against
+the quick tests near its file, until one fails. What survives must stand in `planted_faults.toml` with the reason why
+the changed program is the same; else this exits with 6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import io
+import json
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_loader
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from autoshard.plan_text import table  # noqa: E402
+from benchmarks.mutants import Mutant, mutants  # noqa: E402
+
+CODE = ROOT / "autoshard"
+ROOMS = ("emit/runtime", "emit/package", "emit", "program")
+LISTED = Path(__file__).with_suffix(".toml")
+LIMIT_SECONDS = 600.0  # of wall time for one fault: an endless loop is caught too
+EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
+# What stands to the left of `program`: it imports nothing that is mutated.
+UNTOUCHED = (
+    "errors", "units", "mesh", "layout", "graph", "plan", "rules", "hardware", "topology", "profile_file",
+    "profile_parts", "resources", "redistribute", "costs", "words", "plan_text", "progress", "spec",
+)  # fmt: skip
+
+GPT2 = f"{ROOT / 'examples/gpt2.py'}:build"
+LENET = f"{ROOT / 'examples/lenet.py'}:build"
+MLP = f"{ROOT / 'examples/mlp.py'}:build"
+SMALL_GPT2 = {"n_layer": 2, "sequence": 8, "n_embd": 48, "n_head": 6, "vocabulary": 97}
+SMALL_MLP = {"batch": 16, "features": 12, "hidden": 22, "outputs": 7}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model at one size, planned on meshes with styles: `megatron`, or the seed of a random plan."""
+
+    spec: str
+    arguments: dict[str, Any]
+    plans: tuple[tuple[str, str | int], ...]
+    options: tuple[Any, ...] = ()  # precision, optimizer, training
+    steps: int = 2
+
+
+MODELS = (
+    Model(GPT2, SMALL_GPT2, (("dp=2,tp=2", "megatron"), ("dp=2,tp=2", 1), ("tp=3", 2), ("dp=2,pp=2,tp=2", 3)), steps=3),
+    Model(MLP, SMALL_MLP, (("dp=2,tp=2", 1), ("dp=3", 2)), ("bf16-mixed", "sgd")),
+    Model(LENET, {"batch": 6}, (("dp=2,tp=2", 1), ("tp=4", 2))),
+    Model(LENET, {"batch": 6}, (("dp=2,tp=2", 3),), ("fp32", "adamw", False)),
+    Model(f"{ROOT / 'tests/small_models.py'}:weighted", {}, (("dp=2,tp=2", 1), ("tp=3", 2))),
+    Model(f"{ROOT / 'tests/small_models.py'}:mixtral", {}, (("dp=2,tp=2", 1), ("tp=2", "megatron"))),
+    Model("tests.models.vision:resnet", {}, (("dp=2,tp=2", 3),)),
+    Model("tests.models.encoders:bert", {}, (("dp=2,tp=2", 2),)),
+)
+# Folder or file -> the tests near it, the nearest first.
+NEAR: dict[str, tuple[str, ...]] = {
+    "emit/runtime": (
+        "single/test_runtime_redistribution.py", "single/test_runtime_parameters.py",
+        "single/test_runtime_operators.py", "single/test_variant_runtime.py", "single/test_runtime_random.py",
+        "single/test_halo.py", "single/test_losses.py", "single/test_experts.py", "single/test_drawing.py",
+        "single/test_emit_package.py", "single/test_verify_models.py",
+    ),
+    "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
+    "emit": (
+        "tiny/test_emit.py", "tiny/test_emit_user_operators.py", "single/test_emit_operators.py",
+        "single/test_emit_package.py", "single/test_hostile_names.py", "single/test_verify_models.py",
+    ),
+    "program": (
+        "tiny/test_lower.py", "tiny/test_modules.py", "tiny/test_emit.py", "tiny/test_schedule.py",
+        "tiny/test_simulate.py", "single/test_no_all_to_all.py", "single/test_verify_models.py",
+    ),
+}  # fmt: skip
+PROCESSES = {
+    "emit/runtime/axis.py", "emit/runtime/checkpoint.py", "emit/runtime/mesh.py", "emit/runtime/parameters.py",
+}  # fmt: skip
+BY_PROCESSES = ("multi/test_runtime_gloo.py", "multi/test_emit_train.py")
+
+
+# --- the draw -------------------------------------------------------------------------------------------------------
+
+
+def drawn(seed: int, count: int) -> list[tuple[Mutant, str]]:
+    """`count` of all faults that there are, with the text of their files."""
+    everything = [found for path in _files() for found in mutants(str(path.relative_to(CODE)), path.read_text("utf-8"))]
+    return [(mutant, text()) for mutant, text in random.Random(seed).sample(everything, count)]
+
+
+def _files() -> Iterator[Path]:
+    for room in ROOMS:
+        yield from sorted((CODE / room).glob("*.py"))
+
+
+def explained() -> dict[str, str]:
+    """Name of a fault -> why the program is the same with it."""
+    if not LISTED.exists():
+        return {}
+    return {entry["fault"]: entry["reason"] for entry in tomllib.loads(LISTED.read_text("utf-8"))["equivalent"]}
+
+
+# --- what runs against each -----------------------------------------------------------------------------------------
+
+
+def prepared() -> list[tuple[str, Any, Any, Any]]:
+    """(name, plan, graph, case) of every plan that is verified. A child makes them: this process has no threads."""
+
+    def make() -> bytes:
+        from autoshard.graph.capture import capture
+        from autoshard.hardware import load_hardware
+        from autoshard.mesh import Mesh
+        from autoshard.search import megatron_plan
+        from autoshard.styles import random_plan
+        from autoshard.verify import make_case
+
+        hardware, found = load_hardware("a100-80g-sxm"), []
+        for model in MODELS:
+            graph = capture(model.spec, model.arguments, *model.options)
+            case = make_case(model.spec, model.arguments, graph, steps=model.steps)
+            for mesh, style in model.plans:
+                name = f"{model.spec.rpartition('/')[2]} {mesh} {style}"
+                if style == "megatron":
+                    plan = megatron_plan(graph, Mesh.parse(mesh), hardware)
+                else:
+                    plan = random_plan(graph, Mesh.parse(mesh), hardware, int(style))
+                found.append((name, plan, graph, case))
+        return pickle.dumps(found)
+
+    outcome = in_child(make, 900.0)
+    if not isinstance(outcome, bytes):
+        raise SystemExit(f"the plans can't be made: {outcome}")
+    return pickle.loads(outcome)  # type: ignore[no-any-return]
+
+
+def verdict(plans: Sequence[tuple[str, Any, Any, Any]]) -> str:
+    """The first plan that is not verified, "" where all are."""
+    for name, plan, graph, case in plans:
+        try:
+            from autoshard.emit import emit
+            from autoshard.program.lower import lower
+            from autoshard.verify import check_files
+
+            program = lower(plan, graph)
+            proof = check_files(case, program, emit(program, plan, graph), timeout_seconds=60.0)
+        except Exception as error:
+            return f"{name}: {type(error).__name__}"
+        if not proof.passed:
+            return f"{name}: {proof.failure}"
+    return ""
+
+
+class FirstFailure:
+    """A plugin of pytest."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.names.append(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.names.append(report.nodeid)
+
+
+def failures(file: str, known: Sequence[str] = (), only: str = "") -> list[str]:
+    """The first of the tests near `file` that fails, `known` ones left out; or one test alone."""
+    import pytest
+
+    folder = next(room for room in ROOMS if file.startswith(f"{room}/"))
+    near = [*NEAR[folder], *(BY_PROCESSES if file in PROCESSES else ())]
+    paths = [f"tests/{name}" for name in near if (ROOT / "tests" / name).exists()]
+    plugin = FirstFailure()
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
+    options += ["-m", "not slow", *(f"--deselect={name}" for name in known)]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = pytest.main([*options, *([only] if only else paths)], plugins=[plugin])
+    return plugin.names or ([] if code in (0, 5) else [f"pytest ended with {int(code)}"])
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One file of the code with another text, for this process."""
+
+    file: str
+    text: str
+
+    def install(self) -> None:
+        path = CODE / self.file
+        name = "autoshard." + self.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        sys.meta_path.insert(0, _Finder(name, str(path), self.text))
+        read_text = Path.read_text
+
+        def read(own: Path, *args: Any, **kwargs: Any) -> str:
+            return self.text if own == path else read_text(own, *args, **kwargs)
+
+        Path.read_text = read  # type: ignore[method-assign]
+        for module in [name for name in sys.modules if _is_touched(name)]:
+            parent, _, last = module.rpartition(".")
+            if parent in sys.modules:
+                vars(sys.modules[parent]).pop(last, None)
+            del sys.modules[module]
+
+
+def _is_touched(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "autoshard" and len(parts) > 1 and parts[1] not in UNTOUCHED
+
+
+class _Finder:
+    def __init__(self, name: str, path: str, text: str) -> None:
+        self.name, self.path, self.text = name, path, text
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        loader = _Loader(name, self.path)
+        loader.text = self.text
+        is_package = self.path.endswith("__init__.py")
+        spec = spec_from_loader(name, loader, is_package=is_package)
+        if spec is not None and is_package:
+            spec.submodule_search_locations = [str(Path(self.path).parent)]
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    text = ""
+
+    def get_data(self, path: str) -> bytes:
+        return self.text.encode()
+
+    def path_stats(self, path: str) -> Any:
+        raise OSError  # nothing compiled is read or written
+
+
+def in_child(work: Callable[[], Any], limit_seconds: float) -> Any:
+    """What `work` gives (text or bytes) in a forked process; how it ended where it gives nothing."""
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(reader)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        try:
+            result = pickle.dumps(work())
+        except BaseException as error:
+            result = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        with os.fdopen(writer, "wb") as stream:
+            stream.write(result)
+        os._exit(0)
+    os.close(writer)
+    return _collected(child, reader, limit_seconds)
+
+
+def _collected(child: int, reader: int, limit_seconds: float) -> Any:
+    end, parts = time.monotonic() + limit_seconds, []
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        while True:
+            left = end - time.monotonic()
+            ready = left > 0 and select.select([stream], [], [], left)[0]
+            part = stream.read(1 << 20) if ready else b""
+            if not part:
+                break
+            parts.append(part)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if not parts:
+        return "did not end in time" if time.monotonic() >= end else "the process died"
+    return pickle.loads(b"".join(parts))
+
+
+def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str]) -> str:
+    """What catches the fault ("" for nothing). Tests that fail without it too join the `known` ones."""
+    found = in_child(lambda: _found(mutant.file, text, plans, known), LIMIT_SECONDS)
+    if not isinstance(found, str):
+        return f"process: {found}"
+    name = found.removeprefix("test: ")
+    if name != found and name not in known and _fails_anyway(mutant.file, name):
+        known.add(name)
+        return caught(mutant, text, (), known)
+    return found if not found or ":" in found else f"process: {found}"
+
+
+def _found(file: str, text: str, plans: Sequence[Any], known: set[str]) -> str:
+    Planted(file, text).install()
+    found = verdict(plans)
+    if found:
+        return f"verification: {found}"
+    names = failures(file, sorted(known))
+    return f"test: {names[0]}" if names else ""
+
+
+def _fails_anyway(file: str, name: str) -> bool:
+    """Does the test fail where the file is only printed anew?"""
+
+    def work() -> str:
+        Planted(file, ast.unparse(ast.parse((CODE / file).read_text("utf-8"))) + "\n").install()
+        return "fails" if failures(file, only=name) else "passes"
+
+    return in_child(work, LIMIT_SECONDS) != "passes"
+
+
+# --- the outcome ----------------------------------------------------------------------------------------------------
+
+
+def page(outcomes: Sequence[tuple[Mutant, str]]) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [
+        ("room", "faults", "by verification", "by a test", "by its end", "equivalent", "missed"),
+    ]
+    for room in (*ROOMS, "all"):
+        own = [by for mutant, by in outcomes if room in ("all", str(Path(mutant.file).parent))]
+        kinds = Counter(by.partition(":")[0] for by in own)
+        columns = ("verification", "test", "process", EQUIVALENT, SURVIVED)
+        rows.append((room, str(len(own)), *(str(kinds[kind]) for kind in columns)))
+    return rows
+
+
+def _logged(path: Path | None) -> dict[str, str]:
+    """Fault -> what caught it, "" for nothing."""
+    if not path or not path.exists():
+        return {}
+    entries = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return {entry["fault"]: entry["by"] for entry in entries}
+
+
+def _plans(path: Path | None) -> list[Any]:
+    if path and path.exists():
+        return pickle.loads(path.read_bytes())  # type: ignore[no-any-return]
+    plans = prepared()
+    wrong = in_child(lambda: verdict(plans), LIMIT_SECONDS)
+    if wrong:
+        raise SystemExit(f"without a fault: {wrong}")
+    if path:
+        path.write_bytes(pickle.dumps(plans))
+    return plans
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--part", default="0/1", help="every N-th fault from the K-th: K/N")
+    parser.add_argument("--only", default="", help="faults whose name has this")
+    parser.add_argument("--plans", type=Path, help="keep the plans that are verified in this file")
+    parser.add_argument("--log", type=Path, help="a line of JSON for each fault; those that it has do not run again")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    import pytest  # noqa: F401  # what workers would import each
+    import torch
+
+    torch.set_num_threads(1)
+    start, reasons = time.perf_counter(), explained()
+    first, step = (int(word) for word in options.part.split("/"))
+    faults = [f for f in drawn(options.seed, options.count)[first::step] if options.only in f[0].name]
+    plans, known = _plans(options.plans), set[str]()
+    print(f"{len(plans)} plans made in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    outcomes, before = [], _logged(options.log)
+    for number, (mutant, text) in enumerate(faults):
+        ran = mutant.name not in before
+        by = caught(mutant, text, plans, known) if ran else before[mutant.name]
+        by = by or (EQUIVALENT if mutant.name in reasons else SURVIVED)
+        outcomes.append((mutant, by))
+        if not ran:
+            continue
+        seconds = time.perf_counter() - start
+        print(f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True)
+        if options.log:
+            with options.log.open("a") as stream:
+                told = by if ":" in by else ""
+                stream.write(json.dumps({"fault": mutant.name, "kind": mutant.kind, "by": told}) + "\n")
+    print("\n".join(table(page(outcomes))))
+    survived = [mutant.name for mutant, by in outcomes if by == SURVIVED]
+    print("\n".join(f"missed: {name}" for name in survived))
+    return 6 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

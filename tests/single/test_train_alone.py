@@ -1,0 +1,203 @@
+"""The emitted train.py and convert.py in this process on one device: what they print, save, resume, read and refuse."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from autoshard.emit import emit
+from autoshard.folder import write_package
+from autoshard.graph.capture import capture
+from autoshard.graph.load import load_model
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.styles import random_plan
+from autoshard.verify.package import Package, load_package
+
+MODEL = f"{__file__}:tagger"
+LOADER = """
+import torch
+def make(seed, inputs):
+    for number in range(3):
+        yield {"labels": torch.full((4, 6), number), "ids": torch.full((4, 6), number), "more": 0}
+def nothing():
+    return []
+"""
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11)
+        self.free = torch.nn.Parameter(torch.ones(8) * 3)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(self.head(self.table(ids) * self.free).flatten(0, 1), labels.flatten())
+
+
+def tagger() -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
+    return Tagger(), tuple(torch.randint(0, 11, (4, 6)) for _ in range(2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "package"
+    graph = capture(MODEL, {})
+    plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
+    write_package(out, emit(lower(plan, graph), plan, graph))
+    (out.parent / "data.py").write_text(LOADER)
+    return out
+
+
+@pytest.fixture
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    loaded = load_package(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("convert", "model_parallel", "runtime", "initial"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield loaded
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("convert", "model_parallel", "runtime", "initial")]:
+        del sys.modules[name]
+
+
+Start = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def start(package: Package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Start:
+    """Runs train.py with these options; gives its code, and what it said."""
+
+    def run(*options: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train.py", "--backend", "gloo", *map(str, options)])
+        code = package.train.main()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def steps(said: str) -> dict[int, tuple[str, str]]:
+    pattern = r"^step (\d+): loss (\S+), gradient norm (\S+), [\d.]+ ms, \d+ tokens/s$"
+    return {int(n): (loss, norm) for n, loss, norm in re.findall(pattern, said, re.MULTILINE)}
+
+
+def test_saved_and_resumed_it_goes_on_as_if_it_had_not_stopped(start: Start, tmp_path: Path) -> None:
+    options = ("--steps", 5, "--seed", 7, "--lr", 1e-2, "--save", tmp_path, "--save-every", 2)
+    code, straight, _ = start(*options)
+    assert code == 0 and sorted(steps(straight)) == [1, 2, 3, 4, 5]
+    assert "note" not in straight  # how the model makes its parameters is known
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-4", "step-5"]
+    (tmp_path / "step-10").mkdir()  # no checkpoint
+    (tmp_path / "step-best").mkdir()
+    code, resumed, _ = start("--steps", 5, "--resume", tmp_path / "step-2")
+    assert code == 0 and f"resumed {tmp_path / 'step-2'} at step 2" in resumed and "note" not in resumed
+    assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > 2}
+    code, last, _ = start("--steps", 5, "--resume", tmp_path)
+    assert f"resumed {tmp_path / 'step-5'} at step 5" in last and "nothing to do: 5 steps are done" in last
+    assert sorted(steps(start("--steps", 5, "--log-every", 2)[1])) == [2, 4, 5]
+
+
+def test_options_count(start: Start) -> None:
+    code, said, _ = start("--dry-run")
+    assert code == 0 and "mesh dp=1 on cpu: 195 parameters, 195 on rank 0" in said
+    assert "  input ids: global (4, 6), local (4, 6)" in said and not steps(said)
+    first = steps(start("--steps", 2, "--seed", 3)[1])
+    assert first == steps(start("--steps", 2, "--seed", 3)[1]) != steps(start("--steps", 2, "--seed", 4)[1])
+    assert first[1] == steps(start("--steps", 2, "--seed", 3, "--lr", 0.5)[1])[1]
+    assert first[2] != steps(start("--steps", 2, "--seed", 3, "--lr", 0.5)[1])[2]
+    assert first[2] != steps(start("--steps", 2, "--seed", 3, "--max-norm", 1e-9)[1])[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--steps", "-1"), "--steps -1: expected 0 or more"),
+        (("--save-every", "-2"), "--save-every -2: expected 0 or more"),
+        (("--log-every", "0"), "--log-every 0: expected 1 or more"),
+        (("--max-norm", "0"), "--max-norm 0: expected more than 0"),
+        (("--data", "nowhere"), "--data nowhere: expected file.py:function"),
+        (("--resume", "nowhere"), "--resume nowhere: there is no checkpoint here"),
+        (("--weights", "nowhere.pt"), "--weights nowhere.pt: "),
+    ],
+)
+def test_mistakes_are_one_sentence(start: Start, options: tuple[str, ...], message: str) -> None:
+    code, _, said = start(*options)
+    assert code == 2 and said.startswith(f"error: {message}") and "Traceback" not in said
+
+
+def test_loaders_are_read_in_order_and_begin_again(start: Start, folder: Path, tmp_path: Path) -> None:
+    data = f"{folder.parent / 'data.py'}:make"
+    one = steps(start("--steps", 4, "--lr", 0, "--seed", 1, "--data", data, "--save", tmp_path, "--save-every", 1)[1])
+    assert one[1] == one[4] and len({one[1], one[2], one[3]}) == 3
+    assert steps(start("--steps", 4, "--data", data, "--resume", tmp_path / "step-2")[1]) == {3: one[3], 4: one[4]}
+    code, _, said = start("--data", f"{folder.parent / 'data.py'}:nothing")
+    assert code == 2 and "the loader yields no batch" in said
+    assert "has no function 'other'" in start("--data", f"{folder.parent / 'data.py'}:other")[2]
+
+
+def test_weights_of_the_original_give_its_loss_and_come_back(
+    start: Start, package: Package, folder: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, _ = load_model(MODEL, {}, "cpu")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    data = f"{folder.parent / 'data.py'}:make"
+    given = ("--steps", 1, "--lr", 0, "--data", data, "--weights", tmp_path / "weights.pt")
+    said = start(*given, "--save", tmp_path / "saved")[1]
+    batch = torch.zeros(4, 6, dtype=torch.int64)
+    assert float(steps(said)[1][0]) == pytest.approx(float(model(batch, batch).detach()), abs=2e-6)
+
+    import convert  # type: ignore[import-not-found]  # the package's own
+
+    for name in ("back.pt", "back.safetensors"):
+        convert.to_original(tmp_path / "saved" / "step-1", tmp_path / name)
+        found = convert.read_state_dict(tmp_path / name)
+        assert found.keys() == model.state_dict().keys()
+        assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+    state = model.state_dict()
+    del state["free"]
+    torch.save(state, tmp_path / "lacking.pt")
+    code, _, said = start("--weights", tmp_path / "lacking.pt")
+    assert code == 2 and f"error: --weights {tmp_path / 'lacking.pt'}: " in said and "free" in said
+
+
+def test_batches_are_checked(package: Package, start: Start) -> None:
+    """Names in any order, positions, dtypes; one sentence for what does not fit."""
+    train = package.train
+    whole = train.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    ids = torch.randint(0, 11, (4, 6), dtype=torch.int32)
+    found = train.checked({"labels": ids + 1, "ids": ids}, whole)
+    assert torch.equal(found[0], ids.long()) and torch.equal(found[1], ids.long() + 1)
+    assert found[0].dtype == torch.int64
+    assert torch.equal(train.checked([ids, ids + 1], whole)[1], ids.long() + 1)
+    for batch, words in (
+        ({"ids": ids}, "the batch lacks labels: it has ids"),
+        ([ids], "a batch must hold 2 tensors (ids, labels), got 1 tensors"),
+        ([ids, [1]], "input 'labels': expected a tensor, got list"),
+        ([ids, ids.float()], "input 'labels': expected torch.int64, got torch.float32"),
+        ([ids, ids[:3]], "expected the global shape (4, 6) or the local (4, 6), got (3, 6)"),
+    ):
+        with pytest.raises(train.BatchError, match=re.escape(words)):
+            train.checked(batch, whole)
+
+
+def test_the_rate_counts_tokens(package: Package) -> None:
+    assert package.train.rate(2.0) == "12 tokens/s"
+    for kind, shape, words in (
+        ("float32", (6, 5), "3 samples/s"),
+        ("int64", (6,), "3 samples/s"),
+        ("int64", (), "0 s"),
+    ):
+        package.train.INPUTS.clear()
+        package.train.INPUTS["x"] = (shape, kind, "R", 0, 1)
+        assert package.train.rate(2.0).startswith(words)
