@@ -78,7 +78,7 @@ MODELS = (
 NEAR: dict[str, tuple[str, ...]] = {
     "emit/runtime": (
         "single/test_runtime_redistribution.py", "single/test_runtime_parameters.py",
-        "single/test_runtime_operators.py", "single/test_variant_runtime.py", "single/test_runtime_random.py",
+        "single/test_runtime_operators.py", "single/test_variant_runtime.py", "single/test_production_randomness.py",
         "single/test_halo.py", "single/test_losses.py", "single/test_experts.py", "single/test_drawing.py",
         "single/test_emit_package.py", "single/test_verify_models.py",
     ),
@@ -295,9 +295,9 @@ def _collected(child: int, reader: int, limit_seconds: float) -> Any:
     return pickle.loads(b"".join(parts))
 
 
-def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str]) -> str:
+def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str], tests: bool = True) -> str:
     """What catches the fault ("" for nothing). Tests that fail without it too join the `known` ones."""
-    found = in_child(lambda: _found(mutant.file, text, plans, known), LIMIT_SECONDS)
+    found = in_child(lambda: _found(mutant.file, text, plans, known, tests), LIMIT_SECONDS)
     if not isinstance(found, str):
         return f"process: {found}"
     name = found.removeprefix("test: ")
@@ -307,12 +307,12 @@ def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str]) -> 
     return found if not found or ":" in found else f"process: {found}"
 
 
-def _found(file: str, text: str, plans: Sequence[Any], known: set[str]) -> str:
+def _found(file: str, text: str, plans: Sequence[Any], known: set[str], tests: bool) -> str:
     Planted(file, text).install()
     found = verdict(plans)
     if found:
         return f"verification: {found}"
-    names = failures(file, sorted(known))
+    names = failures(file, sorted(known)) if tests else []
     return f"test: {names[0]}" if names else ""
 
 
@@ -366,6 +366,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--part", default="0/1", help="every N-th fault from the K-th: K/N")
+    parser.add_argument("--without-tests", action="store_true", help="verification alone; what it misses is not logged")
     parser.add_argument("--only", default="", help="faults whose name has this")
     parser.add_argument("--plans", type=Path, help="keep the plans that are verified in this file")
     parser.add_argument("--log", type=Path, help="a line of JSON for each fault; those that it has do not run again")
@@ -383,14 +384,14 @@ def main() -> int:
     outcomes, before = [], _logged(options.log)
     for number, (mutant, text) in enumerate(faults):
         ran = mutant.name not in before
-        by = caught(mutant, text, plans, known) if ran else before[mutant.name]
+        by = caught(mutant, text, plans, known, not options.without_tests) if ran else before[mutant.name]
         by = by or (EQUIVALENT if mutant.name in reasons else SURVIVED)
         outcomes.append((mutant, by))
         if not ran:
             continue
         seconds = time.perf_counter() - start
         print(f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True)
-        if options.log:
+        if options.log and (by != SURVIVED or not options.without_tests):
             with options.log.open("a") as stream:
                 told = by if ":" in by else ""
                 stream.write(json.dumps({"fault": mutant.name, "kind": mutant.kind, "by": told}) + "\n")
