@@ -20,6 +20,8 @@ _NAMED_SPLITS = {
     ("autoshard.linear_in_out", 1, 0): "row-parallel",
     ("aten.embedding", 0, 0): "vocabulary-parallel",
     ("aten.embedding", 0, 1): "hidden dim split",
+    ("autoshard.embedding_bags", 0, 0): "rows of the table split",
+    ("autoshard.embedding_bags", 0, 1): "columns of the table split",
     ("aten.scaled_dot_product_attention", 0, 0): "batch split",
     ("aten.scaled_dot_product_attention", 0, 1): "heads split",
     ("aten.scaled_dot_product_attention", 0, 2): "query positions split",

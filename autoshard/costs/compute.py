@@ -141,6 +141,8 @@ _EFFICIENCY = {
     "aten.relu": "memory.elementwise",
     "aten.embedding": "memory.gather",
     "vocabulary_parallel_embedding": "memory.gather",
+    "autoshard.embedding_bags": "memory.gather",
+    "parallel_embedding_bag": "memory.gather",
     "aten.index_select": "memory.gather",
     "aten.gather": "memory.gather",
     "aten.index": "memory.gather",
@@ -153,6 +155,19 @@ def _embedding_traffic(op: LocalOp) -> tuple[float, float]:
     """Forward touches the gathered rows only; backward zeroes a whole gradient table and adds rows to it."""
     table, rows = op.operand(0).bytes, op.results[0].bytes
     return 2 * rows + op.operand(1).bytes, table + 3 * rows
+
+
+def _bags_traffic(op: LocalOp) -> tuple[float, float]:
+    """Forward reads the row of each id; backward zeroes a whole gradient table and adds a row to it for each id."""
+    table, ids, bags = op.operand(0), op.operand(1), op.results[0]
+    rows = float(table.bytes / max(table.shape[0], 1) * ids.numel)
+    return rows + bags.bytes + ids.bytes, table.bytes + 2 * rows + bags.bytes
+
+
+def _parallel_bags_traffic(op: LocalOp) -> tuple[float, float]:
+    """As the bags, with a weight for each id that says whether its row is here, made in four passes."""
+    forward, backward = _bags_traffic(op)
+    return forward + 4 * op.operand(1).bytes, backward
 
 
 def _cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
@@ -200,6 +215,7 @@ def _passes(forward: int, backward: int) -> Callable[[LocalOp], tuple[float, flo
 _VARIANT_TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
     "parallel_cross_entropy": _parallel_cross_entropy_traffic,
     "vocabulary_parallel_embedding": _parallel_embedding_traffic,
+    "parallel_embedding_bag": _parallel_bags_traffic,
     **dict.fromkeys(("parallel_group_norm", "parallel_layer_norm", "synchronised_batch_norm"), _passes(7, 21)),
     "parallel_rms_norm": _passes(7, 17),
     **dict.fromkeys(("parallel_softmax", "parallel_log_softmax"), _passes(8, 9)),
@@ -208,6 +224,7 @@ _TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
     "aten.add": _sum_traffic,
     "aten.sub": _sum_traffic,
     "aten.embedding": _embedding_traffic,
+    "autoshard.embedding_bags": _bags_traffic,
     "aten.cross_entropy_loss": _cross_entropy_traffic,
 }
 

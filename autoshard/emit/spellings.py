@@ -83,6 +83,7 @@ TEMPLATES: dict[str, str] = {
     "einsum": "torch.einsum({equation}, {*})",
     "elu": "F.elu({0}<alpha=1>)",
     "embedding": "F.embedding({1}, {0}<padding_idx=-1><scale_grad_by_freq=False><sparse=False>)",
+    "embedding_bags": "F.embedding_bag({1}, {0}<2><mode='mean'><per_sample_weights:3><padding_idx>)",
     "expand": "{0}.expand({*size})",
     "flatten": "{0}.flatten(<@start_dim=0><end_dim=-1>)",
     "flip": "{0}.flip({dims})",

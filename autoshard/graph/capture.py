@@ -12,6 +12,7 @@ from torch import fx
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph.backwards import resolve
+from autoshard.graph.bags import fold_bags
 from autoshard.graph.canonical import canonical
 from autoshard.graph.check import check
 from autoshard.graph.complexes import real_pairs
@@ -41,14 +42,15 @@ from autoshard.graph.repeats import fold_repeats
 from autoshard.graph.reshapes import merge_reshapes
 from autoshard.graph.rewrite import deadcode
 from autoshard.graph.saved import note_saved
+from autoshard.graph.sparse import dense_gradients
 from autoshard.graph.strided import in_memory_order
 from autoshard.graph.translate import constant_op, tensor_of, translate
 
 _FROZEN = "a changed value under another name (an embedding: no max_norm); a buffer for what the forward updates"
 _UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
-    canonical, split_layers, mark_reached, drop_noops, fold_linears, merge_reshapes, drop_noops, fold_experts,
-    fold_repeats, deadcode, refuse_random, rename, mark_gradients, note_saved,
+    canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
+    drop_noops, fold_experts, fold_repeats, deadcode, refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def _capture(
     try:
         program, assumed = export(model, inputs)
         graph = _finish(program, model, watcher, source, precision, optimizer, training)
-        return replace(graph, assumed=assumed)
+        return replace(graph, assumed=(*graph.assumed, *assumed))
     finally:
         for module, mode in modes:
             module.training = mode

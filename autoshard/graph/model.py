@@ -145,7 +145,8 @@ class Graph:
 
     `buffer_updates` are (buffer tensor, value tensor) pairs to write back after the forward.
     `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
-    `assumed` are sentences on guards of the forward whose usual answer was taken (`model.py:12 `…` is False`).
+    `assumed` are sentences on guards of the forward whose usual answer was taken (`model.py:12 `…` is False`), and on
+    options that count for nothing.
     `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     `schemas` are those of the overloads that the ops mean, as torch prints them.

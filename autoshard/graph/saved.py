@@ -88,6 +88,14 @@ def _experts(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Ke
     return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
 
 
+def _embedding_bag(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
+    """Ids, offsets and their weights, the table only for the gradient of these; the bag of each id and its length."""
+    ids, bags, eight = operands[1], results[0].shape[0], DTYPE_BYTES["int64"]
+    assert ids is not None
+    extra = results[0].numel if op.attribute("mode") == "max" else ids.numel
+    return (1, 2, 3, *([0] if _needs_grad(operands, 3) else [])), (), (extra + 2 * bags) * eight
+
+
 def _dropout(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
     return (), (), results[0].numel  # a byte an element
 
@@ -125,6 +133,7 @@ _RULES: dict[str, Rule] = {
     **_each("linear mm bmm matmul mul", _product()),
     **_each("max_pool2d max_pool1d max_pool3d", _max_pool),
     "autoshard.linear_in_out": _product(),
+    "autoshard.embedding_bags": _embedding_bag,
     "autoshard.experts": _experts,
     "aten.addmm": _product(1, 2),
     "aten.baddbmm": _product(1, 2),

@@ -28,6 +28,20 @@ def embedding(call: Call) -> str:
     return f"vocabulary d, {rows} -> {rows} d | sum: vocabulary | empty: vocabulary | plain: vocabulary | {variant}"
 
 
+def embedding_bag(call: Call) -> str:
+    """Ids in a matrix go with their bags; in a list they are whole, and a device takes those of its bags. Where rows
+    are cut, a bag is the sum over the devices of the rows that each has."""
+    matrix = len(call.shapes[1] or ()) == 2
+    ids, offsets = ("b l", "-") if matrix else ("n", "o")
+    weights = "-" if call.shapes[3] is None else ids
+    summed = call.get("mode") != "max"
+    whole = ["l" if matrix else "n", *(["o"] * (not matrix)), *(["vocabulary"] * (not summed))]
+    cut = ["vocabulary"] * summed + ["b"] * (not matrix)
+    options = [f"whole: {' '.join(whole)}", *(["sum: vocabulary", "empty: vocabulary"] if summed else [])]
+    options += [f"plain: {' '.join(cut)}", f"variant: parallel_embedding_bag {' '.join(cut)}"] if cut else []
+    return " | ".join([f"vocabulary d, {ids}, {offsets}, {weights} -> b d", *options])
+
+
 def gather(call: Call) -> str:
     """Dims other than the gathered one follow the index where both are as long."""
     index = call.shapes[1]
@@ -106,8 +120,18 @@ def localise_embedding(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {"size": local.instance.size["vocabulary"]}, (("vocabulary", local.axes("vocabulary")),)
 
 
+def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    facts = local.instance.operands[0]
+    assert facts is not None
+    given = {key: value for key, value in local.op.attributes if value is not None}
+    matrix = local.op.operands[2] is None
+    roles = (("vocabulary", local.axes("vocabulary")), ("bags", () if matrix else local.axes("b")))
+    return {"size": facts.shape[0], **given}, tuple((role, axes) for role, axes in roles if axes)
+
+
 RULES: dict[str, str | RuleFor] = {
     "aten.embedding": embedding,
+    "autoshard.embedding_bags": embedding_bag,
     "aten.gather": gather,
     "aten.index": index,
     "aten.index_add": index_add,
@@ -118,4 +142,7 @@ RULES: dict[str, str | RuleFor] = {
     "aten.slice_scatter": slice_scatter,
 }
 LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {"vocabulary_parallel_embedding": localise_embedding}
+VARIANTS: dict[str, LocaliseVariant] = {
+    "parallel_embedding_bag": localise_embedding_bag,
+    "vocabulary_parallel_embedding": localise_embedding,
+}

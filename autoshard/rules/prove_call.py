@@ -31,6 +31,8 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
         return torch.zeros(attributes["size"], dtype=getattr(torch, attributes["dtype"]))
     if target == "autoshard.experts":
         return _experts(operands, attributes)
+    if target == "autoshard.embedding_bags":
+        return _embedding_bag(*operands, **attributes)
     if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:
         return _batch_norm(operands, attributes)
     from autoshard.graph.overloads import schema_of, schemas_of
@@ -70,6 +72,12 @@ def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
     gate, other = inner.chunk(2, -1) if given["gated"] else (inner, 1)
     made = (down[ids] @ (getattr(F, name)(gate, **options) * other).unsqueeze(-1)).squeeze(-1)
     return (made * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
+
+
+def _embedding_bag(weight: Any, ids: Any, offsets: Any, weights: Any, **given: Any) -> Any:
+    import torch.nn.functional as F
+
+    return F.embedding_bag(ids, weight, offsets, per_sample_weights=weights, **given)
 
 
 def _batch_norm(operands: Sequence[Any], given: Mapping[str, Any]) -> tuple[Any, ...]:

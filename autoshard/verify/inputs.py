@@ -171,7 +171,7 @@ _MOVES = {
 
 
 def _range(graph: Graph, op: Op, position: int) -> int | None:
-    if op.target == "aten.embedding" and position == 1:
+    if op.target in ("aten.embedding", "autoshard.embedding_bags") and position == 1:
         return _shape(graph, op, 0)[0]
     if op.target in _LABEL_OPS and position == 1:
         logits = _shape(graph, op, 0)

@@ -120,6 +120,9 @@ def _max_norm(norm: float, number: int) -> float:
 def _backward(loss: torch.Tensor, trainable: list[torch.nn.Parameter]) -> float:
     """Gradients of `loss`; gives their norm."""
     loss.backward()
+    for p in trainable:
+        if p.grad is not None and p.grad.is_sparse:  # as no optimizer but SGD takes it
+            p.grad = p.grad.to_dense()
     norms = [p.grad.norm() for p in trainable if p.grad is not None]
     return float(torch.stack(norms).norm()) if norms else 0.0
 

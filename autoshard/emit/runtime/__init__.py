@@ -10,6 +10,7 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 
 from .attention import parallel_attention, random_attention, repeated_part
 from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
+from .bags import parallel_embedding_bag
 from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
 from .convolution import (
     halo_avg_pool,
@@ -101,6 +102,7 @@ __all__ = [
     "mask",
     "parallel_attention",
     "parallel_cross_entropy",
+    "parallel_embedding_bag",
     "parallel_experts",
     "parallel_global_pool",
     "parallel_group_norm",

@@ -52,6 +52,19 @@ VIEWS = [
     case("aten.repeat_interleave", floats((4, 6)), repeats=2, dim=1, output_size=12),
     case("aten.glu", floats((4, 6)), dim=-1),
 ]
+_EMPTY = Operand((4,), "int64", 0, 1)  # offsets of zero: every bag but the last is empty
+BAGS = [
+    case("autoshard.embedding_bags", (Operand(table), ids, offsets, weights), mode=mode, padding_idx=padding)
+    for table, ids, offsets, weights, mode, padding in (
+        ((7, 4), integers((6, 5), 7), None, None, "sum", None),
+        ((7, 4), integers((6, 5), 7), None, None, "mean", 3),
+        ((7, 4), integers((6, 5), 7), None, Operand((6, 5)), "sum", 0),
+        ((8, 6), integers((4, 5), 8), None, None, "max", 2),
+        ((7, 4), integers((9,), 7), _EMPTY, None, "mean", None),
+        ((2, 3), integers((9,), 2), _EMPTY, Operand((9,)), "sum", 1),
+        ((7, 4), integers((9,), 7), _EMPTY, None, "max", None),
+    )
+]
 ONE_A_ROW = integers((4, 1), 7)  # one entry a row: which of several would win is not defined
 INDEXING = [
     case(
@@ -86,4 +99,5 @@ INDEXING = [
     case("aten.select_scatter", floats((4, 5, 6), (4, 6)), dim=1, index=2),
     case("aten.slice_scatter", floats((4, 5, 6), (4, 2, 6)), dim=1, start=1, end=5, step=2),
     case("aten.slice_scatter", floats((4, 6), (4, 6)), dim=-1, start=0, end=2**60, step=1),
+    *BAGS,
 ]
