@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from autoshard.program.model import Collective, Program
 from autoshard.program.weights import weight_steps
+from autoshard.redistribute.table import LOCAL
 
-_STAYS = {"", "identity", "slice", "mask", "zero_pad"}  # what needs no other device
+_STAYS = {"", "identity", *LOCAL}  # what needs no other device
 
 
 def moved_parameters(program: Program) -> set[str]:
