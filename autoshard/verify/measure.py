@@ -15,7 +15,8 @@ import torch
 THRESHOLD = 1e-9
 FLOOR = 1e-6  # of the largest of its kind: some gradients are exactly zero
 MOST_NOISE = 1e-7  # of the largest of its kind
-KINDS = ("output", "gradient", "parameter", "buffer", "precision")
+OWN = "precision"  # of one step in the package's own precision: right or wrong, no error
+KINDS = ("output", "gradient", "parameter", "buffer", OWN)
 
 
 @dataclass(frozen=True)

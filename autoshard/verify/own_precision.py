@@ -23,11 +23,10 @@ from autoshard.verify.autocast import autocast_as_planned
 from autoshard.verify.compare import by_name, local_part, unsplit
 from autoshard.verify.draws import exact_dropout
 from autoshard.verify.lockstep import run_lockstep
-from autoshard.verify.measure import Error, largest
+from autoshard.verify.measure import OWN, Error, largest
 from autoshard.verify.package import Package, load_package
 from autoshard.verify.reference import Reference, State, outputs_of
 
-KIND = "precision"
 TIMES = 8.0  # the original's own error
 ROUNDINGS = 32.0  # of the largest of a tensor
 
@@ -146,7 +145,7 @@ def _compared(own: OwnStep, reference: Reference, program: Program, ranks: Seque
             if expected is None or exact is None or gradient is None:
                 if (expected is None) != (gradient is None):
                     has = "has none" if expected is None else "has one"
-                    yield Error(KIND, f"gradient {name}", rank, 1, math.inf, f"the original {has}")
+                    yield Error(OWN, f"gradient {name}", rank, 1, math.inf, f"the original {has}")
                 continue
             part = local_part(exact, parameter.layout, program.mesh, rank)
             found_part = unsplit(gradient, part)
@@ -156,7 +155,7 @@ def _compared(own: OwnStep, reference: Reference, program: Program, ranks: Seque
             wanted = next(own.dtypes[n] for n in (parameter.path, *parameter.ties) if n in own.dtypes)
             right = held is not None and held.dtype == wanted and bool(torch.isfinite(held).all())
             what = "" if right or held is None else f"{held.dtype} after a step, expected {wanted}"
-            yield Error(KIND, f"parameter {parameter.path}", rank, 1, 0.0 if right else math.inf, what)
+            yield Error(OWN, f"parameter {parameter.path}", rank, 1, 0.0 if right else math.inf, what)
 
 
 def _error(
@@ -168,19 +167,19 @@ def _error(
     rounding = torch.finfo(getattr(torch, PRECISIONS[program.precision] or "float32")).eps
 
     def said(problem: str) -> Error:
-        return Error(KIND, name, rank, 1, math.inf, problem.replace("torch.", ""))
+        return Error(OWN, name, rank, 1, math.inf, problem.replace("torch.", ""))
 
     if not isinstance(found, torch.Tensor) or found.dtype != expected.dtype:
         return said(f"{getattr(found, 'dtype', 'missing')}, the original's is {expected.dtype}")
     if not found.is_floating_point() or not found.numel():
-        return Error(KIND, name, rank, 1, 0.0)
+        return Error(OWN, name, rank, 1, 0.0)
     if not bool(torch.isfinite(found).all()):
-        return Error(KIND, name, rank, 1, 0.0) if not bool(torch.isfinite(expected).all()) else said("NaN or inf")
+        return Error(OWN, name, rank, 1, 0.0) if not bool(torch.isfinite(expected).all()) else said("NaN or inf")
     if layout is None:
-        return Error(KIND, name, rank, 1, 0.0)
+        return Error(OWN, name, rank, 1, 0.0)
     own = float((expected.double() - exact).abs().max())
     allowed = TIMES * own + rounding * (ROUNDINGS * float(exact.abs().max()) + scale)
     error = float((found.double() - local_part(exact, layout, program.mesh, rank)).abs().max())
     if error > allowed:
         return said(f"{error:.2e} away from the exact values, the original {own:.2e}, allowed {allowed:.2e}")
-    return Error(KIND, name, rank, 1, 0.0)
+    return Error(OWN, name, rank, 1, 0.0)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.verify.measure import THRESHOLD, Error, Worst
+from autoshard.verify.measure import OWN, THRESHOLD, Error, Worst
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,11 @@ def proof_text(proof: Proof) -> str:
         if kind.worst is not None:
             mark = "FAILED" if kind.failed else "ok"
             text = kind.worst.problem or f"{kind.worst.error:.1e}"
+            if kind.kind == OWN and not kind.failed:
+                lines.append(
+                    f"  {kind.kind:<9} {kind.count:>6} tensors of a step as it will run, in dtype and value  ok"
+                )
+                continue
             where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}  step {kind.worst.step}"
             lines.append(f"  {kind.kind:<9} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
     if proof.reduced:
