@@ -133,9 +133,9 @@ def redistributed(
     if cast_ is None:
         result = cast(Tensor, _Redistribution.apply(x, there, back))
     else:  # straight to the gradient of the weight in high precision
-        steps = Cast(cast_.source, (*cast_.backward, back))
+        steps = Cast(cast_.source, (*cast_.forward, there), (*cast_.backward, back))
         result = cast(Tensor, _Redistribution.apply(cast_.source, lambda _: there(x.detach()), steps.gradient))
-        note_cast(result, *steps)
+        note_cast(result, steps)
     if again or gathered_of(x) is not None:
         gathered = note_gathered(result, x, there)
         if result.grad_fn is not None:
@@ -147,9 +147,13 @@ def cast_weight(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight in another precision; gradients of what redistributions make of it are reduced in its own."""
     before = cast_of(x)
     high = before.source.dtype if before is not None else x.dtype
-    result = redistributed(x, lambda value: value.to(dtype), lambda grad: grad.to(high))
+
+    def there(value: Tensor) -> Tensor:
+        return value.to(dtype)
+
+    result = redistributed(x, there, lambda grad: grad.to(high))
     if before is None:
-        note_cast(result, x, ())
+        note_cast(result, Cast(x, (there,), ()))
     return result
 
 

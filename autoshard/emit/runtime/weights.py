@@ -23,10 +23,11 @@ _Results = TypeVar("_Results", Tensor, tuple[Tensor, ...])
 
 
 class Cast(NamedTuple):
-    """What redistributions make of a weight in low precision: `source` is the weight in the high one, `backward` leads
-    from a gradient to that of the source, last step first."""
+    """What redistributions make of a weight in low precision: `source` is the weight in the high one, `forward` leads
+    from it to here, `backward` from a gradient to that of the source, last step first."""
 
     source: Tensor
+    forward: tuple[Map, ...]
     backward: tuple[Map, ...]
 
     def gradient(self, grad: Tensor) -> Tensor:
@@ -116,11 +117,13 @@ def cast_of(x: Tensor) -> Cast | None:
 
 def note_gathered(x: Tensor, source: Tensor, step: Map) -> Gathered:
     """`x` was made of `source`, a stored weight or itself a gathered one, by `step`."""
-    before = gathered_of(source)
-    if before is None:
-        gathered = Gathered(source.detach(), (step,))
-    else:
+    before, cast_ = gathered_of(source), cast_of(source)
+    if before is not None:
         gathered = Gathered(before.source, (*before.steps, step))
+    elif cast_ is not None:  # its shard in low precision is not kept, either
+        gathered = Gathered(cast_.source.detach(), (*cast_.forward, step))
+    else:
+        gathered = Gathered(source.detach(), (step,))
     cast(Any, x).gathered = gathered
     address = x.untyped_storage().data_ptr()
     if address:
@@ -128,8 +131,8 @@ def note_gathered(x: Tensor, source: Tensor, step: Map) -> Gathered:
     return gathered
 
 
-def note_cast(x: Tensor, source: Tensor, backward: tuple[Map, ...]) -> None:
-    cast(Any, x).cast = Cast(source, backward)
+def note_cast(x: Tensor, made: Cast) -> None:
+    cast(Any, x).cast = made
 
 
 class _Together(torch.autograd.Function):
