@@ -33,6 +33,7 @@ from autoshard.solvers.tables import Contents
 from autoshard.solvers.watch import attempt, check, watched
 
 _LOOSE = 1e-3  # relative gap that is worth more work
+_ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
 _SHARE = 0.5  # of the time that is left, for what may end exactly
 _SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
 
@@ -61,12 +62,13 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool) -> None:
     if anytime.suits(problem):
         anytime.search(state, clock)
         return
-    wide = Quick(problem) if suits(problem) and (limited or rough) else None
+    if rough:
+        _rough(state, budget, clock)
+        return
+    wide = Quick(problem) if suits(problem) and limited else None
     if wide is not None:
         part = Part(_SHARE * clock.left, whole=clock)
         wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
-        if rough:
-            return
     pairs = all(len(value.consumers) == 1 for value in problem.values)
     part = Part((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
     with watched(part):
@@ -75,6 +77,17 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool) -> None:
         wide.climb(state, clock)
     if limited and state.gap > _LOOSE and not clock.over:
         anytime.search(state, clock)
+
+
+def _rough(state: Incumbent, budget: int, clock: Clock) -> None:
+    """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
+    few = min(budget, _ROUGH_ENTRIES)
+    if not suits(state.problem):
+        found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
+        if found is not None and found.exact:
+            _fit(state, found, few, clock)
+            return
+    Quick(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
 
 
 def _exact(state: Incumbent, budget: int, clock: Clock, work: float) -> None:
@@ -87,13 +100,18 @@ def _exact(state: Incumbent, budget: int, clock: Clock, work: float) -> None:
             found = _bounded(state, contents, budget, clock)
         else:
             found = improved(problem, contents, found, budget, clock)
-        state.raise_bound(found.bound)
-        if not state.offer(found.choice):
-            choice, dual = priced_fit(condensed(problem), found, budget, clock)
-            state.raise_bound(dual.bound)
-            state.offer(choice)
+        _fit(state, found, budget, clock)
     except InfeasibleError as error:
         state.failed(error)
+
+
+def _fit(state: Incumbent, found: Minimum, budget: int, clock: Clock) -> None:
+    """Leaves a minimum, and where it overflows the plan and the bound by multipliers."""
+    state.raise_bound(found.bound)
+    if not state.offer(found.choice):
+        choice, dual = priced_fit(condensed(state.problem), found, budget, clock)
+        state.raise_bound(dual.bound)
+        state.offer(choice)
 
 
 def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from autoshard.errors import InfeasibleError
+from autoshard.problem import Problem
 from autoshard.solvers import anytime, recursive
 from autoshard.solvers.incumbent import Incumbent
 from autoshard.solvers.local import Choice
@@ -31,6 +32,14 @@ def something(state: Incumbent) -> None:
         if state.choice is not None:
             return
     raise state.error or anytime.nothing(state.problem, False)
+
+
+def plan(problem: Problem) -> Choice:
+    """The same, where nothing is known of the problem yet."""
+    state = Incumbent(problem)
+    something(state)
+    assert state.choice is not None
+    return state.choice
 
 
 def _ways(state: Incumbent) -> Iterator[Callable[[], Choice | None]]:

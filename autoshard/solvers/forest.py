@@ -15,6 +15,7 @@ import numpy as np
 from autoshard.problem import Floats, Integers
 from autoshard.solvers import watch
 from autoshard.solvers.contract import Graph
+from autoshard.solvers.lonely import Lonely
 
 
 class Change(NamedTuple):
@@ -36,16 +37,19 @@ class Forests:
                 flips[id(cost)] = np.ascontiguousarray(cost.T)
             self.around[a].append((b, flips[id(cost)]))
             self.around[b].append((a, cost))
+        self.joined = np.array([n for n, others in enumerate(self.around) if others], np.int64)
+        alone = [n for n, others in enumerate(self.around) if not others]
+        self.lonely = Lonely(alone, [len(own) for own in graph.unary])
 
     def changes(
         self, unary: Sequence[Floats], choice: Integers, rng: np.random.Generator, most: int | None = None
     ) -> list[Change]:
         """The best choices of a random forest with trees of at most `most` nodes, where they are better; best first."""
-        order = rng.permutation(len(self.around)).tolist()
+        order = rng.permutation(self.joined).tolist()
         inside = self._forest(order, most or len(order))
         now = choice.tolist()
-        seen = [False] * len(order)
-        found = []
+        seen = [False] * len(self.around)
+        found = [Change(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.dearer(unary, choice)]
         for root in order:
             if inside[root] and not seen[root]:
                 watch.check()
@@ -56,8 +60,8 @@ class Forests:
 
     def _forest(self, order: list[int], most: int) -> list[bool]:
         """Adds nodes in order as long as no cycle closes."""
-        root = list(range(len(order)))
-        size = [0] * len(order)  # 0: not inside
+        root = list(range(len(self.around)))
+        size = [0] * len(self.around)  # 0: not inside
 
         def find(n: int) -> int:
             while root[n] != n:
@@ -65,7 +69,7 @@ class Forests:
                 n = root[n]
             return n
 
-        inside = [False] * len(order)
+        inside = [False] * len(self.around)
         for n in order:
             joined: list[int] = []
             total = 1

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.problem import Floats, Integers, Problem, memory, objective
-from autoshard.solvers import pulp_engine
+from autoshard.solvers import first, pulp_engine
 from autoshard.solvers.highs import Highs, Relaxed
 from autoshard.solvers.lagrangian import condensed
 from autoshard.solvers.linear import Linear, linear
@@ -33,6 +33,7 @@ from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible, overflows, starting_plan, worth_keeping
 from autoshard.solvers.repair import repaired
 from autoshard.solvers.result import TOLERANCE, Solution, finish, proved, tightened
+from autoshard.solvers.watch import attempt, watched
 
 _ROUNDS = 40  # of adding rows
 _NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
@@ -53,13 +54,16 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
     """
     if options.engine != "highs":
         return pulp_engine.solve(problem, options)
-    started = time.perf_counter()
+    started, known = time.perf_counter(), 0.0
     search = _Search(condensed(problem), options.clock)
-    if start:
-        choice, known, search.prices = starting_plan(search.problem, options)
-        search.offer(choice)
-    search.run()
-    if start and search.clock.over:  # cut short: dp's bound may be the better one
+    with watched(options.clock):
+        begun = attempt(starting_plan, search.problem, options) if start else None
+        if begun is not None:
+            choice, known, search.prices = begun
+            search.offer(choice)
+        attempt(search.run)
+    if start and search.clock.cut:  # dp's bound may be the better one
+        search.offer(search.best or first.plan(problem))
         search.bound = tightened(search.bound, known, search.value)
     best = search.answer()
     return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)

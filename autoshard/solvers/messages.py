@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.problem import Floats, Integers
 from autoshard.solvers import watch
 from autoshard.solvers.contract import Graph
+from autoshard.solvers.lonely import Lonely
 
 
 class Messages:
@@ -34,14 +35,16 @@ class Messages:
         self.send_back = [[(o, place[o][n], place[n][o], cost) for o, cost in before[n]] for n in range(count)]
         self.send_on = [[(o, place[o][n], place[n][o], cost) for o, cost in after[n]] for n in range(count)]
         self.share = [1.0 / max(len(b), len(a), 1) for b, a in zip(before, after, strict=True)]
+        self.joined = [n for n in range(count) if before[n] or after[n]]
+        self.lonely = Lonely([n for n in range(count) if not (before[n] or after[n])], self.sizes)
 
     def back(self, unary: Sequence[Floats]) -> float:
         """A sweep from the last node to the first; the lower bound."""
-        return self._sweep(unary, range(len(self.sizes) - 1, -1, -1), self.send_back)
+        return self.lonely.least(unary) + self._sweep(unary, self.joined[::-1], self.send_back)
 
     def on(self, unary: Sequence[Floats]) -> float:
         """A sweep from the first node to the last; the lower bound."""
-        return self._sweep(unary, range(len(self.sizes)), self.send_on)
+        return self.lonely.least(unary) + self._sweep(unary, self.joined, self.send_on)
 
     def _sweep(
         self, unary: Sequence[Floats], nodes: Sequence[int], send: list[list[tuple[int, int, int, Floats]]]
@@ -68,7 +71,9 @@ class Messages:
     def rounded(self, unary: Sequence[Floats]) -> Integers:
         """After `back`: each node's best choice given those before it and the messages of those after it."""
         choice = np.zeros(len(self.sizes), np.int64)
-        for n in range(len(self.sizes)):
+        for n in self.lonely.nodes:
+            choice[n] = unary[n].argmin()
+        for n in self.joined:
             costs = unary[n] + self.into[n][len(self.before[n]) :].sum(axis=0)
             for other, cost in self.before[n]:
                 costs = costs + cost[:, choice[other]]

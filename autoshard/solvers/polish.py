@@ -13,7 +13,11 @@ from autoshard.solvers.watch import attempt
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
 _PUSH = 0.01  # of the typical cost: how much dearer overflowing times get with each round
 _KEPT = 0.7  # of those pushes, for each round in which the plan fits
-_MOST_CHANGES = 64
+_MOST_CHANGES = 64  # made at once, or of many a quarter
+
+
+def _best(changes: list[Change]) -> list[Change]:
+    return changes[: max(_MOST_CHANGES, len(changes) // 4)]
 
 
 def polished(
@@ -50,7 +54,7 @@ def polished(
             push *= _KEPT
             unary = core.items.priced(core.graph.unary, float(rng.choice(_STRENGTHS)) * multipliers)
             changes = attempt(forests.changes, unary, choice, rng, most)
-            choice, alive = within(core, choice, alive, (changes or [])[:_MOST_CHANGES])
+            choice, alive = within(core, choice, alive, _best(changes or []))
         if alive.max(initial=0.0) <= core.items.capacity and (reached := core.cost(choice)) < value:
             best, value = choice, reached
     return best

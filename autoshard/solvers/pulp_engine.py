@@ -18,6 +18,7 @@ import numpy as np
 
 from autoshard.errors import UsageError
 from autoshard.problem import Floats, Problem, memory, objective
+from autoshard.solvers import first
 from autoshard.solvers.bounds import star_bound
 from autoshard.solvers.lagrangian import condensed
 from autoshard.solvers.linear import Linear, Rows, linear
@@ -26,6 +27,7 @@ from autoshard.solvers.memory_rows import MemoryRows
 from autoshard.solvers.options import Clock, Options
 from autoshard.solvers.prepare import infeasible, overflows, starting_plan, worth_keeping
 from autoshard.solvers.result import Solution, finish
+from autoshard.solvers.watch import attempt, watched
 
 # What a person says -> PuLP's names for it, the first that is available is used.
 _NAMES = {
@@ -57,7 +59,9 @@ def _solve(problem: Problem, options: Options) -> Solution:
     started = time.perf_counter()
     make = maker(options.engine)
     small = condensed(problem)
-    best, known, _ = starting_plan(small, options)
+    with watched(options.clock):
+        begun = attempt(starting_plan, small, options)
+    best, known = (begun.choice, begun.bound) if begun else (first.plan(small), 0.0)
     value = objective(problem, best) if best is not None else math.inf
     program = _Program(small, value)
     for _ in range(_ROUNDS):

@@ -20,6 +20,7 @@ from tests.random_problems import hub_problem, limited, random_problem
 
 FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
 MOST = 4000
+STILL = 20  # looks after the last: of those who are told in turn
 SOLVERS = ("dp", "ilp", "propagation", "recursive")
 
 
@@ -95,6 +96,22 @@ def test_nor_where_large_problems_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anytime, "suits", lambda problem: True)
     for problem in problems(12):
         judged_at_every_look(problem, "dp")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_clock_is_kept_all_along(solver: str) -> None:
+    """Whenever it ends, nobody goes on looking at it: all leave off, and what is left to do looks at nothing."""
+    longest, cases = 0, (hub_problem(3, layers=12), random_problem(5, most_nodes=40, forbid=0.0))
+    for problem in (*cases, limited(random_problem(11, most_nodes=30, forbid=0.05), 11)):
+        for limit in limits():
+            looks = Looks()
+            clock = Clock(limit, timer=looks)
+            solvers.solve(problem, solver, Options(clock=clock, budget_entries=400))
+            assert looks.number <= limit + STILL
+            if not clock.cut:
+                break
+        longest = max(longest, limit)
+    assert longest > 100 or solver in ("propagation", "recursive")  # so that there was something to look at
 
 
 # --- one place for bound and status, and the door where every answer is checked ---------------------------------------

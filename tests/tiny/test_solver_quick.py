@@ -17,7 +17,7 @@ from autoshard.solvers import Clock, Options, dp, exhaustive, quick, solve
 from autoshard.solvers.additive import additive
 from autoshard.solvers.beliefs import Beliefs
 from autoshard.solvers.options import Looks, Part
-from autoshard.solvers.watch import OutOfTime, check, watched
+from autoshard.solvers.watch import OutOfTime, Pace, attempt, check, watched
 from tests.random_problems import limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -148,6 +148,21 @@ def test_a_clock_of_looks_is_over_after_as_many(limit: int) -> None:
     assert [clock.over for _ in range(limit + 1)] == [False] * max(0, limit - 1) + [True] * (2 if limit else 1)
     part = Part(3, whole=Clock(1e6, timer=Looks()))
     assert [part.over for _ in range(4)].count(False) == 1  # a part looks at its own clock and at the whole one's
+
+
+def test_a_loop_that_will_not_end_in_time_leaves_off_early() -> None:
+    def steps(total: int, limit: float) -> int:
+        clock = Clock(limit, timer=Looks())
+        with watched(clock):
+            pace = Pace(total)
+            for done in range(total):
+                if attempt(pace.step, done) is None and clock.cut:
+                    return done
+        return total
+
+    assert steps(100, 1e6) == 100
+    assert 1 <= steps(10_000, 1000.0) < 100  # two looks a step: a tenth of the time, not all of it
+    assert steps(100, 150.0) < 100
 
 
 def test_what_repeats_goes_on_sharing_its_arrays() -> None:
