@@ -19,7 +19,11 @@ __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "dp": lambda problem, options: dp.solve(
-        problem, budget_entries=options.budget_entries or BUDGET_ENTRIES, clock=options.clock, rough=options.rough
+        problem,
+        budget_entries=options.budget_entries or BUDGET_ENTRIES,
+        clock=options.clock,
+        rough=options.rough,
+        unfit=options.unfit,
     ),
     "ilp": ilp.solve,
     "propagation": propagation.solve,

@@ -39,23 +39,28 @@ _SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and
 
 
 def solve(
-    problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, clock: Clock | None = None, rough: bool = False
+    problem: Problem,
+    *,
+    budget_entries: int = BUDGET_ENTRIES,
+    clock: Clock | None = None,
+    rough: bool = False,
+    unfit: set[int] | None = None,
 ) -> Solution:
     """The fastest plan within the memory capacity, with a lower bound; the best so far when the clock is over.
 
-    `rough`: where that takes long, a good plan, and quickly. Raises InfeasibleError where no choice is allowed or none
-    fits (the message says whether that is proven).
+    `rough`: where that takes long, a good plan, and quickly. `unfit`: see Options. Raises InfeasibleError where no
+    choice is allowed or none fits (the message says whether that is proven).
     """
     started, clock, state = time.perf_counter(), clock or Clock(), Incumbent(problem)
     with watched(clock):
-        attempt(_search, state, budget_entries, clock, rough)
+        attempt(_search, state, budget_entries, clock, rough, set() if unfit is None else unfit)
     if state.choice is None:
         first.something(state)
     assert state.choice is not None
     return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
 
 
-def _search(state: Incumbent, budget: int, clock: Clock, rough: bool) -> None:
+def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set[int]) -> None:
     problem, limited = state.problem, math.isfinite(clock.limit_seconds)
     if limited:
         first.known(state)
@@ -63,7 +68,7 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool) -> None:
         anytime.search(state, clock)
         return
     if rough:
-        _rough(state, budget, clock)
+        _rough(state, budget, clock, unfit)
         return
     wide = Quick(problem) if suits(problem) and limited else None
     if wide is not None:
@@ -72,31 +77,41 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool) -> None:
     pairs = all(len(value.consumers) == 1 for value in problem.values)
     part = Part((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
     with watched(part):
-        attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0)
+        attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
     if wide is not None:
         wide.climb(state, clock)
     if limited and state.gap > _LOOSE and not clock.over:
         anytime.search(state, clock)
 
 
-def _rough(state: Incumbent, budget: int, clock: Clock) -> None:
+def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:
     """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
     few = min(budget, _ROUGH_ENTRIES)
     if not suits(state.problem):
-        found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
-        if found is not None and found.exact:
-            _fit(state, found, few, clock)
-            return
-    Quick(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
+        if structure(state.problem) not in unfit:
+            found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
+            if found is not None and found.exact:
+                _fit(state, found, few, clock)
+                return
+        hubs.sketched(state)
+    if state.choice is None:
+        Quick(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
 
 
-def _exact(state: Incumbent, budget: int, clock: Clock, work: float) -> None:
+def structure(problem: Problem) -> int:
+    """The same for problems that differ in what things cost alone."""
+    sizes = tuple(len(node.seconds) for node in problem.nodes)
+    return hash((sizes, tuple((value.producer, value.consumers, value.seconds.shape) for value in problem.values)))
+
+
+def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[int]) -> None:
     """`work`: joint entries that this is known to take."""
     check(work)
     problem, contents = state.problem, Contents(state.problem)
     try:
         found = minimum_within(problem, contents, budget_entries=budget)
         if found is None:
+            unfit.add(structure(problem))
             found = _bounded(state, contents, budget, clock)
         else:
             found = improved(problem, contents, found, budget, clock)

@@ -31,6 +31,7 @@ from autoshard.solvers.tables import Contents
 _MANY = 4  # a value with more readers is a hub
 _CHEAP = 0.1  # of what values of several readers mostly cost: of cheaper ones, those with the most readers are hubs too
 _ROUNDS = 30  # of messages, at most
+_FIRST = 8  # the same, where a good plan is enough
 _NEAR = 3e-4  # relative gap that is not worth cutting hubs off
 _FEWER = 0.5  # of all choices: are so many left, the whole problem is tried once more
 _FEW = (6, 3, 2)  # choices of each node in a first plan
@@ -55,6 +56,16 @@ def bounded(state: Incumbent, budget: int, clock: Clock) -> Minimum | None:
     if not (clock.over or objective(problem, best) - bound <= TOLERANCE * abs(bound)):
         best, bound = _closer(problem, beliefs, best, budget)
     return Minimum(bound, best, False, (), 0)
+
+
+def sketched(state: Incumbent) -> None:
+    """A good plan soon, of few rounds of messages and the few choices that these rank first. Leaves none where those
+    exclude each other or don't fit."""
+    beliefs = Beliefs(additive(state.problem))
+    for _ in range(_FIRST):
+        state.raise_bound(beliefs.round())
+        beliefs.shift()
+    state.offer(_among(state.problem, ranking(state.problem, beliefs)))
 
 
 def _among(problem: Problem, ranked: Sequence[Integers], *known: Choice) -> Choice | None:

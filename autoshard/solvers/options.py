@@ -94,7 +94,8 @@ class Part(Clock):
 class Options:
     """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a person;
     propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
-    `rough`: a good plan is enough for dp, without a bound that says much.
+    `rough`: a good plan is enough for dp, without a bound that says much. `unfit`: the structures, whatever the prices,
+    of which dp found that no exact tables fit; it adds to them, and a rough plan does not try that again.
     """
 
     clock: Clock = field(default_factory=Clock)
@@ -102,6 +103,7 @@ class Options:
     pinned: Mapping[int, int] = field(default_factory=dict)
     budget_entries: int | None = None
     rough: bool = False
+    unfit: set[int] = field(default_factory=set)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,3 +100,25 @@ def test_most_hubs_are_closed(narrow: None, monkeypatch: pytest.MonkeyPatch) -> 
         assert found.lower_bound <= best + 1e-9 and best <= found.objective + 1e-9
         closed.append(found.objective <= best * (1 + 1e-9) and found.lower_bound >= 0.97 * best)
     assert np.mean(closed) > 0.8
+
+
+def test_a_rough_plan_is_good_and_what_did_not_fit_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    whole = dp.minimum_within
+
+    def counted(problem: Problem, *rest: object, **more: object) -> object:
+        tried.append(dp.structure(problem))
+        return whole(problem, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dp, "minimum_within", counted)
+    for seed in range(20):
+        problem = hub_problem(seed, layers=5, forbid=0.0)
+        dearer = replace(problem, values=tuple(replace(v, seconds=2.0 * v.seconds) for v in problem.values))
+        best, unfit = dp.solve(dearer), set[int]()
+        dp.solve(problem, budget_entries=2, unfit=unfit)
+        tried.clear()
+        rough = dp.solve(dearer, rough=True, unfit=unfit)
+        assert dp.structure(problem) == dp.structure(dearer) and not (unfit and tried)
+        assert best.objective * (1 - 1e-9) <= rough.objective <= 1.5 * best.objective + 1e-12
+        assert rough.lower_bound <= best.objective * (1 + 1e-9)
+        assert dp.solve(dearer, rough=True).objective == pytest.approx(best.objective)
