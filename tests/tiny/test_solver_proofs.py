@@ -74,21 +74,21 @@ def problems(count: int) -> Iterator[Problem]:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_no_solver_proves_what_is_not_whenever_it_is_stopped(solver: str) -> None:
-    for problem in problems(40 if solver != "ilp" else 16):
+    for problem in problems(30 if solver != "ilp" else 12):
         judged_at_every_look(problem, solver)
 
 
 @pytest.mark.parametrize("budget", [1, 200])
 def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     monkeypatch.setattr(hubs, "_FEW", (2, 1))
-    for problem in problems(24):
+    for problem in problems(15):
         judged_at_every_look(problem, "dp", Options(budget_entries=budget))
 
 
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick, "_WIDE", 0)
     monkeypatch.setattr(quick, "_FEW", 1)
-    for problem in problems(24):
+    for problem in problems(15):
         judged_at_every_look(problem, "dp")
 
 
