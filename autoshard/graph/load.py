@@ -52,7 +52,7 @@ def load_model(
             model, inputs = _call(spec, build, arguments, "cpu")
             materialise(model, inputs, "cpu")
     keep_tensors(model)
-    return model, inputs
+    return _with_values(model, device), tuple(_placed(value, device) for value in inputs)
 
 
 def verify_arguments(spec: str) -> dict[str, Any]:
@@ -114,6 +114,17 @@ def saved_module(program: Any, device: str) -> tuple[torch.nn.Module, tuple[Any,
         program._example_inputs = (tuple(_placed(value, device) for value in program.example_inputs[0]), {})
         program = move_to_device_pass(program, device)
     return program.module(), tuple(program.example_inputs[0])
+
+
+def _with_values(model: torch.nn.Module, device: str) -> torch.nn.Module:
+    """In place: what the constructor put on meta by itself is zero on `device`, ties kept."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, value in store.items():
+                if value is not None:
+                    store[name] = made.setdefault(id(value), _placed(value, device))
+    return model
 
 
 def _placed(value: Any, device: str) -> Any:

@@ -410,3 +410,11 @@ def test_the_loss_is_what_the_other_scalars_are_parts_of() -> None:
     assert graph.loss == graph.outputs[1]
     with pytest.raises(CaptureError, match="3 losses"):
         capture_model(Parts(True), (torch.randn(3, 4),))
+
+
+def test_a_model_that_puts_itself_on_meta_is_verified_with_values_of_its_own(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "self.scale = torch.ones(8)", f"h = self.a(x) * self.scale\n{END}")
+    path = Path(spec.rpartition(":")[0])
+    text = path.read_text().replace("    return Model()", "    with torch.device('meta'):\n        return Model()")
+    path.write_text(text)
+    proved(spec)
