@@ -22,6 +22,7 @@ from autoshard.graph.creation import op_name
 from autoshard.graph.lines import here, node_quote
 
 aten = torch.ops.aten
+_REGISTERED = "torch._library.autograd"  # makes the Functions of operators, which bring their backward with them
 CLOSE = 1e-4  # of gradients computed in float64, by code that may cast to float32 inside
 _LARGEST_ELEMENTS = 1 << 25  # of the arguments that a Function's backward is tried with
 _HINT = "a gradient that autograd makes from the forward; an own one must be elementwise and linear in its argument"
@@ -46,7 +47,7 @@ torch.fx.node.has_side_effect(_markers.hooked.default)
 
 def apply_function(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """What `cls.apply(*args)` means: its forward where autograd's gradient of that is the backward it names."""
-    if not _wants_gradient(args) or _is_derivative(cls, args):
+    if not _wants_gradient(args) or cls.__module__ == _REGISTERED or _is_derivative(cls, args):
         return apply(*args)
     place = here()
     context = _Context(args)
