@@ -84,8 +84,9 @@ NEAR: dict[str, tuple[str, ...]] = {
     ),
     "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
     "emit": (
-        "tiny/test_emit.py", "tiny/test_emit_user_operators.py", "single/test_emit_operators.py",
-        "single/test_emit_package.py", "single/test_hostile_names.py", "single/test_verify_models.py",
+        "tiny/test_emit.py", "tiny/test_emit_user_operators.py", "single/test_emitted_calls.py",
+        "single/test_emit_operators.py", "single/test_emit_package.py", "single/test_hostile_names.py",
+        "single/test_verify_models.py",
     ),
     "program": (
         "tiny/test_lower.py", "tiny/test_modules.py", "tiny/test_emit.py", "tiny/test_schedule.py",

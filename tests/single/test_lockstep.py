@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,3 +141,22 @@ def test_the_mesh_is_that_of_the_package() -> None:
         pass
 
     assert run_lockstep({"a": 2}, type, mesh_type=Mesh) == [Mesh, Mesh]
+
+
+@pytest.mark.parametrize(("new", "old"), [("all_gather_single", "all_gather_into_tensor"),
+                                          ("reduce_scatter_single", "reduce_scatter_tensor")])  # fmt: skip
+def test_collectives_go_by_the_names_that_torch_has(new: str, old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both of torch 2.13's names, and those before it."""
+    from autoshard.emit.runtime import axis
+
+    called = []
+    for name in (new, old):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: called.append(name), raising=False)
+    method = f"_{new.removesuffix('_single')}"
+    for names, expected in (((new, old), new), ((old,), old)):
+        if new not in names:
+            monkeypatch.delattr(torch.distributed, new)
+        fresh: dict[str, object] = {"__name__": axis.__name__, "__package__": axis.__package__}
+        exec(compile(Path(axis.__file__).read_text("utf-8"), axis.__file__, "exec"), fresh)
+        getattr(fresh["GroupTransport"], method)(torch.zeros(1))
+        assert called[-1] == expected
