@@ -9,6 +9,7 @@ from autoshard.graph.model import Graph
 from autoshard.least import least
 from autoshard.levels import MEMORY, Levelled, solve_level
 from autoshard.solvers.result import OPTIMAL
+from autoshard.solvers.watch import watched
 from autoshard.task import Found, Task, candidate
 from autoshard.units import format_bytes
 
@@ -18,7 +19,8 @@ MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulate
 def fitted(task: Task) -> Found:
     """The solver's optimum whose program fits. Raises InfeasibleError with what is known about why none does."""
     try:
-        return _fitted(task)
+        with watched(task.wishes.options.clock):  # the bound on memory too
+            return _fitted(task)
     except InfeasibleError as error:
         raise _explained(error, task) from error
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autoshard.errors import InfeasibleError
 from autoshard.plan import Plan
 from autoshard.solvers.lagrangian import minimum_memory_bound
+from autoshard.solvers.watch import watched
 from autoshard.task import Task
 
 POINTS = 8
@@ -35,7 +36,8 @@ def front(task: Task, plan: Plan, points: int = POINTS) -> tuple[Point, ...]:
     ]
     free = task.solve(replace(problem, capacity_bytes=float("inf")))
     found.append(_point(task, task.plan(free)))
-    least = minimum_memory_bound(problem)
+    with watched(task.wishes.options.clock):
+        least = minimum_memory_bound(problem)
     for step in range(1, points):
         if task.wishes.options.clock.over or free.peak_bytes <= least:
             break
