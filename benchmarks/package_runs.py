@@ -128,7 +128,8 @@ def _start_and_kill(launch: list[str], saved: Path, passed: list[str]) -> int:
 
 def _steps(saved: Path) -> list[int]:
     """The steps of the whole checkpoints."""
-    return sorted(int(p.name[5:]) for p in saved.glob("step-*") if p.name[5:].isdecimal() and (p / ".metadata").exists())
+    whole = [p.name[5:] for p in saved.glob("step-*") if (p / ".metadata").exists()]
+    return sorted(int(step) for step in whole if step.isdecimal())
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

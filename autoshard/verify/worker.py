@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,15 +17,18 @@ from autoshard.verify.ranks import run_rank
 
 def main(package: str, job_file: str, results: str) -> None:
     torch.set_num_threads(1)
-    job = load_job(Path(job_file))
-    loaded = load_package(Path(package))
+    runtime = _run(Path(package), Path(job_file), Path(results))
+    dist.barrier()
+    runtime.leave()
+
+
+def _run(package: Path, job_file: Path, results: Path) -> Any:
+    """The job; nothing is left of it but its result file. Returns the package's runtime."""
+    job = load_job(job_file)
+    loaded = load_package(package)
     mesh = loaded.runtime.ParallelMesh.from_environment(dict(Mesh.parse(job.mesh).axes), "gloo")
-    result = run_rank(loaded, mesh, job)
-    save_result(result, Path(results, f"rank{mesh.rank}.pt"))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the interpreter's end
+    save_result(run_rank(loaded, mesh, job), results / f"rank{mesh.rank}.pt")
+    return loaded.runtime
 
 
 if __name__ == "__main__":

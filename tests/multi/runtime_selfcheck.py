@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -228,5 +227,4 @@ if __name__ == "__main__":
         ParallelMesh.from_environment({"dp": dp, "tp": tp}, "gloo"), Path(sys.argv[3])
     )
     dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the interpreter's end
+    runtime.leave()

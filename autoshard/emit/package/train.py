@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from initial import INITIAL
@@ -40,6 +39,7 @@ from runtime import (
     init_computed,
     init_parameter,
     init_parameters,
+    leave,
     load_checkpoint,
     load_full_state_dict,
     reduce_gradients,
@@ -426,7 +426,7 @@ def main() -> int:
             time.sleep(PATIENCE)  # rank 0 fails too, and its end ends this process; if not, it is for this rank to say
         print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr, flush=True)
         return 2
-    dist.destroy_process_group()
+    leave()
     return 0
 
 

@@ -24,7 +24,7 @@ from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .gradients import accumulating, clip_gradients, reduce_gradients
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
-from .mesh import ParallelMesh
+from .mesh import ParallelMesh, leave
 from .normalisation import (
     parallel_group_norm,
     parallel_layer_norm,
@@ -96,6 +96,7 @@ __all__ = [
     "init_computed",
     "init_parameter",
     "init_parameters",
+    "leave",
     "load_checkpoint",
     "load_full_state_dict",
     "local",

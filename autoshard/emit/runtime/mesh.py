@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor.debug
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .axis import Axis, GroupTransport, Transport
@@ -45,6 +47,7 @@ class ParallelMesh:
             raise SystemExit(f"the mesh {mesh} has {size} devices but {started} processes were started: use torchrun")
         device = _device(backend)
         if not dist.is_initialized():
+            _import_first()
             alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
             dist.init_process_group(backend, **alone)
         device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
@@ -70,6 +73,27 @@ class ParallelMesh:
         ranks = torch.arange(math.prod(self.axes.values())).reshape(tuple(self.axes.values()))
         moved = ranks.movedim(kept, list(range(ranks.dim() - len(kept), ranks.dim())))
         return cast(list[list[int]], moved.reshape(-1, math.prod(ranks.shape[i] for i in kept)).tolist())
+
+
+def leave() -> None:
+    """Ends the process groups and waits for their threads; for when nothing refers to a mesh any more.
+
+    A thread of gloo's may let go of a tensor some time after the collective. Where the interpreter is ending by then,
+    the process is aborted: "terminate called without an active exception". So groups must end, and not only be shut:
+    nothing may hold one, neither garbage nor DTensor's cache of layouts, which keeps the device mesh.
+    """
+    gc.collect()  # meshes, axes and models refer to each other
+    clear_cache = getattr(torch.distributed.tensor.debug, "_clear_sharding_prop_cache", None)
+    if clear_cache is not None:
+        clear_cache()
+    dist.destroy_process_group()
+    gc.collect()
+
+
+def _import_first() -> None:
+    """Modules of torch whose functions take the group that is there when they are imported as a default, for ever."""
+    import torch.distributed.nn
+    import torch.distributed.optim  # noqa: F401
 
 
 def _device(backend: str) -> torch.device:
