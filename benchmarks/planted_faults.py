@@ -80,7 +80,7 @@ NEAR: dict[str, tuple[str, ...]] = {
         "single/test_runtime_redistribution.py", "single/test_runtime_parameters.py",
         "single/test_runtime_operators.py", "single/test_variant_runtime.py", "single/test_production_randomness.py",
         "single/test_halo.py", "single/test_losses.py", "single/test_experts.py", "single/test_drawing.py",
-        "single/test_emit_package.py", "single/test_verify_models.py",
+        "single/test_emit_package.py", "single/test_verify_models.py", "single/test_rules_proof.py",
     ),
     "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
     "emit": (
