@@ -30,6 +30,8 @@ _NAMED_SPLITS = {
     ("aten.conv2d", 1, 1): "input channels split",
     ("aten.conv2d", 0, 2): "height split",
     ("aten.conv2d", 0, 3): "width split",
+    ("aten.gru_cell", 2, 0): "hidden units split",
+    ("aten.lstm_cell", 3, 0): "hidden units split",
     ("autoshard.experts", 1, 0): "experts split",
     ("autoshard.experts", 1, 1): "experts' inner dim split",
 }

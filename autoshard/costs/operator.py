@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from autoshard.costs.cells import WEIGHTS, cell_seconds
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
 from autoshard.costs.experts import EXPERTS, expert_share, experts_seconds
@@ -13,6 +14,9 @@ from autoshard.hardware import Hardware
 from autoshard.layout import Layout, largest_shape
 from autoshard.mesh import Mesh
 from autoshard.rules.strategy import Strategy
+
+# operators of several steps
+_OF_SEVERAL = {EXPERTS: experts_seconds, **dict.fromkeys(WEIGHTS, cell_seconds)}
 
 
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
@@ -38,8 +42,8 @@ def compute_seconds(
 ) -> tuple[float, float]:
     """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
     local = local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
-    if op.target == EXPERTS:
-        forward, backward = experts_seconds(hardware, op, operands, variant)
+    if op.target in _OF_SEVERAL:
+        forward, backward = _OF_SEVERAL[op.target](hardware, op, operands, variant)
         return forward, backward if graph.loss is not None else 0.0
     if variant in SEQUENCE:
         whole = tuple(None if name is None else graph.tensor(name).shape for name in op.operands)
@@ -59,6 +63,8 @@ def extra_bytes(graph: Graph, op: Op, operands: Operands, results: tuple[LocalTe
         return 0.0
     if op.target == EXPERTS:
         return op.saved.extra_bytes * expert_share(graph, op, operands)
+    if op.target in WEIGHTS:
+        return op.saved.extra_bytes * results[0].numel / max(graph.tensor(op.results[0]).numel, 1)
     local = zip((*op.results, *op.operands), (*results, *operands), strict=True)
     parts = [(graph.tensor(name).numel, part.numel) for name, part in local if name is not None and part is not None]
     whole, part = max(parts, key=lambda pair: pair[0])

@@ -88,6 +88,13 @@ def _experts(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Ke
     return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
 
 
+def _cell(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
+    """All but the biases, the gates, and what is between them and the new state."""
+    matrices = tuple(i for i, operand in enumerate(operands) if operand is not None and len(operand.shape) == 2)
+    gates = 1 if "rnn" in op.target else 5
+    return matrices, (), gates * results[0].bytes
+
+
 def _embedding_bag(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
     """Ids, offsets and their weights, the table only for the gradient of these; the bag of each id and its length."""
     ids, bags, eight = operands[1], results[0].shape[0], DTYPE_BYTES["int64"]
@@ -130,6 +137,7 @@ _RULES: dict[str, Rule] = {
     ),
     **_each("embedding masked_fill index_select", _keeps((1,))),
     **_each("conv1d conv2d conv3d convolution mse_loss", _keeps((0, 1))),
+    **_each("gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell", _cell),
     **_each("linear mm bmm matmul mul", _product()),
     **_each("max_pool2d max_pool1d max_pool3d", _max_pool),
     "autoshard.linear_in_out": _product(),

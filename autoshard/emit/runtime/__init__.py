@@ -11,6 +11,7 @@ A layout is written with one placement per axis, in mesh order: "S0 R".
 from .attention import parallel_attention, random_attention, repeated_part
 from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
 from .bags import parallel_embedding_bag
+from .cells import parallel_gru_cell, parallel_lstm_cell, parallel_rnn_cell
 from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
 from .convolution import (
     halo_avg_pool,
@@ -107,13 +108,16 @@ __all__ = [
     "parallel_experts",
     "parallel_global_pool",
     "parallel_group_norm",
+    "parallel_gru_cell",
     "parallel_layer_norm",
     "parallel_log_softmax",
     "parallel_loss",
+    "parallel_lstm_cell",
     "parallel_mean",
     "parallel_mse_loss",
     "parallel_nll_loss",
     "parallel_rms_norm",
+    "parallel_rnn_cell",
     "parallel_softmax",
     "random_attention",
     "random_bernoulli",

@@ -1,0 +1,30 @@
+"""Seconds of one step of a recurrent cell on one device: a product with the input, one with the state, the gates."""
+
+from __future__ import annotations
+
+from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
+from autoshard.graph.model import Op
+from autoshard.hardware import Hardware
+
+Operands = tuple[LocalTensor | None, ...]
+WEIGHTS = {
+    "aten.gru_cell": 2,
+    "aten.lstm_cell": 3,
+    "aten.rnn_relu_cell": 2,
+    "aten.rnn_tanh_cell": 2,
+}  # the first's place
+
+
+def cell_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str) -> tuple[float, float]:
+    """Forward and backward."""
+    first = WEIGHTS[op.target]
+    x, h, w_x, w_h = operands[0], operands[1], operands[first], operands[first + 1]
+    assert x is not None and h is not None and w_x is not None and w_h is not None
+    gates = LocalTensor((x.shape[0], w_x.shape[0]), x.dtype, True)
+    steps = (
+        LocalOp("aten.linear", (x, w_x), (gates,)),
+        LocalOp("aten.linear", (h, w_h), (gates,)),
+        LocalOp("aten.mul", (gates, gates), (gates,)),
+    )
+    seconds = [local_op_seconds(hardware, step) for step in steps]
+    return sum(forward for forward, _ in seconds), sum(backward for _, backward in seconds)

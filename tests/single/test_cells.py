@@ -1,0 +1,66 @@
+"""Recurrent cells in a loop: hidden units cut, each gate's block alike, so that no weight travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.graph.capture import capture
+from autoshard.graph.model import Op
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.rules import Strategy
+from autoshard.search import search
+from tests.forced import check, variants
+from tests.moved import moved_parameters
+
+CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}
+
+
+class Loop(nn.Module):
+    """A cell over the steps of (steps, batch, inputs), and a read-out of its last state."""
+
+    def __init__(self, kind: str, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.cell = CELLS[kind](inputs, hidden)
+        self.out = nn.Linear(hidden, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        state = None
+        for step in x:
+            state = self.cell(step, state)
+        last = state[0] if isinstance(state, tuple) else state
+        return (self.out(last) - y).square().mean()
+
+
+def loop(
+    kind: str = "lstm", inputs: int = 5, hidden: int = 12, steps: int = 3, batch: int = 4
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Loop(kind, inputs, hidden), (torch.randn(steps, batch, inputs), torch.randn(batch, 3))
+
+
+def cells_by(factor: str) -> Callable[[Op, Strategy], bool]:
+    return lambda op, s: not op.target.endswith("_cell") or any(choice.factor == factor for choice in s.choices)
+
+
+@pytest.mark.parametrize("factor", ["n", "b"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
+@pytest.mark.parametrize("mesh", ["tp=3", "dp=2,tp=2"])
+def test_programs_are_right(kind: str, mesh: str, factor: str) -> None:
+    found, largest = check(f"{__file__}:loop", mesh, cells_by(factor), arguments={"kind": kind, "hidden": 7})
+    assert factor == "b" or f"parallel_{kind}_cell" in found
+    assert largest < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_weights_of_a_wide_cell_stay_where_they_are(kind: str) -> None:
+    """As an expert would: units over the devices, and only states travel."""
+    sizes = {"kind": kind, "inputs": 1024, "hidden": 4096, "steps": 4, "batch": 32}
+    graph = capture(f"{__file__}:loop", sizes)
+    program = lower(search(graph, Mesh.parse("tp=4"), load_hardware("a100-80g-sxm")), graph)
+    assert f"parallel_{kind}_cell" in variants(program)
+    assert not {"cell.weight_ih", "cell.weight_hh"} & moved_parameters(program)
