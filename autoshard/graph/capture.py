@@ -45,12 +45,13 @@ from autoshard.graph.saved import note_saved
 from autoshard.graph.sparse import dense_gradients
 from autoshard.graph.strided import in_memory_order
 from autoshard.graph.translate import constant_op, tensor_of, translate
+from autoshard.graph.twice import twice_made
 
 _FROZEN = "a changed value under another name (an embedding: no max_norm); a buffer for what the forward updates"
 _UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
-    drop_noops, fold_experts, fold_repeats, deadcode, refuse_random, rename, mark_gradients, note_saved,
+    drop_noops, fold_experts, fold_repeats, deadcode, twice_made, refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 

@@ -1,5 +1,8 @@
-"""LSTM, GRU and plain cells whose hidden units are cut: a device has the rows of its units in each gate's block of the weights,
-reads the whole of the last hidden state, and gives its part of the next."""
+"""LSTM, GRU and plain cells whose hidden units are cut.
+
+A device has the rows of its units in each gate's block of the weights, reads the whole of the last hidden state, and
+gives its part of the next.
+"""
 
 from __future__ import annotations
 
