@@ -1,0 +1,89 @@
+"""Ranks of a package as forks of one process that has imported torch: what a checkpoint holds, seen from each mesh."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.tensor", "torch._dynamo", "torch.optim.adamw"]
+TIMEOUT_SECONDS = 200
+
+State = dict[str, torch.Tensor]
+
+
+def run_ranks(package: Path, ranks: int, folder: Path, save: Path | None = None, steps: int = 0) -> State:
+    """The state after `steps` more steps from the checkpoint in `folder`, or from a fresh start where it has none.
+
+    Parameters, buffers and the optimizer's state by original name, whole and in the original shape; `save`: written
+    there as a checkpoint.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = folder.parent / f"{package.name}.pt"
+    arguments = [(rank, ranks, port, package, folder, save, steps, found) for rank in range(ranks)]
+    processes = [context.Process(target=_rank, args=one) for one in arguments]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(TIMEOUT_SECONDS)
+        assert [process.exitcode for process in processes] == [0] * ranks
+    finally:
+        for process in processes:
+            process.kill()
+    state: State = torch.load(found, weights_only=True)
+    return state
+
+
+def _rank(
+    rank: int, ranks: int, port: int, package: Path, folder: Path, save: Path | None, steps: int, found: Path
+) -> None:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in own.items()}, MASTER_ADDR="127.0.0.1")
+    torch.set_num_threads(1)
+    leave = _work(package, folder, save, steps, found)
+    leave()
+
+
+def _work(package: Path, folder: Path, save: Path | None, steps: int, found: Path) -> Any:
+    from autoshard.verify.package import load_package
+
+    loaded = load_package(package)
+    loaded.train.compute_gradients = loaded.recorder.compute_gradients
+    mesh = loaded.runtime.ParallelMesh.from_environment(loaded.model.MESH, "gloo")
+    model = loaded.model.build_model(mesh)
+    optimizer = loaded.train.make_optimizer(model, lr=1e-2)
+    resume = str(folder) if folder.exists() else None
+    done = loaded.train.prepare(model, optimizer, argparse.Namespace(resume=resume, weights=None, seed=0), mesh.rank)
+    batches = loaded.train.synthetic_batches(mesh, 0, done)
+    for step in range(done + 1, done + steps + 1):
+        mesh.random.step = step
+        loaded.train.train_step(model, optimizer, mesh, next(batches), 1.0)
+    state = _whole(loaded.runtime, model, optimizer)
+    if save is not None:
+        loaded.runtime.save_checkpoint(save, model, optimizer, done + steps)
+    if mesh.rank == 0:
+        torch.save(state, found)
+    return loaded.runtime.leave
+
+
+def _whole(runtime: Any, model: Any, optimizer: torch.optim.Optimizer) -> State:
+    state: State = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        own = runtime.sharding(tensor)
+        state[own.name] = runtime.full_tensor(tensor).clone()
+        for slot, value in optimizer.state.get(tensor, {}).items():
+            if value.dim():
+                value.sharding = own  # it lies as the parameter does
+                value = runtime.full_tensor(value)
+            state[f"{own.name}: {slot}"] = value.clone()
+    return state
