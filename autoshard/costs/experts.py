@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
 from autoshard.graph.model import Graph, Op
 from autoshard.hardware import Hardware
@@ -13,7 +15,7 @@ Operands = tuple[LocalTensor | None, ...]
 def expert_rows(op: Op, operands: Operands, variant: str) -> float:
     """How many pairs of token and expert one device works on: those of its tokens where these travel, else those of
     its experts."""
-    x, up, _, chosen, _ = operands
+    x, up, _, chosen, _ = operands[:5]
     assert x is not None and up is not None and chosen is not None
     experts = op.attribute("experts")
     assert isinstance(experts, int)
@@ -25,6 +27,8 @@ def experts_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str
     """Forward and backward: pairs gathered, two products, the activation between them, pairs weighted and summed."""
     x, up, down = operands[:3]
     assert x is not None and up is not None and down is not None
+    if len(operands) > 5:  # with biases, weights are (in, out)
+        up, down = (replace(w, shape=(w.shape[0], w.shape[2], w.shape[1])) for w in (up, down))
     experts, inner, size = up.shape
     rows = -(-int(expert_rows(op, operands, variant)) // max(experts, 1))
     given = LocalTensor((experts, rows, size), x.dtype, True)

@@ -198,14 +198,17 @@ SEQUENCE = ("parallel_attention", "random_attention", "ring_attention")
 
 def _experts(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts) -> Inside:
     """Pairs of token and expert to the experts, their results back; backward the gradients, the same ways."""
-    x, _, down, chosen, _ = operands
+    x, _, down, chosen, _ = operands[:5]
     assert x is not None and down is not None and chosen is not None
     tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
     pairs = x.shape[0] * chosen.shape[1]
     width = x.bytes / max(x.numel, 1)
     axes = sorted(tokens & experts)
     there = [(axis, "all_to_all", float(pairs * x.shape[1] * width)) for axis in axes]
-    back = [(axis, "all_to_all", float(pairs * down.shape[1] * width)) for axis in reversed(axes)]
+    back = [
+        (axis, "all_to_all", float(pairs * down.shape[2 if len(operands) > 5 else 1] * width))
+        for axis in reversed(axes)
+    ]
     return Inside((*there, *back), (*reversed(back), *(reversed(there) if x.requires_grad else ())))
 
 

@@ -82,9 +82,9 @@ def _attention(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> 
 
 def _experts(op: Op, operands: list[Tensor | None], results: list[Tensor]) -> Kept:
     """The operands, and for each pair of token and expert its row, what is between the two products, its result."""
-    x, up, down, chosen, _ = operands
+    x, up, down, chosen, _ = operands[:5]
     assert x is not None and up is not None and down is not None and chosen is not None
-    row = x.shape[1] + up.shape[1] + down.shape[2] + down.shape[1]
+    row = x.shape[1] + (up.shape[1] if len(operands) == 5 else up.shape[2]) + down.shape[2] + down.shape[1]
     return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
 
 

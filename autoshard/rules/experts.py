@@ -9,6 +9,9 @@ from autoshard.rules.kinds import Axes, Call, Local, LocalAttribute, Localise, L
 
 
 def experts(call: Call) -> str:
+    if call.present == 7:
+        options = "sum: e f | whole: m k | plain: e | variant: parallel_experts | together: t+e dispatched_experts"
+        return f"t m, e m (f 2), e f n, t k, t k, e (f 2), +e n -> t n | {options}"
     up = "e (2 f) m" if call.get("gated") else "e f m"
     options = "sum: e f | whole: m k | plain: e | variant: parallel_experts | together: t+e dispatched_experts"
     return f"t m, {up}, e n f, t k, t k -> t n | {options}"

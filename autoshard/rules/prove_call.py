@@ -63,7 +63,9 @@ def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
     """As a person would write it: a weight for each pair of token and expert."""
     import torch.nn.functional as F
 
-    x, up, down, chosen, weights = operands
+    x, up, down, chosen, weights, *biases = operands
+    if biases:
+        return _biased_experts(operands, given["limit"], given["alpha"])
     name, _, tanh = given["activation"].partition("_")
     options = {"approximate": "tanh"} if tanh else {}
     count = chosen.shape[1]
@@ -72,6 +74,17 @@ def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
     gate, other = inner.chunk(2, -1) if given["gated"] else (inner, 1)
     made = (down[ids] @ (getattr(F, name)(gate, **options) * other).unsqueeze(-1)).squeeze(-1)
     return (made * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
+
+
+def _biased_experts(operands: Sequence[Any], limit: float, alpha: float) -> Any:
+    import torch
+
+    x, up, down, chosen, weights, up_bias, down_bias = operands
+    inner = torch.einsum("tm,tkmf->tkf", x, up[chosen]) + up_bias[chosen]
+    gate, inner = inner[..., ::2].clamp(max=limit), inner[..., 1::2].clamp(-limit, limit)
+    inner = (inner + 1) * gate * torch.sigmoid(alpha * gate)
+    made = torch.einsum("tkf,tkfn->tkn", inner, down[chosen]) + down_bias[chosen]
+    return (made * weights.unsqueeze(-1)).sum(1)
 
 
 def _embedding_bag(weight: Any, ids: Any, offsets: Any, weights: Any, **given: Any) -> Any:

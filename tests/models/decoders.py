@@ -175,11 +175,14 @@ def mpt(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -
     return language(hf.MptForCausalLM(hf.MptConfig(**sizes, use_cache=False)), batch, sequence, loss)
 
 
-def gpt_oss(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
+def gpt_oss(
+    batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True, form: str = "batched_mm", experts: int = 4,
+    intermediate_size: int = 48,
+) -> Built:  # fmt: skip
     """Attention sinks, windows, and experts whose weights are stacked."""
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4, "head_dim": 8}
-    config = hf.GptOssConfig(**_sizes(layers, **GROUPED, **experts))
-    config._experts_implementation = "batched_mm"
+    sizes = {"num_local_experts": experts, "num_experts_per_tok": 2, "sliding_window": 4, "head_dim": 8}
+    config = hf.GptOssConfig(**{**_sizes(layers, **GROUPED, **sizes), "intermediate_size": intermediate_size})
+    config._experts_implementation = form
     return language(hf.GptOssForCausalLM(config), batch, sequence, loss)
 
 

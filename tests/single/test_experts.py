@@ -9,9 +9,14 @@ import torch
 
 from autoshard.graph.capture import capture
 from autoshard.graph.model import Op
+from autoshard.hardware import load_hardware
+from autoshard.mesh import Mesh
+from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.search import search
 from tests.forced import check
 from tests.models import NAMES
+from tests.moved import moved_parameters
 from tests.small_models import spec
 
 
@@ -37,7 +42,7 @@ def test_both_forms_of_the_library_fold_into_one_operator(form: str) -> None:
     assert inside == []  # nothing of the block is left, and no weight is gathered for each token
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("mixtral", 2), ("qwen3_moe", 2), ("deepseek_v3", 1)])
+@pytest.mark.parametrize(("name", "blocks"), [("mixtral", 2), ("qwen3_moe", 2), ("deepseek_v3", 1), ("gpt_oss", 2)])
 def test_models_of_the_library(name: str, blocks: int) -> None:
     graph = capture(NAMES[name], {})
     assert sum(op.target == "autoshard.experts" for op in graph.ops) == blocks
@@ -92,3 +97,30 @@ def test_mixtral_with_its_experts_cut(mesh: str, choice: str, arguments: dict[st
     found, largest = check(spec("mixtral"), mesh, experts_by(choice), (1,), arguments)
     assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in found
     assert largest < 1e-9
+
+
+@pytest.mark.parametrize("form", ["batched_mm", "grouped_mm"])
+def test_experts_with_biases_fold_whole(form: str) -> None:
+    graph = capture(NAMES["gpt_oss"], {"form": form, "layers": 1})
+    (block,) = (op for op in graph.ops if op.target == "autoshard.experts")
+    shapes = [(32, 32), (4, 32, 96), (4, 48, 32), (32, 2), (32, 2), (4, 96), (4, 32)]
+    assert [graph.tensor(name or "").shape for name in block.operands] == shapes
+    expected = {"experts": 4, "activation": "clipped", "gated": True, "limit": 7.0, "alpha": 1.702}
+    assert dict(block.attributes) == expected
+    assert [op for op in graph.ops if op.module.startswith(block.module) and op is not block] == []
+
+
+@pytest.mark.parametrize("choice", ["e", "t+e", "f"])
+def test_experts_with_biases(choice: str) -> None:
+    found, largest = check(NAMES["gpt_oss"], "dp=2,tp=2", experts_by(choice), arguments={"layers": 1})
+    assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in found
+    assert largest < 1e-9
+
+
+def test_weights_of_many_experts_stay_where_they_are() -> None:
+    """As an expert would: experts over the devices; only tokens, or their results, travel."""
+    graph = capture(NAMES["gpt_oss"], {"layers": 1, "experts": 32, "intermediate_size": 4096})
+    program = lower(search(graph, Mesh.parse("tp=4"), load_hardware("a100-80g-sxm")), graph)
+    weights = {p.path for p in program.parameters if ".experts." in p.path and p.path.endswith("_proj")}
+    assert len(weights) == 2
+    assert not weights & moved_parameters(program)

@@ -61,27 +61,53 @@ def _keep(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Tensor,
     return rows[here], ids[here], lambda y: y.new_zeros((count, y.shape[1])).index_copy(0, here, y)
 
 
-def _apply(rows: Tensor, ids: Tensor, up: Tensor, down: Tensor, activation: str, gated: bool) -> Tensor:
-    """Every row through its expert; `ids` count from the first expert here."""
-    order = ids.argsort(stable=True)
-    parts = rows[order].split(torch.bincount(ids, minlength=len(up)).tolist())
-    act, made = _ACTIVATIONS[activation], []
-    for part, first, second in zip(parts, up.unbind(), down.unbind(), strict=True):
-        inner = F.linear(part, first)
+Apply = Callable[..., Tensor]  # rows of one expert, its weights -> rows
+
+
+def _plain(activation: str, gated: bool) -> Apply:
+    act = _ACTIVATIONS[activation]
+
+    def apply(rows: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        inner = F.linear(rows, up)
         if gated:
             gate, inner = inner.chunk(2, -1)
-            inner = act(gate) * inner
-        else:
-            inner = act(inner)
-        made.append(F.linear(inner, second))
+            return F.linear(act(gate) * inner, down)
+        return F.linear(act(inner), down)
+
+    return apply
+
+
+def _clipped(limit: float, alpha: float) -> Apply:
+    """Gate and up alternate, both at most `limit`."""
+
+    def apply(rows: Tensor, up: Tensor, down: Tensor, up_bias: Tensor, down_bias: Tensor) -> Tensor:
+        inner = rows @ up + up_bias
+        gate, inner = inner[:, ::2].clamp(max=limit), inner[:, 1::2].clamp(-limit, limit)
+        inner = (inner + 1) * (gate * torch.sigmoid(gate * alpha))
+        return inner.to(down.dtype) @ down + down_bias
+
+    return apply
+
+
+def _each(rows: Tensor, ids: Tensor, weights: Sequence[Tensor], apply: Apply) -> Tensor:
+    """Every row through its expert; `ids` count from the first expert here."""
+    order = ids.argsort(stable=True)
+    parts = rows[order].split(torch.bincount(ids, minlength=len(weights[0])).tolist())
+    made = [apply(part, *own) for part, *own in zip(parts, *(w.unbind() for w in weights), strict=True)]
     return torch.cat(made)[order.argsort()]
 
 
 def parallel_experts(
-    x: Tensor, up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, experts: int, activation: str,
-    gated: bool = True, cut: Sequence[Axis] = (), dispatch: Sequence[Axis] = (),
+    x: Tensor, up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None, *, experts: int, activation: str, gated: bool = True, limit: float = 0.0,
+    alpha: float = 0.0, cut: Sequence[Axis] = (), dispatch: Sequence[Axis] = (),
 ) -> Tensor:  # fmt: skip
-    """x (t, m), up (e, 2f, m) or (e, f, m), down (e, n, f), chosen and weights (t, k) -> (t, n)."""
+    """x (t, m), up (e, 2f, m) or (e, f, m), down (e, n, f), chosen and weights (t, k) -> (t, n).
+
+    With biases (e, 2f) and (e, n): up (e, m, 2f), down (e, f, n), and a clipped gate between.
+    """
+    own = [up, down] if up_bias is None or down_bias is None else [up, down, up_bias, down_bias]
+    apply = _clipped(limit, alpha) if activation == "clipped" else _plain(activation, gated)
     count = chosen.shape[1]
     rows, ids = x.repeat_interleave(count, 0), chosen.reshape(-1)
     start, stop, back = 0, experts, []
@@ -92,16 +118,12 @@ def parallel_experts(
         back.append(undo)
         low, high = shard_bounds(stop - start, axis)
         start, stop = start + low, start + high
-    y = _apply(rows, ids - start, up, down, activation, gated)
+    y = _each(rows, ids - start, own, apply)
     for undo in reversed(back):
         y = undo(y)
     return (y * weights.reshape(-1, 1)).unflatten(0, (-1, count)).sum(1).to(x.dtype)
 
 
-def dispatched_experts(
-    x: Tensor, up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, experts: int, activation: str,
-    gated: bool = True, cut: Sequence[Axis], dispatch: Sequence[Axis],
-) -> Tensor:  # fmt: skip
+def dispatched_experts(*operands: Tensor, cut: Sequence[Axis], dispatch: Sequence[Axis], **options: Any) -> Tensor:
     """The same where tokens travel (along `dispatch`)."""
-    options = {"experts": experts, "activation": activation, "gated": gated}
-    return parallel_experts(x, up, down, chosen, weights, **options, cut=cut, dispatch=dispatch)  # type: ignore[arg-type]
+    return parallel_experts(*operands, **options, cut=cut, dispatch=dispatch)

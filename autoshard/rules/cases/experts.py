@@ -14,4 +14,9 @@ EXPERTS = [
         "autoshard.experts", (*floats((6, 4), (4, 5, 4), (4, 4, 5)), integers((6, 3), 2), Operand((6, 3))),
         experts=4, activation="gelu_tanh", gated=False,
     ),
+    case(
+        "autoshard.experts",
+        (*floats((6, 3), (5, 3, 8), (5, 4, 2)), integers((6, 2), 5), *floats((6, 2), (5, 8), (5, 2))),
+        experts=5, activation="clipped", gated=True, limit=1.0, alpha=1.7,
+    ),
 ]  # fmt: skip
