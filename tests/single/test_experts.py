@@ -124,3 +124,38 @@ def test_weights_of_many_experts_stay_where_they_are() -> None:
     weights = {p.path for p in program.parameters if ".experts." in p.path and p.path.endswith("_proj")}
     assert len(weights) == 2
     assert not weights & moved_parameters(program)
+
+
+class BiasedLookalike(torch.nn.Module):
+    """As experts with biases, but for one thing."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.up, self.up_bias = torch.nn.Parameter(torch.randn(4, 6, 8)), torch.nn.Parameter(torch.randn(4, 8))
+        self.down, self.down_bias = torch.nn.Parameter(torch.randn(4, 4, 6)), torch.nn.Parameter(torch.randn(4, 6))
+        self.router = torch.nn.Linear(6, 4)
+        self.wrong = wrong
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        ids = chosen.reshape(-1)
+        rows = x.repeat_interleave(2, 0).unsqueeze(1)
+        bias = self.up_bias[ids.flip(0) if self.wrong == "bias" else ids]
+        inner = torch.bmm(rows, self.up[ids]).squeeze(1) + bias
+        gate, up = inner.chunk(2, -1) if self.wrong == "halves" else (inner[:, ::2], inner[:, 1::2])
+        gate = gate.clamp(min=-5.0 if self.wrong == "gate" else None, max=5.0)
+        up = up.clamp(min=-4.0 if self.wrong == "limit" else -5.0, max=5.0)
+        made = (up + (2 if self.wrong == "one" else 1)) * (gate * torch.sigmoid(gate * 1.5))
+        made = torch.bmm(made.unsqueeze(1), self.down[ids]).squeeze(1) + self.down_bias[ids]
+        made = made * weights.reshape(-1).unsqueeze(-1)
+        return made.view(len(x), 2, 6).sum(1).square().mean()
+
+
+def biased_lookalike(wrong: str = "") -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    return BiasedLookalike(wrong), (torch.randn(8, 6),)
+
+
+@pytest.mark.parametrize("wrong", ["", "bias", "halves", "gate", "limit", "one"])
+def test_only_what_is_a_block_with_biases_is_folded(wrong: str) -> None:
+    graph = capture(f"{__file__}:biased_lookalike", {"wrong": wrong})
+    assert any(op.target == "autoshard.experts" for op in graph.ops) == (not wrong)
