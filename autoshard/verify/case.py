@@ -43,13 +43,14 @@ TIMEOUT_SECONDS = 900.0
 class Case:
     """`graph` is the model's, captured with the arguments that the reference was built with.
 
-    `noise`: what rounding does to the reference; `notes` say what of the model's own had to be kept.
+    `noise`: what rounding does to the reference; `own`: a step of the original in its own precision, or why there is
+    none; `notes` say what of the model's own had to be kept.
     """
 
     graph: Graph
     reference: Reference
     noise: Noise | None = None
-    own: OwnStep | None = None  # in its own precision
+    own: OwnStep | str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -119,7 +120,7 @@ def check_folder(
 ) -> Proof:
     """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares.
 
-    `own_precision`: one step as it will really run, too, in lock-step.
+    `own_precision`: one step as it will really run, too, in lock-step; `unverified` says where there is none.
     """
     start = time.monotonic()
     steps = case.reference.steps
@@ -128,8 +129,10 @@ def check_folder(
     try:
         results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
         own: list[Error] = []
-        if own_precision and case.own is not None:
+        if own_precision and isinstance(case.own, OwnStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
+        elif own_precision and isinstance(case.own, str):
+            proof = replace(proof, unverified=(case.own,) if case.own else ())
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
     errors = [*compare_ranks(program, case.reference, results, case.noise), *own]

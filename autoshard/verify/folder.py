@@ -101,9 +101,8 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
     files = emit(found.program, found.plan, small_graph)
     proof = check_files(case, found.program, files, backend, timeout_seconds)
     planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
-    return replace(
-        proof, reduced=resized, planned_mesh=planned, unverified=tuple(_uncovered(package, found, small_graph))
-    )
+    unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
+    return replace(proof, reduced=resized, planned_mesh=planned, unverified=unverified)
 
 
 def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:

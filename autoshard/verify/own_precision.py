@@ -25,7 +25,7 @@ from autoshard.verify.draws import exact_dropout
 from autoshard.verify.lockstep import run_lockstep
 from autoshard.verify.measure import OWN, Error, largest
 from autoshard.verify.package import Package, load_package
-from autoshard.verify.reference import Reference, State, outputs_of
+from autoshard.verify.reference import Reference, State, densify, outputs_of
 
 TIMES = 8.0  # the original's own error
 ROUNDINGS = 32.0  # of the largest of a tensor
@@ -43,8 +43,8 @@ class OwnStep:
 
 def run_own(
     module: torch.nn.Module, graph: Graph, reference: Reference, dtypes: Mapping[str, torch.dtype]
-) -> OwnStep | None:
-    """None where the original can't be run so. Leaves the module as it was in float64, before the first step."""
+) -> OwnStep | str:
+    """In words why, where it can't be run so. Leaves the module as it was in float64, before the first step."""
     state = reference.parameters | reference.buffers
     pairs = zip(reference.steps[0].inputs, graph.inputs, strict=True)
     inputs = tuple(_narrow(x, graph.tensor(name).dtype) for x, name in pairs)
@@ -54,11 +54,14 @@ def run_own(
             outputs = outputs_of(module(*inputs))
         if graph.loss is not None:
             outputs[graph.outputs.index(graph.loss)].backward()
+            densify(module.parameters())
         named = module.named_parameters()
         gradients = {path: p.grad.detach().clone() for path, p in named if p.grad is not None}
         return OwnStep(dtypes, inputs, tuple(output.detach().clone() for output in outputs), gradients)
-    except (RuntimeError, TypeError, ValueError):
-        return None
+    except Exception as error:  # the model's own code
+        reason = (str(error).strip().splitlines() or [""])[0]
+        what = f"{type(error).__name__}: {reason}".removesuffix(": ")
+        return f"one step in {graph.precision} as it will run: the original fails in it ({what})"
     finally:
         module.zero_grad(set_to_none=True)
         _hold(module, state, {})

@@ -14,7 +14,7 @@ class Proof:
     """Largest relative errors per kind, over all ranks and steps. `seconds` is wall time.
 
     `reduced` lists (argument, size verified at, size planned for), `planned_mesh` the mesh that a shorter one stands
-    for; `unverified` says in words what full size would add, `notes` what else the run was like.
+    for; `unverified` says in words what was left out, `notes` what else the run was like.
     """
 
     mesh: str
@@ -81,7 +81,7 @@ def _worst_dict(kind: Worst) -> dict[str, Any]:
 
 
 def proof_text(proof: Proof) -> str:
-    """A short table: a line a kind, then what was not verified at full size."""
+    """A short table: a line a kind, then what was not verified."""
     verdict = "verified" if proof.passed else "NOT verified"
     how = {"gloo": f"{proof.ranks} gloo processes", "lockstep": f"{proof.ranks} devices in lock-step"}[proof.backend]
     stands = f" (which stands for {proof.planned_mesh})" if proof.planned_mesh else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,11 +120,16 @@ def _max_norm(norm: float, number: int) -> float:
 def _backward(loss: torch.Tensor, trainable: list[torch.nn.Parameter]) -> float:
     """Gradients of `loss`; gives their norm."""
     loss.backward()
-    for p in trainable:
-        if p.grad is not None and p.grad.is_sparse:  # as no optimizer but SGD takes it
-            p.grad = p.grad.to_dense()
+    densify(trainable)
     norms = [p.grad.norm() for p in trainable if p.grad is not None]
     return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def densify(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Sparse gradients as dense ones, which is what a package has: no optimizer but SGD takes others."""
+    for p in parameters:
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.to_dense()
 
 
 def outputs_of(result: Any) -> list[torch.Tensor]:

@@ -17,6 +17,8 @@ from autoshard.program.lower import lower
 from autoshard.program.model import Collective, Program
 from autoshard.verify.case import Case, check_files, make_case
 from autoshard.verify.lockstep import ThreadTransport
+from autoshard.verify.own_precision import OwnStep
+from autoshard.verify.proof import Proof
 from tests.forced import forced_plan
 
 
@@ -46,7 +48,7 @@ def made(seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
 def test_a_package_in_its_own_precision() -> None:
     for seed in range(3):
         case, program, files = made(seed)
-        assert case.own is not None and [x.dtype for x in case.own.outputs] == [torch.float32, torch.bfloat16]
+        assert isinstance(case.own, OwnStep) and [x.dtype for x in case.own.outputs] == [torch.float32, torch.bfloat16]
         proof = check_files(case, program, files, own_precision=True)
         assert proof.passed, proof.failure
         assert {kind.kind: kind.count for kind in proof.kinds}["precision"] > 2 * len(program.parameters)
@@ -93,3 +95,42 @@ def test_weights_move_low_and_their_gradients_high(monkeypatch: pytest.MonkeyPat
     own = [entry for entry in seen if entry[1] != torch.float64]
     assert ("all_gather", torch.bfloat16) in own
     assert ("reduce_scatter", torch.bfloat16) not in own
+
+
+class Choosy(nn.Module):
+    """Its own code refuses the low precision; its look-up has a sparse gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Parameter(torch.randn(8, 6)), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.head(F.embedding(x, self.table, sparse=True))
+        assert z.dtype != torch.bfloat16 or torch.compiler.is_compiling(), "not in bfloat16"
+        return F.mse_loss(z.float(), y)
+
+
+def build_choosy() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Choosy(), (torch.arange(6), torch.randn(6, 4))
+
+
+def choosy(precision: str) -> Proof:
+    graph = capture(f"{__file__}:build_choosy", {}, precision)
+    plan = forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True)
+    program = lower(plan, graph)
+    case = make_case(f"{__file__}:build_choosy", {}, graph)
+    return check_files(case, program, emit(program, plan, graph), own_precision=True)
+
+
+def test_a_step_that_the_original_can_not_do_is_said_to_be_unverified() -> None:
+    proof = choosy("bf16-mixed")
+    assert proof.passed, proof.failure
+    said = "one step in bf16-mixed as it will run: the original fails in it (AssertionError: not in bfloat16)"
+    assert proof.as_dict()["unverified"] == [said]
+    assert f"  not verified: {said}" in proof.summary().splitlines()
+
+
+def test_sparse_gradients_of_the_original_are_compared() -> None:
+    proof = choosy("fp32")
+    assert proof.passed and not proof.unverified, proof.failure
+    assert {kind.kind: kind.count for kind in proof.kinds}["precision"]
