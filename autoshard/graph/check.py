@@ -5,23 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from autoshard.graph.check_fault import GraphFault, require
 from autoshard.graph.check_recipes import check_recipes
 from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Tensor
+from autoshard.graph.schemas import parse
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_DOTTED = re.compile(rf"{_NAME}(\.{_NAME})+")
+_TARGET = re.compile(rf"(?!__){_NAME}\.{_NAME}")
+_NO_OPERATORS = ("import_module.", "load_library.", "loaded_libraries.")  # what else torch.ops has: code from elsewhere
 _PLAIN = re.compile(_NAME)
 MOST_DIMS = 64  # torch's own limit
 LARGEST_BYTES = 1 << 52  # of a tensor: sums of them stay exact
-
-
-class GraphFault(ValueError):
-    """An invariant that a graph breaks. No assertion: a damaged file is found under `python -O` too."""
-
-
-def require(holds: object, fault: str) -> None:
-    if not holds:
-        raise GraphFault(fault)
 
 
 def check(graph: Graph) -> None:
@@ -32,6 +26,7 @@ def check(graph: Graph) -> None:
     _unique("parameter or buffer path", _paths(graph))
     _check_paths(graph)
     _check_registrations(graph)
+    _check_schemas(graph)
     for tensor in graph.tensors:
         _check_tensor(tensor)
     known = _check_sources(graph, tensors)
@@ -66,7 +61,7 @@ def _check_sources(graph: Graph, tensors: dict[str, Tensor]) -> set[str]:
 
 def _check_op(op: Op, known: set[str], tensors: dict[str, Tensor]) -> None:
     label = f"op {op.name} ({op.target})"
-    require(_DOTTED.fullmatch(op.target), f"op {op.name} has the target {op.target!r}, not namespace.name")
+    require(_is_target(op.target), f"op {op.name} has the target {op.target!r}, not namespace.name")
     for name, _ in op.attributes:
         require(_PLAIN.fullmatch(name), f"{label} has an attribute {name!r}, which is no argument of an operator")
     for operand in op.operands:
@@ -126,7 +121,24 @@ def _check_registrations(graph: Graph) -> None:
         named = not item.module or bool(item.text) or all(map(_PLAIN.fullmatch, item.module.split(".")))
         require(named, f"operators are registered by {item.module!r}, which is no name of a module")
         for target in item.targets:
-            require(_DOTTED.fullmatch(target), f"{item.module} registers {target!r}, not namespace.name")
+            require(_is_target(target), f"{item.module} registers {target!r}, not namespace.name")
+
+
+def _is_target(text: str) -> bool:
+    """Is it an operator's name? It becomes an expression, `torch.ops.` and this."""
+    return _TARGET.fullmatch(text) is not None and not text.startswith(_NO_OPERATORS)
+
+
+def _check_schemas(graph: Graph) -> None:
+    """Their names become code, as an operator's own do."""
+    for text in graph.schemas:
+        try:
+            schema = parse(text)
+        except ValueError as error:
+            raise GraphFault(str(error)) from None
+        names = (schema.overload or "default", *(argument.name for argument in schema.arguments))
+        named = _is_target(schema.target) and all(map(_PLAIN.fullmatch, names))
+        require(named, f"the schema {text!r} has more than names of operators and arguments")
 
 
 def _unique(kind: str, names: Iterable[str]) -> None:

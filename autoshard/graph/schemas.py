@@ -170,10 +170,11 @@ def _plain(text: str) -> str:
 
 def _argument(text: str, keyword: bool) -> Argument:
     left, equals, default = text.partition("=")
+    base = re.match(r"\w+", left)
+    if base is None:
+        raise ValueError(f"{text!r} is no argument of a schema")
     words = _plain(left).split()
     kind, name = words[0], words[-1]
-    base = re.match(r"\w+", kind)
-    assert base is not None, text
     optional, is_list = kind.endswith("?"), "[" in kind
     return Argument(name, base[0], is_list, optional, keyword, not equals, _literal(default) if equals else None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.graph.model import Graph, Op, Tensor
+from autoshard.graph.model import DRAWN, Graph, Op, Tensor
 from autoshard.graph.rewrite import rewrite
 
 
@@ -20,7 +20,7 @@ def twice_made(graph: Graph) -> Graph:
         operands: list[str | None] = []
         for name in op.operands:
             maker = graph.producers.get(name or "")
-            if name in operands and maker is not None and not maker.operands and _floating(graph, maker):
+            if name in operands and maker is not None and _is_constant(graph, maker):
                 made = replace(graph.tensor(maker.results[0]), name=f"{maker.name}_{op.name}_{len(operands)}")
                 tensors.append(made)
                 ops.append(replace(maker, name=made.name, results=(made.name,)))
@@ -30,5 +30,7 @@ def twice_made(graph: Graph) -> Graph:
     return rewrite(graph, ops, tensors=tensors) if tensors else graph
 
 
-def _floating(graph: Graph, maker: Op) -> bool:
-    return len(maker.results) == 1 and "float" in graph.tensor(maker.results[0]).dtype
+def _is_constant(graph: Graph, maker: Op) -> bool:
+    """Random numbers are none: made twice, they would be others."""
+    plain = not maker.operands and maker.target not in DRAWN
+    return plain and len(maker.results) == 1 and "float" in graph.tensor(maker.results[0]).dtype

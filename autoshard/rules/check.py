@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.errors import InvalidFileError
-from autoshard.graph.check import GraphFault, require
+from autoshard.graph.check_fault import GraphFault, require
 from autoshard.graph.model import OPTIMIZERS, PRECISIONS, Graph, Op
 from autoshard.rules.kinds import NoRule
 from autoshard.rules.notation import Rule, RuleError

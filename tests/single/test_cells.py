@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.graph.capture import capture
+from autoshard.graph.capture import capture, capture_model
 from autoshard.graph.model import Op
 from autoshard.hardware import load_hardware
 from autoshard.mesh import Mesh
@@ -64,3 +64,23 @@ def test_weights_of_a_wide_cell_stay_where_they_are(kind: str) -> None:
     program = lower(search(graph, Mesh.parse("tp=4"), load_hardware("a100-80g-sxm")), graph)
     assert f"parallel_{kind}_cell" in variants(program)
     assert not {"cell.weight_ih", "cell.weight_hh"} & moved_parameters(program)
+
+
+class Noise(nn.Module):
+    """Reads one draw, and one tensor of zeros, twice in one operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise, zeros = torch.rand(3, 4), torch.zeros(3, 4)
+        loss: Tensor = (self.layer(x) + noise * noise + torch.hypot(zeros, zeros)).sum()
+        return loss
+
+
+def test_a_constant_read_twice_is_made_twice_but_random_numbers_are_drawn_once() -> None:
+    graph = capture_model(Noise(), (torch.randn(3, 4),))
+    made = [op.target for op in graph.ops if not op.operands]
+    assert made.count("autoshard.random") == 1
+    assert len(made) == 3

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autoshard.graph.check import GraphFault, check
-from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
+from autoshard.graph.check import check
+from autoshard.graph.check_fault import GraphFault
+from autoshard.graph.model import Call, Graph, Op, Parameter, Recipe, Saved, Tensor
 from tests.tiny.random_graphs import graphs
 
 GRAPH = Graph(
@@ -33,6 +34,14 @@ def with_op(**changes: Any) -> Graph:
 
 def with_tensor(**changes: Any) -> Graph:
     return replace(GRAPH, tensors=(replace(GRAPH.tensors[0], **changes), *GRAPH.tensors[1:]))
+
+
+def with_call(target: str, *arguments: Any, **keywords: Any) -> Graph:
+    return replace(GRAPH, recipes=(Recipe(("w",), (Call(target, arguments, tuple(keywords.items())),)),))
+
+
+def with_argument(text: str) -> Graph:
+    return replace(GRAPH, schemas=(f"aten::mul.Tensor(Tensor self, {text}) -> Tensor",))
 
 
 def test_a_sound_graph() -> None:
@@ -76,6 +85,24 @@ def test_random_graphs_are_sound(graph: Graph) -> None:
         (replace(GRAPH, buffer_updates=(("w", "y"),)), "w is updated but is no buffer"),
         (replace(GRAPH, buffer_updates=(("s", "q"),)), "gets q, which has no tensor"),
         (replace(GRAPH, buffer_updates=(("s", "loss"),)), "of another shape or dtype"),
+        # what becomes code
+        (with_op(target="load_library.__call__"), "not namespace.name"),
+        (with_op(target="import_module.__call__"), "not namespace.name"),
+        (with_op(target="__class__.mul"), "not namespace.name"),
+        (with_op(target="aten.mul.__globals__"), "not namespace.name"),
+        (with_call("os.system", "ls"), "call 0 of the recipe of w is 'os.system'"),
+        (with_call("aten.zeros.default", (2,), **{"a=b": 1}), "has the keyword 'a=b'"),
+        (with_call("aten.zeros.default", "open(1)"), "has 'open(1)'"),
+        (with_call("aten.neg.default", "%0"), "takes %0, which is not there yet"),
+        (with_call("values", "torch.int64", (1,), ("x",)), "call 0 of the recipe of w: numbers"),
+        (with_call("packed", "torch.int64", 1, "eJw="), "call 0 of the recipe of w: shape"),
+        (with_call("values"), "call 0 of the recipe of w: dtype"),
+        (replace(GRAPH, recipes=(Recipe(("w",), ()),)), "the recipe of w is empty"),
+        (replace(GRAPH, recipes=(Recipe(("q",), ()),)), "not all of the model"),
+        (with_argument('Tensor "a"!'), "has more than names"),
+        (with_argument("Tensor x[y]"), "has more than names"),
+        (replace(GRAPH, schemas=("aten::mul",)), "no schema"),
+        (replace(GRAPH, schemas=("load_library::__call__(str path) -> Tensor",)), "has more than names"),
     ],
 )
 def test_a_broken_invariant_is_named(graph: Graph, words: str) -> None:

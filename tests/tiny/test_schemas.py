@@ -37,6 +37,9 @@ def test_a_schema_is_read_with_its_lists_aliases_and_defaults() -> None:
     assert [a.kind for a in aliased.arguments] == ["Tensor", "SymInt", "int"] and aliased.returns_list
     with pytest.raises(ValueError, match="no schema"):
         parse("aten::index_fill")
+    for argument in ("(str, tVal)[] inputs", "()", "[]"):
+        with pytest.raises(ValueError, match="no argument of a schema"):
+            parse(f"aten::neg({argument}) -> Tensor")
 
 
 def test_operands_go_to_their_arguments() -> None:
