@@ -30,6 +30,12 @@ def _is_functional(schema: Any) -> bool:
     return not writes and "Dimname" not in text and "prim_" not in schema.overload_name and "Tensor" in text
 
 
+def is_operator(target: str) -> bool:
+    """Does this torch have it?"""
+    namespace, _, name = target.partition(".")
+    return isinstance(getattr(getattr(torch.ops, namespace), name, None), torch._ops.OpOverloadPacket)
+
+
 def schema_of(target: str, operands: Sequence[object], attributes: Mapping[str, Any]) -> Schema | None:
     """The overload that takes these operands and attributes; None where there is none."""
     return fitting(tuple(schemas_of(target)), operands, attributes)

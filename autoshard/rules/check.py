@@ -1,13 +1,18 @@
-"""Does a graph that was read from a file hold together? Its operators against their rules, without torch."""
+"""Does a graph that was read from a file hold together? Its operators against their rules; torch is asked only about
+those that have none.
+"""
 
 from __future__ import annotations
 
 from autoshard.errors import InvalidFileError
 from autoshard.graph.check_fault import GraphFault, require
 from autoshard.graph.model import OPTIMIZERS, PRECISIONS, Graph, Op
+from autoshard.rules import creation
 from autoshard.rules.kinds import NoRule
 from autoshard.rules.notation import Rule, RuleError
-from autoshard.rules.table import bound, depends_on_nothing, rule_text
+from autoshard.rules.table import RULES, bound, depends_on_nothing, rule_text
+
+_MADE = creation.REPEATED | {"autoshard.constant"}  # without a rule: every device makes them by itself
 
 
 def check_saved(graph: Graph, where: str) -> Graph:
@@ -30,8 +35,19 @@ def check_rules(graph: Graph) -> None:
         require(name in graph.by_op, f"a rule was discovered for op {name}, which there is not")
         _parsed(name, text)
     for op in graph.ops:
+        require(_is_known(op.target), f"op {op.name}: there is no operator {op.target}")
         if not depends_on_nothing(graph, op):
             _check_op(graph, op)
+
+
+def _is_known(target: str) -> bool:
+    """Those of other namespaces are registered by code that a graph only names."""
+    namespace = target.partition(".")[0]
+    if target in RULES or target in _MADE or namespace not in ("aten", "autoshard"):
+        return True
+    from autoshard.graph.overloads import is_operator  # imports torch
+
+    return namespace == "aten" and is_operator(target)
 
 
 def _check_op(graph: Graph, op: Op) -> None:

@@ -8,6 +8,7 @@ from tests.bad_inputs import GRAPH, PLAN, PROFILE, P, Row, at, swap, text, thing
 
 DEEP = "[" * 100_000
 NAN, INFINITE = {"float": "nan"}, {"float": "inf"}
+_RECIPE = {"paths": ["h.0.fc.weight"], "calls": [{"target": "os.system", "arguments": [], "keywords": []}]}
 SAVED = {"operands": [], "results": [], "extra_bytes": 0, "aliases": []}
 
 _NO_FILES = (
@@ -74,6 +75,12 @@ GRAPHS = [
     _graph("ops.0.target", "", "has the target ''"),
     _graph("ops.0.target", "aten.conv2d", "op linear_0 (aten.conv2d)"),
     _graph("ops.0.target", "aten.embedding", "op linear_0 (aten.embedding)"),
+    _graph("ops.0.target", "aten.nosuch", "op linear_0: there is no operator aten.nosuch"),
+    _graph("ops.0.target", "aten.__class__", "op linear_0: there is no operator aten.__class__"),
+    _graph("ops.0.target", "autoshard.nosuch", "op linear_0: there is no operator autoshard.nosuch"),
+    _graph("schemas", ["aten:relu"], "'aten:relu' is no schema of an operator"),
+    _graph("schemas", ["aten::relu(Tensor self, =1) -> Tensor"], "'=1' is no argument of a schema"),
+    _graph("recipes", [_RECIPE], "call 0 of the recipe of h.0.fc.weight is 'os.system'"),
     _graph("ops.0.attributes", {}, "is dict, expected a list"),
     _graph("ops.0.attributes", [["a"]], "has 1 entries, expected 2"),
     _graph("ops.0.attributes", [["a", 1], ["a", 2]], "appears twice"),
