@@ -77,7 +77,7 @@ def integer_bound(graph: Graph, tensor: str) -> int:
     return max(1, min(bounds, default=2))
 
 
-_ROWS = frozenset(f"aten.{name}" for name in ("embedding", "embedding_bag"))
+_ROWS = frozenset({"aten.embedding", "aten.embedding_bag", "autoshard.embedding_bags"})
 _CLASSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"))
 _ALONG = frozenset(
     f"aten.{name}"

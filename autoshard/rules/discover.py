@@ -22,7 +22,6 @@ from autoshard.graph.model import Attribute, Graph, Op
 from autoshard.mesh import Mesh
 from autoshard.rules import creation
 from autoshard.rules.apart import apart
-from autoshard.rules.notation import RuleError
 from autoshard.rules.prove import OpCase, Operand, RunCall, prove, random_operands
 from autoshard.rules.prove_call import call
 from autoshard.rules.table import RULES
@@ -59,17 +58,19 @@ def with_discovered(
     rules: list[tuple[str, str]] = []
     lacking: dict[str, tuple[str, str]] = {}
     found: dict[OpCase, str | None] = {}
+    folder = cache or user_cache()
     for op in graph.ops:
         if op.target in RULES or op.target in creation.REPEATED or not op.target.count(".") or _is_constant(graph, op):
             continue
         case = case_of(graph, op)
         if case not in found:
-            found[case] = safe_rule(case, cache or user_cache(), run_call)
+            found[case] = safe_rule(case, folder, run_call)
         rule = found[case]
         if rule:
             rules.append((op.name, rule))
         else:
-            lacking.setdefault(op.target, (op.name, _NOTHING if rule is not None else _ENDED))
+            why = _NOTHING if rule is not None else _ENDED.format(_path(case, folder))
+            lacking.setdefault(op.target, (op.name, why))
     warnings = tuple(
         f"{target} (as in {name}) has no rule and {why}: every device repeats it"
         for target, (name, why) in lacking.items()
@@ -78,7 +79,10 @@ def with_discovered(
 
 
 _NOTHING = "none was found by experiment"
-_ENDED = "ended its process in an experiment (it does not check the shapes that it is given)"
+_ENDED = (
+    "ended its process in an experiment (it does not check the shapes that it is given; once it does, remove {}"
+    " to try it again)"
+)
 
 
 def _is_constant(graph: Graph, op: Op) -> bool:
@@ -106,7 +110,7 @@ def user_cache() -> Path:
 
 def safe_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str | None:
     """`cached_rule` in a process of its own; None where the operator ended that, which is remembered too."""
-    path = cache / f"{_key(case)}.json"
+    path = _path(case, cache)
     if _remembered(path).get("ended"):
         return None
     text = apart(lambda: cached_rule(case, cache, run_call))
@@ -125,7 +129,7 @@ def _remembered(path: Path) -> dict[str, Any]:
 
 def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str:
     """`discover`, remembered on disk; a remembered rule that is no longer right is looked for again."""
-    path = cache / f"{_key(case)}.json"
+    path = _path(case, cache)
     small = reduced(case)
     if small is None:
         return ""
@@ -134,6 +138,10 @@ def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> s
         text = discover(small, run_call)
         _remember(path, {"rule": text, "target": case.target})
     return text
+
+
+def _path(case: OpCase, cache: Path) -> Path:
+    return cache / f"{_key(case)}.json"
 
 
 def _key(case: OpCase) -> str:
@@ -237,7 +245,7 @@ def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES, run_call: 
     try:
         verdicts = (v for mesh in meshes for v in prove(case, Mesh.parse(mesh), rule=text, run_call=run_call))
         return not any(v.failure for v in verdicts)
-    except (RuleError, RuntimeError, NotImplementedError, TypeError):
+    except Exception:  # whatever an operator's own code says to shapes that it does not take
         return False
 
 

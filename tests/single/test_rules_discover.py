@@ -146,7 +146,20 @@ def test_an_operator_that_ends_its_process_is_repeated_and_not_tried_again(tmp_p
     for _ in range(2):
         found, (warning,) = with_discovered(graph, tmp_path / "cache")
         assert not found.discovered and "autoshard_test.fragile" in warning and "ended its process" in warning
+        (remembered,) = (tmp_path / "cache").iterdir()
+        assert str(remembered) in warning  # the operator may be mended: that is what to remove
         assert calls.read_text().count("\n") == 4  # the whole three times, its first half
+
+
+def test_an_operator_that_refuses_some_shapes_by_assertion_is_cut_where_it_does_not(tmp_path: Path) -> None:
+    def careful(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] in (5, 10)  # the whole and its half, but no third
+        return x * 2
+
+    found, warnings = with_discovered(register("careful", careful), tmp_path)
+    assert not warnings
+    ((_, text),) = found.discovered
+    assert text == "x0_0 f0 -> y0_0 f0 | whole: x0_0 y0_0 | linear: 0"  # the second dim alone
 
 
 def test_what_works_apart_comes_back_and_what_ends_does_not() -> None:

@@ -193,6 +193,8 @@ def test_synthetic_integers_fit_all_that_they_index() -> None:
     graph = Graph("g", tuple(tensors), ("ids", "free"), stored, (), ops, ("picked",), None)
     assert integer_bound(graph, "ids") == 3  # rows of 9 and of 5, columns of 3
     assert integer_bound(graph, "free") == 2
+    bag = Op("a", "autoshard.embedding_bags", ("big", "ids", None, None), (), ("a",))
+    assert integer_bound(replace(graph, ops=(bag,)), "ids") == 9
 
 
 def spell(target: str, operands: tuple[str | None, ...], **attributes: object) -> str:
