@@ -99,7 +99,7 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
         raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
     case = make_case(plan.model, small_arguments, small_graph)
     files = emit(found.program, found.plan, small_graph)
-    proof = check_files(case, found.program, files, backend, timeout_seconds)
+    proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
     planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
     unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
     return replace(proof, reduced=resized, planned_mesh=planned, unverified=unverified)

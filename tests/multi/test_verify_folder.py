@@ -37,6 +37,7 @@ def test_reduced_sizes_are_said(gpt2: Path) -> None:
         ("n_embd", "96", "768"), ("n_layer", "2", "3"), ("sequence", "8", "256"), ("vocabulary", "97", "50257")
     )  # fmt: skip
     assert "n_layer 2 (planned 3)" in proof.summary()
+    assert {kind.kind: kind.count for kind in proof.kinds}["precision"], "a step in its own precision, at any size"
     assert json.loads(json.dumps(proof.as_dict()))["reduced"][1] == {
         "argument": "n_layer", "verified": "2", "planned": "3"
     }  # fmt: skip
