@@ -183,7 +183,7 @@ def _asked(frame: FrameType) -> tuple[ast.expr, list[ast.AST], str] | None:
     code = list(dis.get_instructions(frame.f_code))
     at = max((i for i, step in enumerate(code) if step.offset <= frame.f_lasti), default=0)  # its caches follow it
     step = code[at]
-    if "CALL" not in step.opname:  # a jump tests what the instruction before it made
+    if "CALL" not in step.opname and step.opname != "COMPARE_OP":  # a jump tests what the instruction before it made
         step = code[max(0, at - 1)]
     place, source = step.positions, _source(frame.f_code.co_filename)
     if place is None or place.lineno is None or not source:

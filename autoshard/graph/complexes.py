@@ -204,8 +204,7 @@ def _along(p: _Pairs, node: fx.Node) -> fx.Node:
     like = first[0] if isinstance(first, list | tuple) else first
     rank = like.meta["val"].dim() + (op_name(node) in ("unsqueeze", "stack"))
     operand = [p.pair_of(n) for n in first] if isinstance(first, list | tuple) else p.pairs[first]
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    names, given = [argument.name for argument in node.target._schema.arguments], _given(node)
     defaults = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
     for name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim"):
         value = given.get(name, defaults.get(name))
@@ -218,12 +217,31 @@ def _along(p: _Pairs, node: fx.Node) -> fx.Node:
     return p.call(node.target, operand, **{name: given[name] for name in names[1:] if name in given})
 
 
+def _given(node: fx.Node) -> dict[str, Any]:
+    """Its arguments by name."""
+    names = (argument.name for argument in node.target._schema.arguments)
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
 def _reduced(p: _Pairs, node: fx.Node) -> fx.Node:
-    """A sum or mean over all dims, or some."""
-    if node.target in (aten.sum.default, aten.mean.default):
-        overload = aten.sum.dim_IntList if op_name(node) == "sum" else aten.mean.dim
-        return p.call(overload, p.pairs[node.args[0]], list(range(node.args[0].meta["val"].dim())))
-    return _along(p, node)
+    """A sum or mean over some dims, or all: none named means all, but not the two parts."""
+    given, pair = _given(node), p.pairs[node.args[0]]
+    if given.get("dtype") is not None:
+        return _refused(p, node)
+    if given.get("dim"):
+        return _along(p, node)
+    overload = aten.sum.dim_IntList if op_name(node) == "sum" else aten.mean.dim
+    dims = list(range(pair.meta["val"].dim() - 1))
+    return p.call(overload, pair, dims, given.get("keepdim", False)) if dims else pair
+
+
+def _rolled(p: _Pairs, node: fx.Node) -> fx.Node:
+    """Without dims it rolls what is flattened."""
+    given, pair = _given(node), p.pairs[node.args[0]]
+    if given.get("dims"):
+        return _along(p, node)
+    turned = p.call(aten.roll.default, p.call(aten.reshape.default, pair, [-1, 2]), given["shifts"], [0])
+    return p.call(aten.reshape.default, turned, list(pair.meta["val"].shape))
 
 
 def _part(index: int) -> Rule:
@@ -251,8 +269,9 @@ _RULES: dict[str, Rule] = {
     **_each("resolve_conj resolve_neg contiguous lift_fresh_copy", lambda p, node: p.pairs[node.args[0]]),
     **_each("view reshape _unsafe_view flatten unflatten view_as reshape_as squeeze", _shape(aten.reshape.default)),
     **_each("expand expand_as broadcast_to", _shape(aten.expand.default)),
-    **_each("transpose permute unsqueeze select slice cat stack split split_with_sizes chunk unbind roll flip "
+    **_each("transpose permute unsqueeze select slice cat stack split split_with_sizes chunk unbind flip "
             "index_select", _along),
     **_each("sum mean", _reduced),
+    "roll": _rolled,
     **_each("to _to_copy type_as", _cast),
 }  # fmt: skip

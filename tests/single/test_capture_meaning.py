@@ -178,6 +178,10 @@ KEPT = {
         "h = torch.cat([h.transpose(0, 1)[1:], h.unsqueeze(-1).sum(-1)[:1] * x[0, 0]])\n"
         f"h = torch.cat([h.abs(), h.imag * h.angle()], -1)\n{END}",
     ),
+    "complex sums and rolls over all dims": ("",
+        "h = torch.view_as_complex(self.a(x).view(4, 4, 2))\n"
+        "h = h.roll(3) * torch.sum(h, dim=[]) + h.roll(1, 0) * h.mean() + torch.sum(h, dim=[], keepdim=True)\n"
+        f"h = torch.cat([h.real, h.imag], -1)\n{END}"),
     "an LSTM with dropout": ("self.r = nn.LSTM(8, 8, 3, dropout=0.3)",
         f"h, (last, cell) = self.r(self.a(x).unsqueeze(1))\nh = h + last.sum(0) * cell[1]\n{END}"),
     "a GRU both ways with dropout": ("self.r = nn.GRU(8, 4, 2, dropout=0.3, bidirectional=True, batch_first=True)",
@@ -301,6 +305,8 @@ REFUSED = {
 # name -> (constructor, forward, what is said to be assumed)
 GUARDED = {
     "an assertion": ("", f"assert (x < 100).all()\nh = self.a(x)\n{END}", "`(x < 100).all()` is True"),
+    "an assertion that compares": ("", f"assert x.abs().max() < 100\nh = self.a(x)\n{END}",
+        "`x.abs().max() < 100` is True"),
     "an assertion of the contrary": ("", f"assert not x.isnan().any(), 'NaN'\nh = self.a(x)\n{END}",
         "`x.isnan().any()` is False"),
     "a branch that raises": ("",

@@ -273,3 +273,13 @@ def test_bytes_alive_after_forward() -> None:
     exchanged = run_lockstep({"a": 4}, lambda mesh: work(mesh, exchange_again))
     assert exchanged == again == [shard_bytes + activations_bytes + 8] * 4
     assert kept == [weight_bytes + shard_bytes + activations_bytes + 8] * 4
+
+
+def test_an_error_between_leaves_the_gradients_of_earlier_batches() -> None:
+    w = torch.nn.Parameter(torch.zeros(3))
+    w.grad = torch.ones(3)
+    w.grad.reduced_at = w.grad._version  # type: ignore[attr-defined]  # as reduce_gradients notes it
+    with pytest.raises(MemoryError), runtime.accumulating({"w": w}, [(("a",), ["w"])]):
+        w.grad = torch.full((3,), 5.0)
+        raise MemoryError
+    assert torch.equal(w.grad, torch.ones(3))

@@ -84,12 +84,17 @@ def _is_reduced(name: str, parameter: nn.Parameter) -> bool:
 
 @contextlib.contextmanager
 def accumulating(parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
-    """Gradients made and reduced within it are added to those that were reduced before."""
+    """Gradients made and reduced within it are added to those that were reduced before, which an error leaves alone."""
     names = dict.fromkeys(name for _, bucket in buckets for name in bucket)
     before = {name: parameters[name].grad for name in names if hasattr(parameters[name].grad, "reduced_at")}
     for name in before:
         parameters[name].grad = None
-    yield
+    try:
+        yield
+    except BaseException:
+        for name, gradient in before.items():
+            parameters[name].grad = gradient
+        raise
     for name, gradient in before.items():
         parameter = parameters[name]
         if gradient is not None and parameter.grad is not None:
