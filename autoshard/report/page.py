@@ -167,13 +167,17 @@ def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _proof_words(verification: Mapping[str, Any]) -> str:
-    """How it was verified, the largest error, and at which reduced sizes."""
+    """How it was verified, the largest error, at which reduced sizes or on which shorter mesh, what was left out."""
     errors = [kind["largest"] for kind in verification["errors"].values() if kind["tensors"]]
     how = {"gloo": "gloo processes", "lockstep": "devices in lock-step"}[verification["backend"]]
     text = f"{verification['ranks']} {how}, float64, {verification['steps']} steps:"
     text += f" largest relative error {max(errors):.1e}."
     reduced = ", ".join(f"{item['argument']} {item['verified']}" for item in verification["reduced"])
-    return text + (f" At reduced sizes: {reduced}." if reduced else "")
+    text += f" At reduced sizes: {reduced}." if reduced else ""
+    mesh, planned = verification.get("mesh"), verification.get("planned_mesh")
+    text += f" On {mesh}, which stands for {planned}." if mesh != planned else ""
+    unverified = "; ".join(verification.get("unverified", ()))
+    return text + (f" Not verified: {unverified}." if unverified else "")
 
 
 def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
