@@ -1,8 +1,11 @@
-"""Drops the ops that change nothing: each result is its operand."""
+"""Drops the ops that change nothing: each result is its operand. What holds no elements is not joined."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import prod
 
 from autoshard.graph.model import Graph, Op, Tensor
 from autoshard.graph.rewrite import rewrite
@@ -15,13 +18,26 @@ def drop_noops(graph: Graph) -> Graph:
     """Needs `requires_grad` on the tensors: a detach that cuts no gradient is one of them."""
     same: dict[str, str] = {}
     kept: list[Op] = []
-    for op in graph.ops:
+    for op in map(partial(_without_empty, graph), graph.ops):
         operand = graph.tensor(op.operands[0]) if op.operands and op.operands[0] is not None else None
         if operand is not None and len(op.results) == 1 and _is_noop(op, operand, graph.tensor(op.results[0])):
             same[op.results[0]] = operand.name
         else:
             kept.append(op)
     return rewrite(graph, kept, same)
+
+
+def _without_empty(graph: Graph, op: Op) -> Op:
+    """`cat` without operands of no elements (a slice past the end), where the dtype stays; of one it is an alias."""
+    if op.target != "aten.cat":
+        return op
+    result = graph.tensor(op.results[0])
+    full = tuple(name for name in op.operands if name and prod(graph.tensor(name).shape))
+    if len(full) == len(op.operands) or all(graph.tensor(name).dtype != result.dtype for name in full):
+        return op
+    if len(full) == 1:
+        return replace(op, target="aten.alias", operands=full, attributes=())
+    return replace(op, operands=full)
 
 
 def _is_noop(op: Op, operand: Tensor, result: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -86,6 +86,9 @@ def bind(rule: Rule, operands: Sequence[Facts | None], results: Sequence[Facts],
     lengths = _lengths(rule, expanded, [shape for _, shape in shapes])
     sizes = _sizes(rule, expanded, [shape for _, shape in shapes], {f: min(own) for f, own in lengths.items()})
     bound = _finish(rule, terms, expanded, sizes, ranks, operands, results)
+    for term in (*bound.rule.operands, *bound.rule.results):
+        if term and any(len(dim.parts) > 1 and _size(dim, sizes) == 0 for dim in term.dims):
+            raise RuleError(f"rule {rule}: a product of size 0 can't be cut in blocks")
     return replace(bound, lengths=tuple(sorted(lengths.items())))
 
 
@@ -222,6 +225,10 @@ def _finish(
         variant="" if rule.variant_factors and not names(rule.variant_factors) else rule.variant,
     )
     return Instance(bound, tuple(operands), tuple(results), tuple((f, sizes[f]) for f in bound.factors))
+
+
+def _size(dim: Dim, sizes: Mapping[str, int]) -> int:
+    return prod(part if isinstance(part, int) else sizes[part] for part in dim.parts)
 
 
 def _without_ones(dim: Dim, sizes: dict[str, int]) -> Dim:

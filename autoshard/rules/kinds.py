@@ -123,8 +123,8 @@ def replaced(dims: Sequence[str], changes: dict[int, str]) -> str:
 
 
 def parts(sizes: Sequence[int], factor: str) -> list[str]:
-    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals where that is 1."""
+    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals where it is 1; 0."""
     unit = gcd(*sizes)
     if unit == 1:
         return [str(size) for size in sizes]
-    return [factor if size == unit else f"({size // unit} {factor})" for size in sizes]
+    return ["0" if not size else factor if size == unit else f"({size // unit} {factor})" for size in sizes]

@@ -21,6 +21,8 @@ from autoshard.rules.kinds import (
 
 def reshape(call: Call) -> str:
     """The common refinement of both shapes: (4, 12) -> (4, 3, 4) is `a (b c) -> a b c`; what has none is literal."""
+    if 0 in call.shape:
+        return f"{term([str(n) for n in call.shape])} -> {term([str(n) for n in call.results[0]])} | linear: 0"
     left: list[str] = []
     right: list[str] = []
     names = iter(letters(26))

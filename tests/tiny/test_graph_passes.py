@@ -125,6 +125,16 @@ CASES = [
      i[3] = aten.mul(xi, other=1.0)
      j[3] = aten.to(xi, dtype=bool)
      -> x xi d h i j"""),
+    (lambda graph: deadcode(noops(graph)), """x:f[2,6] x2:f[2,0] xh:h[2,6]
+     a:f[2,0] = aten.slice(x, dim=1, start=6, end=6, step=1)
+     b:f[2,6] = aten.cat(x, a, dim=1)
+     c:f[2,12] = aten.cat(x2, x, b, dim=1)
+     d:f[2,6] = aten.cat(xh, a, dim=1)
+     -> b c d""",
+     """a[2, 0] = aten.slice(x, dim=1, start=6, end=6, step=1)
+     c[2, 12] = aten.cat(x, x, dim=1)
+     d[2, 6] = aten.cat(xh, a, dim=1)
+     -> x c d"""),
     (linears, """x:f[2,3,4] w:f[4,5] w2:f[6,5] wb:f[5] wc:f[6]
      a:f[6,4] = aten.reshape(x, shape=(6, 4))
      b:f[6,5] = aten.addmm(wb, a, w, beta=1, alpha=1)

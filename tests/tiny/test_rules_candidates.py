@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -186,3 +187,22 @@ def test_sizes_on_a_shard() -> None:
     assert dict(attention.attributes)["index"] == 2
     assert dict(attention.attributes)["shape"] == (4, 12, 16, 16)
     assert dict(attention.attributes)["layout"] == "S0 S1"
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "results", "attributes"),
+    [
+        ("aten.split", [(4, 12)], [(4, 12), (4, 0)], {"split_size": (12, 0), "dim": 1}),
+        ("aten.cat", [(4, 12), (4, 0)], [(4, 12)], {"dim": 1}),
+        ("aten.reshape", [(4, 0, 3)], [(4, 0)], {"shape": (4, 0)}),
+        ("aten.repeat", [(4, 6)], [(4, 0)], {"repeats": (1, 0)}),
+        ("aten.glu", [(4, 0)], [(4, 0)], {"dim": 1}),
+        ("aten.relu", [(4, 0)], [(4, 0)], {}),
+    ],
+)
+def test_dims_of_no_elements_have_no_blocks(target: str, operands: Any, results: Any, attributes: Any) -> None:
+    graph, op = one_op(target, operands, results, **attributes)
+    mesh = Mesh.parse("tp=2,dp=2")
+    found = candidates(graph, mesh)
+    assert all(blocks and unit for _, own in found.refinements(op) for blocks, unit in own)
+    assert strategies(graph, op, mesh, found)
