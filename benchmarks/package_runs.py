@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from pathlib import Path
 
 MESH = "tp=2"
 HARDWARE = "cpu-local"
+STRATEGY = "random:1"  # the best plan of a small model splits nothing
+NO_PLAN, NOT_CAPTURED = 3, 4  # exit codes
 STAGES = ("captured", "planned", "started", "saved", "killed", "resumed", "taken back", "weights")
 START_SECONDS = 240.0  # a slow machine has time to import torch
 POLL_SECONDS = 0.1
@@ -29,6 +32,10 @@ _ENDLESS = 100_000  # steps: it must be killed
 
 class Failed(Exception):
     """What went wrong, in a sentence."""
+
+
+class Refused(Failed):
+    """The model was not captured, and it was said why."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ def run_package(spec: str, folder: Path) -> Runs:
         _take_back(spec, folder, last + 2, passed)
         _start_from_weights(launch, folder, passed)
     except Failed as error:
-        return Runs(tuple(passed), str(error), refused="captured" not in passed)
+        return Runs(tuple(passed), str(error), refused=isinstance(error, Refused))
     return Runs(tuple(passed))
 
 
@@ -60,14 +67,15 @@ def _plan(spec: str, package: Path, passed: list[str]) -> list[str]:
     from autoshard.cli import main
 
     output, errors = io.StringIO(), io.StringIO()
-    options = ["--mesh", MESH, "--hardware", HARDWARE, "--out", str(package)]
+    options = ["--mesh", MESH, "--hardware", HARDWARE, "--strategy", STRATEGY, "--out", str(package)]
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         code = main(["plan", spec, *options])
     if code:
         said = [line for line in errors.getvalue().splitlines() if line.strip() and "capturing" not in line]
-        if code != 4:
+        if code == NO_PLAN:
             passed.append("captured")
-        raise Failed(" ".join(line.strip() for line in said).removeprefix("autoshard: ") or f"plan ended with {code}")
+        words = " ".join(line.strip() for line in said).removeprefix("autoshard: ") or f"plan ended with {code}"
+        raise (Refused if code == NOT_CAPTURED else Failed)(words)
     passed += ["captured", "planned"]
     found = re.search(r"^next: (torchrun .*)$", output.getvalue(), re.MULTILINE)
     if found is None:
@@ -86,15 +94,19 @@ def _environment() -> dict[str, str]:
 
 def _ended(command: Sequence[str], what: str) -> str:
     """Runs it to its end; what it printed."""
-    try:
-        done = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, timeout=START_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Failed(f"{what}: did not end within {START_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise Failed(f"{what}: {_last_words(done.stderr) or f'ended with {done.returncode}'}")
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, env=_environment(), stdout=output, stderr=errors)
+        try:
+            process.wait(START_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{what}: did not end within {START_SECONDS:.0f} s") from None
+        finally:
+            kill_family(process)
+        output.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            raise Failed(f"{what}: {_last_words(errors.read()) or f'ended with {process.returncode}'}")
+        return output.read()
 
 
 def _last_words(text: str) -> str:
@@ -115,7 +127,7 @@ def _start_and_kill(launch: list[str], saved: Path, passed: list[str]) -> int:
             while not _steps(saved)[1:] and process.poll() is None and time.monotonic() < end:
                 time.sleep(POLL_SECONDS)
         finally:
-            _kill(process)
+            kill_family(process)
         log.seek(0)
         said = log.read()
     if re.search(r"^step 1: loss", said, re.MULTILINE):
@@ -132,12 +144,15 @@ def _steps(saved: Path) -> list[int]:
     return sorted(int(step) for step in whole if step.isdecimal())
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it started, at once, as a power cut would."""
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """The process and all that it started, at once, as a power cut would; nothing where it has ended."""
+    if process.poll() is not None:  # its number may be another's by now
+        return
     family = [process.pid]
     for pid in family:
-        with contextlib.suppress(OSError):
-            family += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                family += map(int, children.read_text().split())
     for pid in family:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

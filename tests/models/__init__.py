@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 _FILES = {
     "decoders": "gpt2 gpt_neox opt bloom falcon phi llama mistral qwen2 qwen3 gemma2 "
     "mixtral qwen3_moe deepseek_v3 mamba2 gemma3 gptj codegen phi3 stablelm cohere granite olmo olmo2 starcoder2 mpt "
@@ -23,3 +25,14 @@ _FILES = {
     "adapters": "lora_llama lora_gpt2 dora_bert",
 }
 NAMES = {name: f"tests.models.{file}:{name}" for file, names in _FILES.items() for name in names.split()}
+_LIBRARIES = dict.fromkeys(("decoders", "encoders", "pairs", "vision", "speech"), ("transformers",)) | {
+    "timm_models": ("timm", "torchvision"),
+    "diffusion": ("diffusers",),
+    "adapters": ("transformers", "peft"),
+}
+
+
+def missing_library(name: str) -> str:
+    """The first library that the model `name` needs and that is not installed; else an empty text."""
+    file = NAMES[name].partition(":")[0].rpartition(".")[2]
+    return next((library for library in _LIBRARIES.get(file, ()) if find_spec(library) is None), "")

@@ -1,26 +1,33 @@
 """Models that nobody here wrote: captured, planned, and every plan run against the original; the rest is `slow`.
 
 The quick ones take one random plan on dp=2,tp=2, which uses far more rules than the best; the slow ones are the whole
-measurement of benchmarks/architectures.py.
+measurement of benchmarks/architectures.py, whose bookkeeping is tested here without runs.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch import nn
 
-from benchmarks.architectures import Row, cells, measure, page, plans, table
-from tests.models import NAMES
+from benchmarks import architectures
+from benchmarks.architecture_page import HEADER, cells, counts, page, table
+from benchmarks.architecture_row import QUICK as QUICK_EXTENT
+from benchmarks.architecture_row import Extent, Row, measure, plans, verify
+from benchmarks.package_runs import STAGES
+from tests.models import NAMES, missing_library
 
+ONE_RANDOM = Extent("one", ("dp=2,tp=2",), (3,), ())
 QUICK = ("llama", "bert", "t5", "vit", "resnet")
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_trains_and_infers_the_same(name: str) -> None:
-    row = measure(name, meshes=("dp=2,tp=2",), seeds=(3,), best=())
-    assert row.passed, row.reasons
+    row = verify(Row(name), ONE_RANDOM)
+    assert row.all_verified, row.reasons
     assert row.verified == 2 and 0.0 < row.largest_error < 1e-8
     assert row.without_rule == ()
 
@@ -28,15 +35,17 @@ def test_trains_and_infers_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", ("nanogpt", "blocks"))
 def test_first_own_models_under_their_best_plan(name: str) -> None:
     """A loop over blocks, then a loss of flattened logits and labels."""
-    row = measure(name, meshes=(), seeds=(), best=("dp=2,tp=2",))
-    assert row.passed and row.verified == 1, row.reasons
+    row = verify(Row(name), Extent("best", ("dp=2,tp=2",), (), ("dp=2,tp=2",)))
+    assert row.all_verified and row.verified == 1, row.reasons
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in QUICK])
 def test_every_architecture(name: str) -> None:
-    row = measure(name, meshes=("dp=2,tp=2",), seeds=(3,), best=())
-    assert row.passed, row.reasons
+    if library := missing_library(name):
+        pytest.skip(f"{library} is not installed")
+    row = verify(Row(name), ONE_RANDOM)
+    assert row.all_verified, row.reasons
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,24 +59,108 @@ def test_a_failure_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
         raise ValueError("no such | layer")
 
     monkeypatch.setattr("tests.models.plain.lenet", broken)
-    row = measure("lenet")
+    row = verify(Row("lenet"), QUICK_EXTENT)
     assert not row.passed and row.plans == 0
     assert [reason.partition(":")[0] for reason in row.reasons] == ["training", "inference"]
     assert "no such | layer" in row.reasons[0]
     assert "no such \\| layer" in table([row])
 
 
-def test_the_table_counts_what_passed() -> None:
-    good = Row("good", 9, 3, ("aten.new",), 2, 2, 1e-15)
-    bad = Row("bad", 9, 3, (), 2, 1, 0.5, ("tp=2 best: output differs",))
-    assert cells(good) == ("good", "9", "3", "new", "2 of 2", "1.0e-15", "")
-    assert not bad.passed and cells(bad)[4] == "1 of 2"
-    assert page([good, bad]).splitlines()[2].startswith("1 of 2 architectures")
+def test_an_original_that_does_not_run_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> tuple[nn.Module, tuple[()]]:
+        raise ImportError("a library of another release")
+
+    monkeypatch.setattr("tests.models.plain.lenet", broken)
+    row = measure("lenet", QUICK_EXTENT)
+    assert not row.refused and not row.passed and row.stages == ()
+    assert row.reasons == ("the original does not run here: ImportError: a library of another release",)
+
+
+GOOD = Row("gpt2", "quick", stages=STAGES, ops=9, operators=3, plans=2, verified=2, largest_error=1e-15)
+WRONG = Row("opt", "quick", stages=STAGES, plans=2, verified=1, reasons=("tp=2 best: output differs",))
+STUCK = Row("bert", "quick", stages=STAGES[:4], plans=2, verified=2, reasons=("--resume: no such file",))
+REFUSED = Row("vit", "quick", refused=True, reasons=("it branches on values\ntry where",))
+MISSING = Row("timm_vit", "quick", missing="timm")
+
+
+def test_the_table_counts_what_is_in_every_column() -> None:
+    rows = [GOOD, WRONG, STUCK, REFUSED, MISSING]
+    said = counts(rows)
+    assert said == ("1 of 4 in every column; refused: vit; failed: opt, bert; not installed, not counted: timm_vit")
+    assert said in page(rows, QUICK_EXTENT)
+    by_column = [dict(zip(HEADER, cells(row), strict=True)) for row in rows]
+    assert [row["resumed"] for row in by_column] == ["yes", "yes", "", "", ""]
+    assert [row["killed"] for row in by_column] == ["yes", "yes", "no", "", ""]
+    assert [row["verified"] for row in by_column] == ["2 of 2", "1 of 2", "2 of 2", "", ""]
+    assert "| refused: it branches on values try where |" in table(rows)
+    assert counts([GOOD]) == "1 of 1 in every column"
+    assert counts([replace(GOOD, stages=STAGES[:-1])]) == "0 of 1 in every column; failed: gpt2"
+    assert counts([replace(GOOD, plans=0, verified=0)]) == "0 of 1 in every column; failed: gpt2"
+
+
+def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row]) -> tuple[list[str], list[str]]:
+    """The names that are run, and the command's arguments; only `rows` exist."""
+    ran: list[str] = []
+
+    def run(name: str, extent: Extent) -> Row:
+        ran.append(name)
+        return next(row for row in rows if row.name == name)
+
+    monkeypatch.setattr(architectures, "run", run)
+    monkeypatch.setattr(architectures, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(architectures, "NAMES", {row.name: NAMES[row.name] for row in rows})
+    monkeypatch.setattr(architectures, "missing_library", lambda name: "timm" if name == "timm_vit" else "")
+    return ran, ["--quick", "--results", str(tmp_path / "rows.jsonl")]
+
+
+def test_rows_that_are_there_do_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, options = _results(tmp_path, monkeypatch, [GOOD, REFUSED, MISSING])
+    assert architectures.main([*options, "--part", "0/2"]) == 0
+    with (tmp_path / "rows.jsonl").open("a") as stream:
+        stream.write('{"name": "vit", "ext')  # killed while it wrote
+    assert architectures.main([*options, "--write"]) == 0
+    assert ran == ["gpt2", "timm_vit", "vit"]
+    assert architectures.read(tmp_path / "rows.jsonl") == {row.name: row for row in (GOOD, MISSING, REFUSED)}
+    assert (tmp_path / "page.md").read_text() == page([GOOD, REFUSED, MISSING], QUICK_EXTENT)
+    monkeypatch.setattr(architectures, "missing_library", lambda name: "")  # installed since
+    assert architectures.main([*options, "--again", "gpt2", "timm_vit"]) == 0
+    assert ran[3:] == ["timm_vit"]
+
+
+def test_rows_that_failed_run_again_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, options = _results(tmp_path, monkeypatch, [GOOD, WRONG])
+    assert architectures.main(options) == architectures.main(options) == 6
+    assert architectures.main([*options, "--again"]) == 6
+    assert ran == ["gpt2", "opt", "opt"]
+    assert architectures.main([*options[1:], "gpt2"]) == 0  # all plans: another extent
+    assert ran[3:] == ["gpt2"]
+
+
+def test_no_page_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _, options = _results(tmp_path, monkeypatch, [GOOD, WRONG])
+    with pytest.raises(SystemExit):
+        architectures.main([*options, "--write", "gpt2"])
+    assert "has not opt" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
+
+
+@pytest.mark.parametrize("text", ("1", "2/2", "a/b", "-1/2", "0/0"))
+def test_a_part_is_one_of_all(text: str) -> None:
+    with pytest.raises(ValueError, match="--part is K/N"):
+        architectures.part(list(NAMES), text)
+    assert sorted([*architectures.part("abcde", "0/2"), *architectures.part("abcde", "1/2")]) == list("abcde")
+
+
+def test_a_broken_results_file_is_not_taken_for_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"name": "gpt2"}\n{}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: no row"):
+        architectures.read(tmp_path / "rows.jsonl")
 
 
 def test_the_plans_are_the_best_and_the_random_ones_of_each_mesh() -> None:
     from autoshard.graph.capture import capture
 
     graph = capture(NAMES["lenet"], {})
-    labels = [label for label, _ in plans(graph, ("tp=2", "dp=2,tp=2"), (1, 2), best=("tp=2",))]
+    extent = Extent("two", ("tp=2", "dp=2,tp=2"), (1, 2), ("tp=2",))
+    labels = [label for label, _ in plans(graph, extent)]
     assert labels == ["tp=2 best", *(f"{mesh} random:{seed}" for mesh in ("tp=2", "dp=2,tp=2") for seed in (1, 2))]

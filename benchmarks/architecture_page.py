@@ -1,0 +1,81 @@
+"""docs/architectures.md from the rows: nothing in it but what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.architecture_row import INFERENCE_MESH, Extent, Row
+from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY
+
+_BEFORE, _AFTER = STAGES[:2], STAGES[2:]
+HEADER = ("architecture", *_BEFORE, "verified", *_AFTER, "operators", "distinct", "without a rule", "error", "reason")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    if row.missing:
+        return row.name, *[""] * (len(HEADER) - 2), f"not installed: {row.missing}"
+    without = ", ".join(name.removeprefix("aten.") for name in row.without_rule)
+    verified = f"{row.verified} of {row.plans}" if row.plans else ""
+    graph = (str(row.ops), str(row.operators)) if row.ops else ("", "")
+    error = f"{row.largest_error:.1e}" if row.plans else ""
+    reason = f"refused: {row.reasons[0]}" if row.refused else "; ".join(row.reasons[:2])
+    before, after = ([_stage(row, stage) for stage in stages] for stages in (_BEFORE, _AFTER))
+    return row.name, *before, verified, *after, *graph, without, error, reason
+
+
+def _stage(row: Row, stage: str) -> str:
+    """Empty: not reached."""
+    reached = STAGES[: len(row.stages) + 1]
+    return "yes" if stage in row.stages else "no" if stage in reached else ""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [HEADER, tuple("---" for _ in HEADER), *(cells(row) for row in rows)]
+    return "\n".join("| " + " | ".join(_text(cell) for cell in line) + " |" for line in lines)
+
+
+def _text(cell: str) -> str:
+    return " ".join(cell.replace("|", "\\|").split())
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """A sentence: how many are in every column, and which are not."""
+    measured = [row for row in rows if not row.missing]
+    kinds = {
+        "refused": [row.name for row in measured if row.refused],
+        "failed": [row.name for row in measured if not row.passed and not row.refused],
+        "not installed, not counted": [row.name for row in rows if row.missing],
+    }
+    first = f"{sum(row.passed for row in measured)} of {len(measured)} in every column"
+    return "; ".join([first, *(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)])
+
+
+def page(rows: Sequence[Row], extent: Extent) -> str:
+    """docs/architectures.md."""
+    return f"""# Architectures
+
+{counts(rows)}.
+
+Written by `python benchmarks/architectures.py{" --quick" * (extent.name == "quick")} --results FILE --write`.
+
+Each model is built from a small configuration (see `tests/models`: from the libraries `transformers`, `timm`,
+`diffusers` and `peft`, as published by their authors, or with `torch.nn` alone).
+
+*captured*, *planned*: by `autoshard plan MODEL --mesh {MESH} --hardware {HARDWARE} --strategy {STRATEGY}`
+(the best plan of so small a model would split nothing). *started*: the torchrun command that it printed makes steps,
+over gloo. *saved*: and writes a checkpoint after each. *killed*: all its processes by SIGKILL, in the middle.
+*resumed*: from its last checkpoint, at the next step. *taken back*: `convert.py --to-original`, and the original class
+loads the result, strictly. *weights*: the printed command starts from the original's own safetensors.
+
+*verified*: the plans whose package, with all devices in lock-step in one process, gives the original's outputs,
+gradients, parameters and buffers over three optimizer steps in float64, dropout included; *error*: the largest
+difference.
+Plans of the captured graph: {extent.words};
+for inference without a loss, those of `{INFERENCE_MESH}` anew. Random plans use whatever strategies and redistributions
+are valid, good or bad: they try far more of the rules than the best plan does.
+
+*without a rule*: operators that run whole on every device; the rest of the model is still split.
+
+{table(rows)}
+"""
