@@ -123,7 +123,7 @@ def replaced(dims: Sequence[str], changes: dict[int, str]) -> str:
 
 
 def parts(sizes: Sequence[int], factor: str) -> list[str]:
-    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals where it is 1; 0."""
+    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals where it is 1, or 0."""
     unit = gcd(*sizes)
     if unit == 1:
         return [str(size) for size in sizes]

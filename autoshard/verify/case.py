@@ -24,7 +24,7 @@ from autoshard.verify.float64 import literal_dtype
 from autoshard.verify.inputs import given_inputs, varied_inputs
 from autoshard.verify.lockstep import LockstepError, run_lockstep
 from autoshard.verify.measure import Error, first_failure, summarise
-from autoshard.verify.noise import Noise, measure_noise
+from autoshard.verify.noise import Noise, amplified, measure_noise
 from autoshard.verify.optimizers import make_optimizer
 from autoshard.verify.own_precision import OwnStep, check_own, run_own
 from autoshard.verify.package import load_package
@@ -125,7 +125,8 @@ def check_folder(
     start = time.monotonic()
     steps = case.reference.steps
     mesh, clipped = program.mesh, case.reference.clipped_steps
-    proof = Proof(str(mesh), backend, mesh.size, len(steps), clipped, (), 0.0, notes=case.notes)
+    notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()))
+    proof = Proof(str(mesh), backend, mesh.size, len(steps), clipped, (), 0.0, notes=notes)
     try:
         results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
         own: list[Error] = []

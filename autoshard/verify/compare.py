@@ -61,11 +61,12 @@ def _rank(program: Program, reference: Reference, rank: int, result: RankResult,
     trainable = [p for p in program.parameters if p.trainable] if program.loss else []
     where = program.mesh, rank, 1
     yield from _stored("gradient", trainable, reference.gradients, result.gradients, where, noise.gradients)
+    scale = max((step.norm for step in reference.steps), default=0.0)
     for number, (step, expected) in enumerate(zip(result.steps, reference.steps, strict=True), 1):
         where, own = (program.mesh, rank, number), noise.steps[number - 1]
         if program.loss:
             norm, wanted = (torch.tensor(n, dtype=torch.float64) for n in (step.norm, expected.norm))
-            yield compare("gradient", "global norm", rank, number, norm, wanted, expected.norm)
+            yield compare("gradient", "global norm", rank, number, norm, wanted, scale, own.norm)
         parameters, buffers = own.parameters or {}, own.buffers or {}
         yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, where, parameters)
         yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, where, buffers)
@@ -103,8 +104,8 @@ def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | No
 
 
 def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
+    scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
     for number, step in enumerate(reference.steps):
-        scale = largest(step.outputs)
         for position, name in enumerate(program.outputs):
             locals_ = [_output(result.steps[number], position) for result in results]
             label = "loss" if name == program.loss else program.value(name).tensor

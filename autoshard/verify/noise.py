@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autoshard.graph.model import Graph
+from autoshard.verify.measure import THRESHOLD, allowed_noise, largest
 from autoshard.verify.randomise import generator
 from autoshard.verify.reference import Batch, MakeOptimizer, Reference, State, Step, trained
 
@@ -20,6 +21,7 @@ class StepNoise:
     """Largest absolute differences in one step, by name (outputs by position)."""
 
     outputs: tuple[float, ...] = ()
+    norm: float = 0.0
     parameters: Mapping[str, float] | None = None
     buffers: Mapping[str, float] | None = None
 
@@ -56,6 +58,22 @@ def measure_noise(
     return Noise(gradients, tuple(steps))
 
 
+def amplified(reference: Reference, noise: Noise) -> tuple[str, ...]:
+    """A note on the step whose outputs are compared most loosely; none where the threshold is all that is allowed."""
+    scale = largest(output for step in reference.steps for output in step.outputs)
+    allowed = [
+        (allowed_noise(own, scale, number) / scale, number)
+        for number, step in enumerate(noise.steps, 1)
+        for own in step.outputs
+        if scale
+    ]
+    most, number = max(allowed, default=(0.0, 0))
+    if most <= THRESHOLD:
+        return ()
+    moved = most / SAFETY
+    return (f"outputs compared to {most:.0e} in step {number}: rounding alone moves the original's by {moved:.0e}",)
+
+
 def _nudged(value: torch.Tensor, name: str) -> torch.Tensor:
     if not value.is_floating_point():
         return value
@@ -66,6 +84,7 @@ def _nudged(value: torch.Tensor, name: str) -> torch.Tensor:
 def _step_noise(found: Step, expected: Step) -> StepNoise:
     return StepNoise(
         tuple(_difference(a, b) for a, b in zip(found.outputs, expected.outputs, strict=True)),
+        SAFETY * abs(found.norm - expected.norm),
         _differences(found.parameters, expected.parameters),
         _differences(found.buffers, expected.buffers),
     )

@@ -12,6 +12,7 @@ from autoshard.mesh import Mesh
 from autoshard.program.model import Program, ProgramParameter, Value
 from autoshard.verify.compare import RankResult, RankStep, compare_ranks, local_part
 from autoshard.verify.measure import Error
+from autoshard.verify.noise import Noise, StepNoise, amplified
 from autoshard.verify.reference import Reference, Step
 
 MESH = Mesh.parse("dp=2,tp=2")
@@ -145,3 +146,54 @@ def test_what_is_missing_or_off_is_named(kind: str) -> None:
             "norm": {("gradient", "global norm", 0, "")},
         }[kind]
     )
+
+
+def one_loss_each(losses: tuple[float, ...], norms: tuple[float, ...]) -> Reference:
+    """The reference with these losses and norms, and nothing else to compare the outputs with."""
+    before = reference()
+    steps = tuple(
+        replace(s, outputs=(torch.tensor(loss, dtype=torch.float64), 0 * s.outputs[1]), norm=norm)
+        for s, loss, norm in zip(before.steps, losses, norms, strict=True)
+    )
+    return replace(before, steps=steps)
+
+
+def moved(results: list[RankResult], number: int, loss: float, norm: float) -> list[RankResult]:
+    """The loss of step `number` moved by `loss` on the first summand, every norm by `norm`."""
+
+    def step(rank: int, s: RankStep) -> RankStep:
+        own = loss if MESH.coordinates(rank)[0] == 0 else 0.0
+        return replace(s, outputs=(s.outputs[0] + own, *s.outputs[1:]), norm=s.norm + norm)
+
+    return [
+        replace(r, steps=tuple(step(rank, s) if i == number else s for i, s in enumerate(r.steps)))
+        for rank, r in enumerate(results)
+    ]
+
+
+def test_a_loss_that_is_learnt_by_heart_is_measured_by_what_it_was() -> None:
+    """A loss of 3e-8 is the difference of numbers of size ten: it can't be right to 1e-9 of itself."""
+    expected = one_loss_each((12.7, 3e-8), (700.0, 3e-5))
+
+    def failed(number: int, loss: float, norm: float) -> list[str]:
+        results = moved(correct(expected), number, loss, norm)
+        return sorted({error.name for error in compare_ranks(program(), expected, results) if error.failed})
+
+    assert failed(1, 1e-15, 3e-14) == []
+    assert failed(1, 1e-13, 0.0) == ["loss"] and failed(1, 0.0, 1e-11) == ["global norm"]
+    assert failed(0, 2e-8, 0.0) == ["loss"] and failed(0, 0.0, 1e-6) == ["global norm"]
+
+
+def test_rounding_moves_the_norm_too() -> None:
+    expected = reference()
+    noise = Noise({}, (StepNoise((0.0, 0.0)), StepNoise((0.0, 0.0), norm=1e-6)))
+    results = moved(correct(expected), 1, 0.0, 1e-7)
+    assert [error for error in compare_ranks(program(), expected, results) if error.failed]
+    assert not [error for error in compare_ranks(program(), expected, results, noise) if error.failed]
+
+
+def test_outputs_that_are_compared_loosely_are_told() -> None:
+    expected = one_loss_each((10.0, 5.0), (1.0, 1.0))
+    assert amplified(expected, Noise({}, (StepNoise((1e-9, 0.0)), StepNoise((1e-9, 0.0))))) == ()
+    (note,) = amplified(expected, Noise({}, (StepNoise((1e-9, 0.0)), StepNoise((64e-7, 0.0)))))
+    assert note == "outputs compared to 6e-07 in step 2: rounding alone moves the original's by 1e-08"

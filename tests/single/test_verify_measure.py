@@ -30,6 +30,14 @@ def test_what_rounding_does_is_allowed_and_no_more() -> None:
     assert compare("gradient", "w", 0, 1, d(1.0 + 1e-6), d(1.0), 1.0, noise=1e-3).failed
 
 
+def test_after_the_first_step_more_rounding_is_allowed_and_no_more_than_measured() -> None:
+    """Batch norm over four samples and AdamW: the original itself moves by 1e-7 in its third step."""
+    assert compare("output", "loss", 0, 1, d(1.0 + 3e-7), d(1.0), 1.0, noise=1e-6).failed
+    assert not compare("output", "loss", 0, 2, d(1.0 + 3e-7), d(1.0), 1.0, noise=1e-6).failed
+    assert compare("output", "loss", 0, 2, d(1.0 + 3e-7), d(1.0), 1.0, noise=1e-8).failed
+    assert compare("output", "loss", 0, 3, d(1.0 + 3e-5), d(1.0), 1.0, noise=1e-3).failed
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
