@@ -7,6 +7,9 @@ measurement of benchmarks/architectures.py, whose bookkeeping is tested here wit
 from __future__ import annotations
 
 import importlib
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from benchmarks import architectures
 from benchmarks.architecture_page import HEADER, cells, counts, page, table
 from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import Extent, Row, measure, plans, verify
-from benchmarks.package_runs import STAGES
+from benchmarks.package_runs import STAGES, kill_family
 from tests.models import NAMES, missing_library
 
 ONE_RANDOM = Extent("one", ("dp=2,tp=2",), (3,), ())
@@ -155,6 +158,32 @@ def test_a_broken_results_file_is_not_taken_for_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"name": "gpt2"}\n{}\n')
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: no row"):
         architectures.read(tmp_path / "rows.jsonl")
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_nothing_is_left_of_a_killed_run() -> None:
+    """Children too: else they hold the pipes, and train on."""
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        said = {process.stdout.readline().strip() for _ in range(2)}
+        kill_family(process)
+        assert process.stdout.read() == b""  # ends when the child's end of the pipe is closed
+        assert b"up" in said and process.returncode == -signal.SIGKILL
+        kill_family(process)  # nothing to do
+
+
+@pytest.mark.slow
+def test_a_row_that_is_really_run() -> None:
+    row = measure("lenet", QUICK_EXTENT)
+    assert row.passed and row.plans == 2, row
 
 
 def test_the_plans_are_the_best_and_the_random_ones_of_each_mesh() -> None:
