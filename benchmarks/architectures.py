@@ -89,8 +89,12 @@ def part(names: Sequence[str], text: str) -> list[str]:
 def run(name: str, extent: Extent) -> Row:
     """Measure in a fresh process; a crash or a timeout is a reason too. Nothing that it started is left."""
     command = [sys.executable, __file__, "--worker", name, *["--quick"] * (extent == QUICK)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryDirectory(prefix="autoshard-architecture-", ignore_cleanup_errors=True) as temporary,
+    ):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": temporary}
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
         try:
             code = process.wait(TIMEOUT_SECONDS[extent])
@@ -111,8 +115,8 @@ def run(name: str, extent: Extent) -> Row:
 
 
 def _last_row(name: str, extent: Extent, output: str) -> Row:
-    """The worker writes its row anew before each plan."""
-    lines = [line for line in output.splitlines() if line.startswith('{"name"')]
+    """The worker writes its row anew before each plan; a line that was cut off is none."""
+    lines = [line for line in output.splitlines(keepends=True) if line.startswith('{"name"') and line.endswith("\n")]
     return row_of(json.loads(lines[-1])) if lines else Row(name, extent.name)
 
 

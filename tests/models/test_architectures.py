@@ -7,10 +7,11 @@ measurement of benchmarks/architectures.py, whose bookkeeping is tested here wit
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,12 @@ def test_a_broken_results_file_is_not_taken_for_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"name": "gpt2"}\n{}\n')
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: no row"):
         architectures.read(tmp_path / "rows.jsonl")
+
+
+def test_a_worker_that_is_killed_leaves_its_last_whole_row() -> None:
+    output = f"a library's words\n{json.dumps(asdict(STUCK))}\n{json.dumps(asdict(GOOD))[:40]}"
+    assert architectures._last_row("bert", QUICK_EXTENT, output) == STUCK
+    assert architectures._last_row("bert", QUICK_EXTENT, "") == Row("bert", "quick")
 
 
 PARENT = """
