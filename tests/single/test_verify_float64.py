@@ -33,7 +33,12 @@ def plain(model: Casts, x: torch.Tensor) -> torch.Tensor:
     """`Casts.forward` without a cast, in float64."""
     d = torch.float64
     x = model.norm(model.linear(x))
-    x = x * float(torch.tensor(0.1)) + 1 / 3 + torch.arange(5, dtype=d) / 7 + torch.ones(5, dtype=d) / 3
+    x = (
+        x * float(torch.tensor(0.1, dtype=torch.float32))
+        + 1 / 3
+        + torch.arange(5, dtype=d) / 7
+        + torch.ones(5, dtype=d) / 3
+    )
     return torch.log_softmax(torch.softmax(x, -1), -1).sum()
 
 
