@@ -22,7 +22,10 @@ from autoshard.graph.state import steady
 from autoshard.graph.watch import noting_autocast, refuse_hooks, watching
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
-_PLAIN = "call model(*inputs) in Python, on the CPU: it must run; --debug shows where torch.export gave up"
+_PLAIN = (
+    "call model(*inputs) in Python, on the CPU: it must run, with a mask that hides something too (traced, a library "
+    "leaves no mask out); --debug shows where torch.export gave up"
+)
 _RETURN = "return the loss alone; give a transformers model use_cache=False"
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (

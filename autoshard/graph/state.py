@@ -20,7 +20,10 @@ from autoshard.graph.lines import is_visible, quote
 _OWN = frozenset(Module().__dict__)
 _FAR = 1_000_003  # a step that no warm-up reaches
 _RANDOM = "torch.rand, or nn.Dropout: packages draw torch's numbers alike on all replicas"
-_STATE = "a buffer for what changes from call to call: self.register_buffer(...), updated in place"
+_STATE = (
+    "a buffer for what changes from call to call: self.register_buffer(...), updated in place; what only the first "
+    "call does (RWKV's rescaling for inference) is done where model(*inputs) is called once as the model is built"
+)
 _REPLACED = "compute the changed weight under another name; parameters change in the optimizer only"
 Trace = Callable[[], Any]  # runs torch.export on the model and gives the program
 

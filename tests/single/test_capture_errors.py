@@ -74,7 +74,7 @@ BROKEN = [
     ("return self.layer(x[x > 0]).sum()", "mine.py:13 `return self.layer(x[x > 0]).sum()`", ""),
     ("y = x.nonzero()\nreturn y.float().sum()", "mine.py:13 `y = x.nonzero()`", "a tensor's value"),
     ("return self.layer(x).sum(), set()", "its forward returns a set, which is no tensor", "return the loss alone"),
-    ("y = x @ x\nreturn y.sum()", "mine.py:13 `y = x @ x`", ""),
+    ("y = x @ x\nreturn y.sum()", "mine.py:13 `y = x @ x`", "with a mask that hides something"),
     ("return self.missing(x)", "mine.py:13 `return self.missing(x)`", "missing"),
     ("y = x.numpy()\nreturn self.layer(x).sum()", "mine.py:13 `y = x.numpy()`", ""),
     ("with torch.autocast('cpu'):\n    y = self.layer(x)\nreturn y", "mine.py:13 `with torch.auto", "autocast"),
