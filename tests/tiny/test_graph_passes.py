@@ -242,3 +242,13 @@ def test_a_name_that_is_taken_is_not_given_again() -> None:
         q:f[2] = aten.relu(x)
         -> q""".replace("relu:f[2]\n", "xs:f[2]\n")))  # fmt: skip
     assert [op.name for op in graph.ops] == ["relu"]
+
+
+def test_a_mask_drawn_for_a_constant_makes_it_no_constant() -> None:
+    """XLNet's positions under dropout: were they a constant, every device would draw a mask of its own."""
+    graph = read("""x:f[8]
+        a:f[8] = aten.arange(end=8)
+        b:f[8] = aten.dropout(a, p=0.1, train=True)
+        c:f[8] = aten.mul(b, x)
+        -> c""")
+    assert graph.constants == {"a"}
