@@ -1,4 +1,4 @@
-from autoshard.cli import main
+from autoshard.cli.commands import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,5 +1,5 @@
 """`python -m autoshard`."""
 
-from autoshard.cli import main
+from autoshard.cli.commands import main
 
 raise SystemExit(main())

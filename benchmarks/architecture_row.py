@@ -17,8 +17,8 @@ from benchmarks.package_runs import STAGES, run_package
 from tests.models import NAMES, missing_library
 
 if TYPE_CHECKING:
-    from autoshard.graph.model import Graph
-    from autoshard.plan import Plan
+    from autoshard.ir.graph import Graph
+    from autoshard.ir.plan import Plan
 
 INFERENCE_MESH = "dp=2,tp=2"
 
@@ -114,7 +114,7 @@ def _built(row: Row) -> Row:
 
 def _packaged(row: Row, extent: Extent, folder: Path, report: Report | None) -> Row:
     """The package first: its graph is what the random plans are of."""
-    from autoshard.graph.serialize import load
+    from autoshard.ir.graph_json import load
 
     runs = run_package(NAMES[row.name], folder)
     row = replace(row, stages=runs.passed, refused=runs.refused, reasons=(runs.reason,) if runs.reason else ())
@@ -135,8 +135,8 @@ def verify(row: Row, extent: Extent, report: Report | None = None, graph: Graph 
 
 
 def _verified(row: Row, extent: Extent, training: bool, report: Report | None, graph: Graph | None) -> Row:
+    from autoshard.capture.capture import capture
     from autoshard.emit import emit
-    from autoshard.graph.capture import capture
     from autoshard.program.lower import lower
     from autoshard.verify import check_files, make_case
 
@@ -166,7 +166,7 @@ def _verified(row: Row, extent: Extent, training: bool, report: Report | None, g
 
 
 def _counts(graph: Graph) -> dict[str, Any]:
-    from autoshard.rules.table import has_rule
+    from autoshard.rules.operator_table import has_rule
 
     without = sorted({op.target for op in graph.ops if not has_rule(graph, op)})
     return {"ops": len(graph.ops), "operators": len({op.target for op in graph.ops}), "without_rule": tuple(without)}
@@ -174,10 +174,10 @@ def _counts(graph: Graph) -> dict[str, Any]:
 
 def plans(graph: Graph, extent: Extent) -> Iterator[tuple[str, Callable[[], Plan]]]:
     """(label, function that makes the plan): random ones on each mesh, and the best on those of `extent.best`."""
-    from autoshard.hardware import load_hardware
-    from autoshard.mesh import Mesh
-    from autoshard.search import search
-    from autoshard.styles import random_plan
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.ir.mesh import Mesh
+    from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.select_plan import search
 
     hardware = load_hardware("a100-80g-sxm")
     for text in extent.meshes:

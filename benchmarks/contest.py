@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from autoshard.errors import UserError
-from autoshard.problem import memory, objective
-from autoshard.solvers import Clock, Options, contest, solve
-from autoshard.solvers.options import Computing, interruptible
+from autoshard.ir.problem import memory, objective
+from autoshard.solvers import Clock, Options, solve
+from autoshard.solvers.common.solver_options import Computing, interruptible
+from autoshard.solvers.pairwise import asplos_format
 
 TITLE = """## The ASPLOS 2025 contest on intra-operator parallelism
 
@@ -47,7 +48,7 @@ def published(folder: Path) -> dict[str, float]:
 
 def row(path: Path, name: str, best: float | None, seconds: float, cpu: bool, solver: str) -> str:
     wall, clock = time.perf_counter(), Clock(seconds - _SPARE, timer=Computing() if cpu else time.perf_counter)
-    problem = contest.read(path)
+    problem = asplos_format.read(path)
     with interruptible(clock):
         found = solve(problem, solver, Options(clock=clock))
     taken = time.perf_counter() - wall

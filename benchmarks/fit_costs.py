@@ -17,10 +17,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
-from autoshard.calibrate.models import Model
-from autoshard.calibrate.write import Entry, entries_of, write_costmodel
-from autoshard.hardware import Hardware, load_hardware
-from autoshard.resources import data_folder
+from autoshard.calibrate.cost_model_file import Entry, entries_of, write_costmodel
+from autoshard.calibrate.fitted_models import Model
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.system.data_files import data_folder
 from benchmarks import measurements as m
 
 TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"

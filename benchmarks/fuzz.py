@@ -53,15 +53,15 @@ class Row:
 
 def run_seed(seed: int, debug: bool = False) -> Row:
     """Model, plan and comparison of one seed; what goes wrong is a row, with `debug` an exception."""
+    from autoshard.capture.capture import capture
+    from autoshard.cluster.hardware import load_hardware
     from autoshard.emit import emit
     from autoshard.errors import CaptureError
-    from autoshard.graph.capture import capture
-    from autoshard.hardware import load_hardware
-    from autoshard.mesh import Mesh
+    from autoshard.ir.mesh import Mesh
+    from autoshard.ir.program import Collective
     from autoshard.program.lower import lower
-    from autoshard.program.model import Collective
-    from autoshard.search import search
-    from autoshard.styles import random_plan
+    from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.select_plan import search
     from tests.differential import Mismatch, compare
     from tests.random_models import build
 

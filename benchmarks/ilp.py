@@ -25,11 +25,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from solver_speed import model as generated  # noqa: E402
 
-from autoshard.problem import Problem  # noqa: E402
-from autoshard.solvers import Clock, Options, dp, ilp, solve  # noqa: E402
-from autoshard.solvers.lagrangian import minimum_memory_bound  # noqa: E402
-from autoshard.solvers.linear import pairs  # noqa: E402
-from autoshard.solvers.result import Solution  # noqa: E402
+from autoshard.ir.problem import Problem  # noqa: E402
+from autoshard.solvers import Clock, Options, portfolio, solve  # noqa: E402
+from autoshard.solvers.common.result import Solution  # noqa: E402
+from autoshard.solvers.ilp import branch_and_bound  # noqa: E402
+from autoshard.solvers.linear_program.rows import pairs  # noqa: E402
+from autoshard.solvers.relax.lagrangian import minimum_memory_bound  # noqa: E402
 
 BEGIN, END = "<!-- ilp: written by the command below -->", "<!-- ilp end -->"
 LIMIT_SECONDS = 120.0  # wall, for each solve
@@ -46,16 +47,16 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def formulated(graph: Any, sizes: str) -> Problem:
-    from autoshard.formulate import formulate
-    from autoshard.hardware import load_hardware
-    from autoshard.mesh import Mesh
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.formulation.formulate import formulate
+    from autoshard.ir.mesh import Mesh
 
     mesh = Mesh(tuple(zip(("dp", "tp", "cp"), map(int, sizes.split("x")), strict=False)))
     return formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf")).problem
 
 
 def gpt2(layers: int, sizes: str) -> Problem:
-    from autoshard.graph.capture import capture
+    from autoshard.capture.capture import capture
 
     return formulated(capture(str(ROOT / "examples/gpt2.py:build"), {"n_layer": layers}), sizes)
 
@@ -76,11 +77,11 @@ def options() -> Options:
 
 def row(name: str, problem: Problem) -> tuple[str, bool]:
     """A line of the table, and whether the goals hold for it."""
-    exact_seconds, exact = timed(lambda: dp.solve(problem))
-    cold_seconds, cold = timed(lambda: ilp.solve(problem, options(), start=False))
+    exact_seconds, exact = timed(lambda: portfolio.solve(problem))
+    cold_seconds, cold = timed(lambda: branch_and_bound.solve(problem, options(), start=False))
     floor = minimum_memory_bound(problem)
     tight = replace(problem, capacity_bytes=floor + SHARE * (exact.peak_bytes - floor))
-    fit_seconds, fit = timed(lambda: dp.solve(tight))
+    fit_seconds, fit = timed(lambda: portfolio.solve(tight))
     tight_seconds, best = timed(lambda: solve(tight, "ilp", options()))
     edges, choices = pairs(problem), sum(len(node.seconds) for node in problem.nodes)
     same = abs(cold.objective - exact.objective) <= 1e-9 * exact.objective
@@ -100,7 +101,7 @@ def models() -> Iterator[tuple[str, Any]]:
     import torch
     import transformers as hf
 
-    from autoshard.graph.capture import capture, capture_model
+    from autoshard.capture.capture import capture, capture_model
 
     class Loss(torch.nn.Module):
         def __init__(self, inner: torch.nn.Module) -> None:
@@ -127,7 +128,7 @@ def distances() -> Iterator[str]:
     for name, graph in models():
         for sizes in ("2x2", "2x4"):
             problem = formulated(graph, sizes)
-            seconds, best = timed(lambda problem=problem: dp.solve(problem))
+            seconds, best = timed(lambda problem=problem: portfolio.solve(problem))
             line = f"| {name} | {sizes} | {len(problem.nodes)} | {seconds:.2f} | {100 * gap(best):.2f} % |"
             for solver in ("recursive", "propagation"):
                 took, found = timed(lambda problem=problem, solver=solver: solve(problem, solver))
@@ -137,7 +138,7 @@ def distances() -> Iterator[str]:
 
 def large(layers: int = 9100) -> str:
     problem = generated("gpt2", layers, 36, 2)
-    best = dp.solve(problem)
+    best = portfolio.solve(problem)
     line = f"| generated, {layers} layers | - | {len(problem.nodes)} | - | {100 * gap(best):.2f} % |"
     for solver in ("recursive", "propagation"):
         took, found = timed(lambda solver=solver: solve(problem, solver))

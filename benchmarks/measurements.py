@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from autoshard.calibrate import Rows
-from autoshard.calibrate.models import GROUPS
-from autoshard.hardware import Hardware
-from autoshard.topology import ring_share
+from autoshard.calibrate.fitted_models import GROUPS
+from autoshard.cluster.hardware import Hardware
+from autoshard.cluster.topology import ring_share
 
 PROFILES = {
     "a100": "a100-80g-sxm",

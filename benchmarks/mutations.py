@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoshard.graph.model import Graph
-from autoshard.mesh import Mesh
-from autoshard.plan_text import table
-from autoshard.prove import prove_strategy
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
 from autoshard.rules import RULES, instance
+from autoshard.rules.algebra.notation import Rule, RuleError, Term
 from autoshard.rules.cases import ALL
-from autoshard.rules.notation import Rule, RuleError, Term
-from autoshard.rules.prove import OpCase, offered_by, one_op_graph
+from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
+from autoshard.text.plan_summary import table
+from autoshard.verify.rule_table import prove_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- mutations: written by the command below -->", "<!-- mutations end -->"

@@ -24,17 +24,17 @@ from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from autoshard.capture.capture import capture_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import UserError
-from autoshard.graph.capture import capture_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.rules.random import is_random
-from autoshard.search import search
+from autoshard.rules.operators.random import is_random
+from autoshard.search.select_plan import search
 from autoshard.verify.case import written
-from autoshard.verify.lockstep import run_lockstep
-from autoshard.verify.package import load_package
+from autoshard.verify.ranks.loaded_package import load_package
+from autoshard.verify.ranks.lockstep import run_lockstep
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 SAMPLES = 6  # of an entry, spread over those that torch has

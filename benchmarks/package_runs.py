@@ -64,7 +64,7 @@ def run_package(spec: str, folder: Path) -> Runs:
 
 def _plan(spec: str, package: Path, passed: list[str]) -> list[str]:
     """`autoshard plan`; the torchrun command that it prints."""
-    from autoshard.cli import main
+    from autoshard.cli.commands import main
 
     output, errors = io.StringIO(), io.StringIO()
     options = ["--mesh", MESH, "--hardware", HARDWARE, "--strategy", STRATEGY, "--out", str(package)]
@@ -171,7 +171,7 @@ def _take_back(spec: str, folder: Path, step: int, passed: list[str]) -> None:
     """convert.py, and a strict load into the original class."""
     import torch
 
-    from autoshard.graph.load import load_model
+    from autoshard.capture.load_model import load_model
 
     target = folder / "back.pt"
     convert = [sys.executable, str(folder / "package" / "convert.py")]

@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from autoshard.plan_text import table  # noqa: E402
+from autoshard.text.plan_summary import table  # noqa: E402
 from benchmarks.mutants import Mutant, mutants  # noqa: E402
 
 CODE = ROOT / "autoshard"
@@ -127,11 +127,11 @@ def prepared() -> list[tuple[str, Any, Any, Any]]:
     """(name, plan, graph, case) of every plan that is verified. A child makes them: this process has no threads."""
 
     def make() -> bytes:
-        from autoshard.graph.capture import capture
-        from autoshard.hardware import load_hardware
-        from autoshard.mesh import Mesh
-        from autoshard.search import megatron_plan
-        from autoshard.styles import random_plan
+        from autoshard.capture.capture import capture
+        from autoshard.cluster.hardware import load_hardware
+        from autoshard.ir.mesh import Mesh
+        from autoshard.search.fixed_styles import random_plan
+        from autoshard.search.select_plan import megatron_plan
         from autoshard.verify import make_case
 
         hardware, found = load_hardware("a100-80g-sxm"), []

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autoshard.estimate.memory import STATE_BYTES
-from autoshard.estimate.shape import Run, Transformer
-from autoshard.estimate.stages import Host
+from autoshard.cluster.hardware import load_hardware
+from autoshard.estimate.stage_memory import STATE_BYTES
+from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import parameter_count
-from autoshard.hardware import load_hardware
+from autoshard.estimate.transformer import Run, Transformer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.steps import EAGER, VOCABULARY, host_of, predicted

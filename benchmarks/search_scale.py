@@ -56,13 +56,13 @@ PARTS = ("strategies", "formulate", "solve", "plan")
 def measure(graph_file: str, mesh_text: str) -> dict[str, Any]:
     """One run in this process: the sizes of the problem, the solution, CPU seconds of each part."""
     from autoshard import rules, solvers
-    from autoshard.formulate import formulate
-    from autoshard.graph.serialize import load
-    from autoshard.hardware import load_hardware
-    from autoshard.mesh import Mesh
-    from autoshard.plan_of import Origin, plan_of
-    from autoshard.problem import objective
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.formulation.formulate import formulate
+    from autoshard.ir.graph_json import load
+    from autoshard.ir.mesh import Mesh
+    from autoshard.ir.problem import objective
     from autoshard.program.lower import lower
+    from autoshard.search.build_plan import Origin, plan_of
     from autoshard.simulate import simulate
 
     graph, mesh, hardware = load(graph_file), Mesh.parse(mesh_text), load_hardware(HARDWARE)
@@ -103,9 +103,9 @@ def width(problem: Any) -> int:
 
     A value links all its nodes. Repeated blocks are shortened first: they add nothing.
     """
-    from autoshard.solvers.additive import additive
-    from autoshard.solvers.shorten import shortened
-    from autoshard.solvers.tables import Contents
+    from autoshard.solvers.elimination.compress_blocks import shortened
+    from autoshard.solvers.elimination.cost_tables import Contents
+    from autoshard.solvers.elimination.weighted_sum import additive
 
     short = shortened(additive(problem), Contents(problem))
     small = short.problem if short else problem
@@ -130,8 +130,8 @@ def width(problem: Any) -> int:
 
 
 def captured(folder: Path, model: str) -> Path:
-    from autoshard.graph.capture import capture
-    from autoshard.graph.serialize import save
+    from autoshard.capture.capture import capture
+    from autoshard.ir.graph_json import save
 
     path = folder / f"{model}.json"
     if not path.exists():

@@ -41,12 +41,12 @@ BATCH = 1536
 def measure_program(graph_file: str, mesh_text: str) -> dict[str, Any]:
     """The best plan of the captured model, lowered and simulated once."""
     from autoshard import solvers
-    from autoshard.formulate import formulate
-    from autoshard.graph.serialize import load
-    from autoshard.hardware import load_hardware
-    from autoshard.mesh import Mesh
-    from autoshard.plan_of import Origin, plan_of
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.formulation.formulate import formulate
+    from autoshard.ir.graph_json import load
+    from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
+    from autoshard.search.build_plan import Origin, plan_of
     from autoshard.simulate import simulate
 
     graph, mesh, hardware = load(graph_file), Mesh.parse(mesh_text), load_hardware(HARDWARE)
@@ -70,9 +70,9 @@ def measure_program(graph_file: str, mesh_text: str) -> dict[str, Any]:
 
 def measure_estimate(tp: int, pp: int, dp: int, micro_batch: int) -> dict[str, Any]:
     """`estimate` from the numbers to the step: graph, program, simulation and every slot of the pipeline."""
-    from autoshard.estimate.shape import Run, Transformer
+    from autoshard.cluster.hardware import load_hardware
     from autoshard.estimate.step import estimate
-    from autoshard.hardware import load_hardware
+    from autoshard.estimate.transformer import Run, Transformer
 
     hardware, gpt3 = load_hardware(HARDWARE), Transformer(96, 12288, 96, 2048, 51200)
     start = time.process_time()
@@ -92,8 +92,8 @@ def medians(repeat: int, *words: str) -> dict[str, Any]:
 
 
 def captured(folder: Path) -> Path:
-    from autoshard.graph.capture import capture
-    from autoshard.graph.serialize import save
+    from autoshard.capture.capture import capture
+    from autoshard.ir.graph_json import save
 
     path = folder / "gpt2.json"
     if not path.exists():

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.problem import Node, Problem, Value
-from autoshard.solvers import dp
-from autoshard.solvers.additive import additive
-from autoshard.solvers.domains import reduce
-from autoshard.solvers.lagrangian import minimum_memory_bound
-from autoshard.solvers.tables import Contents
+from autoshard.ir.problem import Node, Problem, Value
+from autoshard.solvers import portfolio
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.dominance import reduce
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax.lagrangian import minimum_memory_bound
 
 PLACEMENTS = 6
 # one line per op of a block: name, operands (names before it; "in" is the block's input), compute weight
@@ -110,7 +110,7 @@ def line(kind: str, layers: int, strategies: int, axes: int, limited: bool) -> s
     problem = model(kind, layers, strategies, axes)
     kept = [len(some) for some in reduce(additive(problem), Contents(problem))]
     start = time.process_time()
-    solution = dp.solve(problem)
+    solution = portfolio.solve(problem)
     text = (
         f"{kind:6} {layers:6} {len(problem.nodes):6} {strategies:6} {np.mean(kept):6.1f} "
         f"{time.process_time() - start:9.2f} {solution.status:9} {solution.objective:12.6f} {_gap(solution):8.1e}"
@@ -120,12 +120,12 @@ def line(kind: str, layers: int, strategies: int, axes: int, limited: bool) -> s
         for share in (0.5, 0.2):
             capacity = floor + share * (solution.peak_bytes - floor)
             start = time.process_time()
-            fit = dp.solve(replace(problem, capacity_bytes=capacity))
+            fit = portfolio.solve(replace(problem, capacity_bytes=capacity))
             text += f" | {share:.1f}: {time.process_time() - start:7.2f} s gap {_gap(fit):7.1e}"
     return text + f" | {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
 
-def _gap(solution: dp.Solution) -> float:
+def _gap(solution: portfolio.Solution) -> float:
     return solution.objective / solution.lower_bound - 1 if solution.lower_bound else 0.0
 
 

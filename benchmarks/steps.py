@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.pieces import pieces
-from autoshard.estimate.program import build
-from autoshard.estimate.shape import Run, Transformer
-from autoshard.estimate.stages import Host
+from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate
-from autoshard.hardware import Hardware, load_hardware
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer_program import build
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read

@@ -16,12 +16,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_validate, fit
-from autoshard.calibrate.fit import take
-from autoshard.calibrate.models import GROUPS
+from autoshard.calibrate.fitted_models import GROUPS
+from autoshard.calibrate.least_squares import take
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import one_product_seconds
-from autoshard.hardware import Hardware, load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 from benchmarks import measurements as m
 from benchmarks import published, steps
 

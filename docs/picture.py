@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib
 
-from autoshard.package import build, read_package
+from autoshard.package.package_files import build, read_package
 from autoshard.simulate import Event, Timeline
 
 COLOURS = {"forward": "#3b78b8", "backward": "#7d5ba6", "optimizer": "#6b7280", "communication": "#c2611f"}

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoshard.program.model import Program
-from autoshard.verify.float64 import exact_precision
-from autoshard.verify.package import load_package
+from autoshard.ir.program import Program
+from autoshard.verify.original.float64 import exact_precision
+from autoshard.verify.ranks.loaded_package import load_package
 
 TOLERANCE = 1e-8
 TIMEOUT_SECONDS = 60.0

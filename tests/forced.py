@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.formulate import formulate
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph, Op
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.plan import Plan
-from autoshard.plan_of import Origin, plan_of
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Program
 from autoshard.program.lower import lower
-from autoshard.program.model import Program
 from autoshard.rules import Strategy
-from autoshard.solvers import sampler
-from autoshard.solvers.result import Solution
+from autoshard.search.build_plan import Origin, plan_of
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.heuristics import random_plans
 from autoshard.verify.case import check_files, make_case
 
 Allowed = Callable[[Op, Strategy], bool]
@@ -26,7 +26,7 @@ Allowed = Callable[[Op, Strategy], bool]
 def forced_plan(graph: Graph, mesh: Mesh, allowed: Allowed, seed: int = 0) -> Plan:
     """A seeded random valid plan of the strategies that `allowed` accepts."""
     formulation = formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf"), allowed)
-    choice = sampler.random_choice(formulation.problem, seed)
+    choice = random_plans.random_choice(formulation.problem, seed)
     solution = Solution(formulation.problem, tuple(choice), 0.0, "random")
     return plan_of(formulation, solution, Origin(graph.source), float("inf"), "random")
 

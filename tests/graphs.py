@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.graph.model import Attribute, Graph, Op, Parameter, Saved, Tensor
+from autoshard.ir.graph import Attribute, Graph, Op, Parameter, Saved, Tensor
 
 
 def mlp_graph(layers: int = 3, batch: int = 8, hidden: int = 16) -> Graph:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autoshard.graph.model import Graph, Op
+from autoshard.ir.graph import Graph, Op
 
 
 def run(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

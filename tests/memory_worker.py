@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autoshard.mesh import Mesh
-from autoshard.verify.package import Package, load_package
+from autoshard.ir.mesh import Mesh
+from autoshard.verify.ranks.loaded_package import Package, load_package
 from tests.meter import Meter
 
 COLLECTIVES = ("all_reduce", "all_to_all_single", "batch_isend_irecv")

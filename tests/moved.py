@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autoshard.program.model import Collective, Program
+from autoshard.ir.program import Collective, Program
 from autoshard.program.weights import weight_steps
-from autoshard.redistribute.table import LOCAL
+from autoshard.redistribute.pair_table import LOCAL
 
 _STAYS = {"", "identity", *LOCAL}  # what needs no other device
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autoshard.layout import Layout, local_sizes, parse_placement
-from autoshard.mesh import Mesh
-from autoshard.program.model import (
+from autoshard.ir.layout import Layout, local_sizes, parse_placement
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import (
     Collective,
     Compute,
     DimCut,

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from autoshard.rules.cases import ALL
 from autoshard.rules.cases.random import RANDOM
-from autoshard.rules.prove import OpCase, Operand
-from autoshard.rules.prove_call import call
+from autoshard.rules.proof.operator_call import call
+from autoshard.rules.proof.rule_proof import OpCase, Operand
 
 # Experts are recognised as a whole module, not as an operator; empty_like has no values to compare.
 _NOT_ALONE = {"autoshard.experts", "aten.empty_like", "autoshard.random"}

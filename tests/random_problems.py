@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoshard.problem import Node, Problem, Value, memory, objective
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
 
 HORIZON = 6
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.graph.model import Attribute, Graph, Op, Parameter, Tensor
+from autoshard.ir.graph import Attribute, Graph, Op, Parameter, Tensor
 
 Shape = tuple[int, ...]
 

@@ -10,8 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from autoshard.layout import PARTIAL, REPLICATE_PARTIAL, Layout, local_sizes
-from autoshard.mesh import Mesh
+from autoshard.ir.layout import PARTIAL, REPLICATE_PARTIAL, Layout, local_sizes
+from autoshard.ir.mesh import Mesh
 
 
 def part(whole: Tensor, layout: Layout, mesh: Mesh, rank: int) -> Tensor:

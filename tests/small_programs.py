@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
-from autoshard.layout import Layout, local_sizes, parse_placement
-from autoshard.mesh import Mesh
-from autoshard.program.model import (
+from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
+from autoshard.ir.layout import Layout, local_sizes, parse_placement
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import (
     Collective,
     Compute,
     GradientBucket,

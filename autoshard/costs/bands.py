@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.compute import ATTENTION, PRODUCTS
-from autoshard.hardware import Hardware
 
 NAMES = {
     "matmul": "products",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autoshard.costs.temporaries import Temporary
-from autoshard.graph.model import DTYPE_BYTES
-from autoshard.layout import (
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL,
@@ -26,8 +26,8 @@ from autoshard.layout import (
     chunk_bounds,
     local_sizes,
 )
-from autoshard.mesh import Mesh
-from autoshard.program.model import Collective, DimCut, Value
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, DimCut, Value
 from autoshard.redistribute import BY_INDEX
 
 MEMBERS = 16  # of a group: those looked at for the one that sends and receives most

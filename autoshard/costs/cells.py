@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
-from autoshard.graph.model import Op
-from autoshard.hardware import Hardware
+from autoshard.ir.graph import Op
 
 Operands = tuple[LocalTensor | None, ...]
 WEIGHTS = {

@@ -8,8 +8,8 @@ for S bytes over n members; a ring all-reduce has 2(n-1) steps and moves 2(n-1)/
 half of that. Across nodes the g members inside a node first work on S, then each on S/g over its own port: phases
 overlap in part: the slowest counts whole and of the others the share `unhidden` (one half: the all-reduce measured on
 4 x 8 B200 lies between the sum of phases, 6 to 19 % above, and the slowest alone, 26 to 37 % below). All-reduces across
-nodes run over trees for small messages. `bandwidth` comes from the graph of the links, see autoshard.topology; groups
-that run at the same time share it.
+nodes run over trees for small messages. `bandwidth` comes from the graph of the links, see autoshard.cluster.topology;
+groups that run at the same time share it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, overload
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import ramp, transfer
 from autoshard.costs.links import AxisLink, Crossing, joint_link
-from autoshard.hardware import Hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
-from autoshard.graph.model import DTYPE_BYTES, Op, Saved
-from autoshard.hardware import Hardware
+from autoshard.ir.graph import DTYPE_BYTES, Op, Saved
 
 
 @dataclass(frozen=True)

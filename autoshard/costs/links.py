@@ -2,7 +2,7 @@
 
 Ranks are row-major over the mesh. All groups of an axis run at the same time and each device belongs to one of them, so
 a device has its own share of what it shares with others: g members of a group in a node drive g network ports together.
-Inside a level the graph of the links decides (autoshard.topology), again for all groups at once.
+Inside a level the graph of the links decides (autoshard.cluster.topology), again for all groups at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard.hardware import Hardware, Link, check_mesh
-from autoshard.mesh import Mesh
-from autoshard.topology import exchange_share, ring_share, send_share
+from autoshard.cluster.hardware import Hardware, Link, check_mesh
+from autoshard.cluster.topology import exchange_share, ring_share, send_share
+from autoshard.ir.mesh import Mesh
 
 NO_SHARING = ("switch", "mesh")  # kinds of graphs in which no group is routed over the links of another
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
-from autoshard.graph.model import Graph, Tensor
-from autoshard.hardware import Hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import Graph, Tensor
+from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import CollectiveSeconds, Pass, Terms
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.cells import WEIGHTS, cell_seconds
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
-from autoshard.costs.experts import EXPERTS, expert_share, experts_seconds
+from autoshard.costs.expert_layers import EXPERTS, expert_share, experts_seconds
 from autoshard.costs.variants import SEQUENCE, Operands, attended, unfused_bytes, variant_collectives
-from autoshard.graph.model import Graph, Op
-from autoshard.hardware import Hardware
-from autoshard.layout import Layout, largest_shape
-from autoshard.mesh import Mesh
-from autoshard.rules.strategy import Strategy
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import Layout, largest_shape
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.strategy import Strategy
 
 # operators of several steps
 _OF_SEVERAL = {EXPERTS: experts_seconds, **dict.fromkeys(WEIGHTS, cell_seconds)}

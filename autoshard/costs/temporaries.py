@@ -18,8 +18,8 @@ from autoshard.costs.variants import (
     statistics,
     variant_collectives,
 )
-from autoshard.graph.model import DTYPE_BYTES, Op
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import DTYPE_BYTES, Op
+from autoshard.ir.mesh import Mesh
 
 ACCUMULATED = 4  # bytes of an element in float32
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.costs.compute import LocalOp, LocalTensor
-from autoshard.graph.model import DTYPE_BYTES, Op
-from autoshard.layout import Layout, Shard
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import DTYPE_BYTES, Op
+from autoshard.ir.layout import Layout, Shard
+from autoshard.ir.mesh import Mesh
 
 Call = tuple[int, str, float]  # (axis index, kind, full bytes)
 Operands = tuple[LocalTensor | None, ...]

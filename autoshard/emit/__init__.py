@@ -7,14 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from autoshard.emit.header import Header, header_of
-from autoshard.emit.initial import initial_file
+from autoshard.emit.initial_file import initial_file
 from autoshard.emit.model_file import model_file
 from autoshard.emit.readme import readme
 from autoshard.emit.user_operators import FOLDER, copied_files
 from autoshard.errors import InvalidFileError
-from autoshard.graph.model import Graph
-from autoshard.plan import Plan
-from autoshard.program.model import Program
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Program
 
 __all__ = ["Header", "emit", "header_of", "package"]
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoshard.code_text import braced, fresh, identifier, printable, quoted
-from autoshard.emit.body import Body
-from autoshard.emit.lines import docstring, statement
+from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.members import TAKEN, Members, access, container, members, unsaved
-from autoshard.emit.names import Naming, name_values
 from autoshard.emit.spelling import CREATES, Speller
-from autoshard.layout import AxisShard, LocalSize
-from autoshard.program.model import Compute, LocalAttribute, Program, ProgramParameter
-from autoshard.program.modules import Call, Child, Definition, Loop, ModuleTree
-from autoshard.program.scopes import RANDOM, inside, relative
+from autoshard.emit.statements import Body
+from autoshard.emit.variable_names import Naming, name_values
+from autoshard.ir.layout import AxisShard, LocalSize
+from autoshard.ir.program import Compute, LocalAttribute, Program, ProgramParameter
+from autoshard.program.module_scopes import RANDOM, inside, relative
+from autoshard.program.module_tree import Call, Child, Definition, Loop, ModuleTree
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard import plan_io
-from autoshard.again import command
-from autoshard.graph.model import Graph, Op, Recipe, Registration
-from autoshard.hardware import parse_hardware
-from autoshard.layout import Replicate, Shard
-from autoshard.plan import Plan
-from autoshard.program.model import Collective, Program
+from autoshard.cluster.hardware import parse_hardware
+from autoshard.ir import plan_json
+from autoshard.ir.graph import Graph, Op, Recipe, Registration
+from autoshard.ir.layout import Replicate, Shard
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Collective, Program
+from autoshard.replay.command_line import command
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Header:
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
     return Header(
-        plan_hash=plan_io.plan_hash(plan),
+        plan_hash=plan_json.plan_hash(plan),
         command=command(plan, graph.training),
         versions=", ".join(f"{name} {version}" for name, version in plan.versions),
         hardware=plan.hardware,

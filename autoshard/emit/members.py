@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from autoshard.code_text import distinct, fresh, quoted
-from autoshard.program.model import ProgramParameter
-from autoshard.program.modules import Child, Definition
+from autoshard.ir.program import ProgramParameter
+from autoshard.program.module_tree import Child, Definition
 
 Leaf = ProgramParameter | Child
 

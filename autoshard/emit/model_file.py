@@ -8,14 +8,14 @@ import textwrap
 
 from autoshard.code_text import printable, quoted
 from autoshard.emit.classes import Package, class_texts
+from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
-from autoshard.emit.lines import WIDTH, docstring, packed, statement
 from autoshard.emit.user_operators import registering_lines
-from autoshard.layout import PARTIAL
-from autoshard.program.model import Compute, Program
-from autoshard.program.modules import module_tree
+from autoshard.ir.layout import PARTIAL
+from autoshard.ir.program import Compute, Program
+from autoshard.program.module_tree import module_tree
 from autoshard.program.weights import careful_casts, gathered_weights
-from autoshard.rules.table import VARIANTS
+from autoshard.rules.operator_table import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.code_text import code_span, identifier, prose, quoted
 from autoshard.emit.header import Header
 from autoshard.emit.user_operators import readme_section
-from autoshard.program.model import Program
+from autoshard.ir.program import Program
 from autoshard.units import format_bytes, format_seconds
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from autoshard.code_text import quoted
-from autoshard.emit.spellings import BY_TORCH, INFIX, TEMPLATES
-from autoshard.graph.model import DTYPE_BYTES
-from autoshard.graph.schemas import PLACEMENT, Schema, bind, fitting, parse
-from autoshard.graph.schemas import Operands as Taken
-from autoshard.layout import LocalSize
-from autoshard.program.model import LocalAttribute
+from autoshard.emit.spelling_table import BY_TORCH, INFIX, TEMPLATES
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import LocalSize
+from autoshard.ir.program import LocalAttribute
+from autoshard.ir.schemas import PLACEMENT, Schema, bind, fitting, parse
+from autoshard.ir.schemas import Operands as Taken
 
 Operands = Sequence[str | None]
 Attributes = Mapping[str, LocalAttribute]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.code_text import code_span, fresh, identifier, quoted
-from autoshard.emit.lines import statement
-from autoshard.graph.model import Registration
+from autoshard.emit.code_lines import statement
+from autoshard.ir.graph import Registration
 
 FOLDER = "user_operators"
 _INIT = '"""Copies of the files that register operators of the original model, made when this package was written."""\n'

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import family
-from autoshard.estimate.graph import EMBEDDING, HEAD, core, layer
-from autoshard.estimate.program import LAYERS, Built
-from autoshard.estimate.sync import parameter_collectives
-from autoshard.hardware import Hardware
-from autoshard.program.model import Compute, Program
+from autoshard.estimate.gradient_sync import parameter_collectives
+from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
+from autoshard.estimate.transformer_program import LAYERS, Built
+from autoshard.ir.program import Compute, Program
 from autoshard.simulate import simulate
 from autoshard.simulate.timeline import COMPUTE, Event
 

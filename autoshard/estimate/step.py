@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.costs.bands import Band, step_band
 from autoshard.errors import UsageError
-from autoshard.estimate.memory import Memory, stage_memory
+from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
-from autoshard.estimate.program import build
-from autoshard.estimate.shape import PRECISIONS, Run, Transformer, check
-from autoshard.estimate.stages import Host, Part, Stages
-from autoshard.estimate.sync import syncs
-from autoshard.estimate.tail import send_seconds, stage_parameters, tail
-from autoshard.hardware import Hardware, check_mesh
-from autoshard.mesh import Mesh
-from autoshard.simulate.pipeline import SCHEDULES, Placed, Slot, ends, run_pipeline
+from autoshard.estimate.stage_memory import Memory, stage_memory
+from autoshard.estimate.stage_slots import Host, Part, Stages
+from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
+from autoshard.estimate.transformer import PRECISIONS, Run, Transformer, check
+from autoshard.estimate.transformer_program import build
+from autoshard.ir.mesh import Mesh
+from autoshard.simulate.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import struct
 
-from autoshard.exports.ranks import group_number
-from autoshard.mesh import Mesh
+from autoshard.exports.process_groups import group_number
+from autoshard.ir.mesh import Mesh
 from autoshard.simulate.timeline import Event, Timeline
 
 VERSION = "0.0.4"

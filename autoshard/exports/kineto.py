@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autoshard.exports.ranks import group_of
-from autoshard.mesh import Mesh
+from autoshard.exports.process_groups import group_of
+from autoshard.ir.mesh import Mesh
 from autoshard.simulate.timeline import Event, Timeline
 
 MICROSECONDS = 1e6

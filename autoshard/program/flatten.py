@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autoshard.program.model import Collective, Instruction, Program
-from autoshard.program.modules import Call, Definition, Loop, ModuleTree
-from autoshard.program.scopes import RANDOM, inside, operands_of, random_index, relative, results_of
+from autoshard.ir.program import Collective, Instruction, Program
+from autoshard.program.module_scopes import RANDOM, inside, operands_of, random_index, relative, results_of
+from autoshard.program.module_tree import Call, Definition, Loop, ModuleTree
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autoshard import redistribute, rules
-from autoshard.graph.model import DTYPE_BYTES, Graph, Op, Parameter
-from autoshard.layout import (
+from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter
+from autoshard.ir.layout import (
     REPLICATE,
     REPLICATE_PARTIAL,
     Layout,
@@ -19,13 +19,13 @@ from autoshard.layout import (
     local_sizes,
     parse_placement,
 )
-from autoshard.mesh import Mesh
-from autoshard.plan import OpPlan, Plan, PlanStep, RedistributionPlan
-from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter, Value
-from autoshard.program.reasons import reason
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import OpPlan, Plan, PlanStep, RedistributionPlan
+from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter, Value
+from autoshard.program.collective_reasons import reason
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
-from autoshard.rules.strategy import Strategy
+from autoshard.rules.algebra.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20  # the size at which DistributedDataParallel closes a bucket, too
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autoshard.graph.model import CAST, Graph
-from autoshard.program.model import Collective, Compute, Instruction, Program, Value
-from autoshard.program.scopes import results_of
-from autoshard.program.storage import facts
+from autoshard.ir.graph import CAST, Graph
+from autoshard.ir.program import Collective, Compute, Instruction, Program, Value
+from autoshard.program.instruction_storage import facts
+from autoshard.program.module_scopes import results_of
 
 GATHERS = ("all_gather", "exchange", "gather")  # forwards after which a device holds more than before
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.layout import Layout
-from autoshard.redistribute.prices import NOMINAL, Floats, Pass, Prices, Terms
-from autoshard.redistribute.space import space
-from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
-from autoshard.redistribute.table import (
+from autoshard.ir.layout import Layout
+from autoshard.redistribute.pair_table import (
     BACKWARD,
     BY_INDEX,
     COLLECTIVES,
@@ -23,6 +20,9 @@ from autoshard.redistribute.table import (
     kind,
     runtime_call,
 )
+from autoshard.redistribute.prices import NOMINAL, Floats, Pass, Prices, Terms
+from autoshard.redistribute.space import space
+from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
 
 __all__ = [
     "BACKWARD",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoshard.layout import REPLICATE, Layout, Shard
+from autoshard.ir.layout import REPLICATE, Layout, Shard
+from autoshard.redistribute.pair_table import kind
 from autoshard.redistribute.steps import Step, table_step
-from autoshard.redistribute.table import kind
 
 EXCHANGED = frozenset({("S", "S"), ("S", "R"), ("S", "R+"), ("S", "P"), ("R", "S"), ("R+", "S"), ("P", "S")})
 # In one exchange the gradient goes back the way the value came (from R+), or by its own way: these need the latter.

@@ -13,11 +13,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
-from autoshard.mesh import Mesh
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.ir.mesh import Mesh
 from autoshard.redistribute.direct import direct_steps, really_exchanges
+from autoshard.redistribute.pair_table import COLLECTIVES
 from autoshard.redistribute.steps import Message, Step, messages
-from autoshard.redistribute.table import COLLECTIVES
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from autoshard.graph.model import DTYPE_BYTES
-from autoshard.layout import Layout, largest_shape
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import Layout, largest_shape
+from autoshard.ir.mesh import Mesh
 from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
 from autoshard.redistribute.direct_prices import Term, direct_seconds, pair_codes
+from autoshard.redistribute.pair_table import COLLECTIVES, CUTS, LOCAL, CollectiveSeconds
 from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
-from autoshard.redistribute.table import COLLECTIVES, CUTS, LOCAL, CollectiveSeconds
 
 Floats = NDArray[np.float64]
 

@@ -16,10 +16,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, LocalSize, Placement, Shard
-from autoshard.mesh import Mesh
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, LocalSize, Placement, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.redistribute.pair_table import BACKWARD, FORWARD
 from autoshard.redistribute.steps import axis_shards, clean_cut
-from autoshard.redistribute.table import BACKWARD, FORWARD
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]

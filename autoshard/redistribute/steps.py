@@ -11,11 +11,11 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.layout import AxisShard, Layout, LocalSize, Placement, Shard
-from autoshard.mesh import Mesh
-from autoshard.partition import Cut, runs
-from autoshard.program.model import Collective, DimCut
-from autoshard.redistribute.table import BACKWARD, BY_INDEX, COLLECTIVES, CUTS, FORWARD, kind
+from autoshard.ir.intervals import Cut, runs
+from autoshard.ir.layout import AxisShard, Layout, LocalSize, Placement, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, DimCut
+from autoshard.redistribute.pair_table import BACKWARD, BY_INDEX, COLLECTIVES, CUTS, FORWARD, kind
 
 
 @dataclass(frozen=True)

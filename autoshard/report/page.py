@@ -6,20 +6,20 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autoshard import plan_io
-from autoshard.again import command
+from autoshard.cluster.hardware import Hardware
 from autoshard.costs import provenance as provenance_of
-from autoshard.graph.model import Graph
-from autoshard.hardware import Hardware
-from autoshard.plan import MeshTried, Plan
-from autoshard.plan_text import error_band, gap, gap_words, purpose, space
-from autoshard.program.model import Program
-from autoshard.report.chosen import blocks, buckets, redistributions, stored
-from autoshard.report.flops import ideal_seconds
-from autoshard.report.memory import KINDS, by_kind
-from autoshard.report.series import LEGEND, longest, series, streams
+from autoshard.ir import plan_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import MeshTried, Plan
+from autoshard.ir.program import Program
+from autoshard.replay.command_line import command
+from autoshard.replay.reevaluate import resimulated
+from autoshard.report.decision_rows import blocks, buckets, redistributions, stored
+from autoshard.report.memory_table import KINDS, by_kind
+from autoshard.report.model_flops import ideal_seconds
+from autoshard.report.timeline_series import LEGEND, longest, series, streams
 from autoshard.simulate import COMPUTE, Timeline
-from autoshard.stale import resimulated
+from autoshard.text.plan_summary import error_band, gap, gap_words, purpose, space
 from autoshard.units import format_bytes, format_seconds
 
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
@@ -252,5 +252,5 @@ def discovered(graph: Graph) -> list[str]:
 
 def provenance(plan: Plan) -> list[tuple[str, str]]:
     """Hashes and versions: with these, the same command gives this page again."""
-    rows = [("plan", plan_io.plan_hash(plan)), ("graph", plan.graph_hash)]
+    rows = [("plan", plan_json.plan_hash(plan)), ("graph", plan.graph_hash)]
     return rows + [(name, version) for name, version in plan.versions]

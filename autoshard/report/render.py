@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.graph.model import Graph
-from autoshard.hardware import Hardware
-from autoshard.plan import Plan
-from autoshard.program.model import Program
+from autoshard.cluster.hardware import Hardware
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Program
 from autoshard.report.page import page
-from autoshard.resources import data_folder
 from autoshard.simulate import Timeline
+from autoshard.system.data_files import data_folder
 
 
 def render(

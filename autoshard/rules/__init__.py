@@ -1,12 +1,12 @@
 """Rules: each operator's loops, and the ways to split it that follow. Reading `RULES` is reading what we know."""
 
+from autoshard.rules.algebra.instance import Facts, Instance, bind
+from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term
+from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, candidates
 from autoshard.rules.enumerate import carry, explain, find, offered, strategies
-from autoshard.rules.instance import Facts, Instance, bind
 from autoshard.rules.localise import LocalOp, localise
-from autoshard.rules.notation import Dim, Rule, RuleError, Term
-from autoshard.rules.strategy import Choice, Strategy
-from autoshard.rules.table import RULES, has_rule, instance
+from autoshard.rules.operator_table import RULES, has_rule, instance
 
 __all__ = [
     "RULES",

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
 
-from autoshard.graph.model import Graph, Op
-from autoshard.mesh import Mesh
-from autoshard.partition import runs
-from autoshard.rules.derive import part_sizes
-from autoshard.rules.instance import Instance
-from autoshard.rules.nesting import dim_cut, factor_problem
-from autoshard.rules.table import instance
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.intervals import runs
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.derive import part_sizes
+from autoshard.rules.algebra.instance import Instance
+from autoshard.rules.algebra.nesting import dim_cut, factor_problem
+from autoshard.rules.operator_table import instance
 
 Refinement = tuple[int, int]
 Refinements = tuple[tuple[str, tuple[Refinement, ...]], ...]

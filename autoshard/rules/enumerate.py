@@ -8,14 +8,14 @@ from functools import cache
 from itertools import product
 
 from autoshard.errors import UsageError
-from autoshard.graph.model import Graph, Op
-from autoshard.layout import Layout, Placement, normalise
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import Layout, Placement, normalise
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.derive import Placements, choices, differentiable, placements, resolve, sizes_problem
+from autoshard.rules.algebra.instance import Instance
+from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, Refinements
-from autoshard.rules.derive import Placements, choices, differentiable, placements, resolve, sizes_problem
-from autoshard.rules.instance import Instance
-from autoshard.rules.strategy import Choice, Strategy
-from autoshard.rules.table import instance
+from autoshard.rules.operator_table import instance
 
 REPEAT = Choice("repeat")
 

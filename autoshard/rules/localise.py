@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard.graph.model import Graph, Op
-from autoshard.mesh import Mesh
-from autoshard.rules.kinds import Local, LocalAttribute
-from autoshard.rules.strategy import Strategy
-from autoshard.rules.table import LOCALISE, VARIANTS, instance
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.argument_rules import Local, LocalAttribute
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.operator_table import LOCALISE, VARIANTS, instance
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autoshard.files import write_text
 from autoshard.simulate.timeline import Event, Timeline
+from autoshard.system.files import write_text
 
 PROCESS = 0
 MICROSECONDS = 1e6

@@ -13,22 +13,22 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.costs.collective import joint_seconds
 from autoshard.costs.compute import LocalTensor
+from autoshard.costs.device_bytes import optimizer_seconds
 from autoshard.costs.links import joint_link
-from autoshard.costs.memory import optimizer_seconds
 from autoshard.costs.moving import local_pass
 from autoshard.costs.operator import compute_seconds
 from autoshard.costs.variants import Call, variant_collectives
-from autoshard.graph.model import Graph
-from autoshard.hardware import Hardware, check_mesh
-from autoshard.program.model import Collective, Compute, GradientBucket, Instruction, Program
+from autoshard.ir.graph import Graph
+from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program
 from autoshard.redistribute import LOCAL, messages, step_of
-from autoshard.simulate.memory import BUCKETS_IN_FLIGHT, MemoryPlan, bucket_bytes, plan_memory
-from autoshard.simulate.schedule import Schedule, Task
-from autoshard.simulate.storage import storage
+from autoshard.simulate.memory_curve import BUCKETS_IN_FLIGHT, MemoryPlan, bucket_bytes, plan_memory
+from autoshard.simulate.shared_storage import storage
+from autoshard.simulate.stream_schedule import Schedule, Task
 from autoshard.simulate.timeline import COMPUTE, Phase, Timeline, axis_stream
-from autoshard.simulate.working import local_tensor
+from autoshard.simulate.working_memory import local_tensor
 
 
 @dataclass(frozen=True)

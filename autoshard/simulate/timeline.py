@@ -58,7 +58,7 @@ class Held:
 class Timeline:
     """`memory` is the curve as (seconds, bytes) steps: bytes from that time on. `peak_tensors`: largest first.
 
-    `starts[step]`: when a step of the memory plan begins (see simulate/memory.py).
+    `starts[step]`: when a step of the memory plan begins (see simulate/memory_curve.py).
     """
 
     events: tuple[Event, ...]

@@ -7,28 +7,30 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Problem
-from autoshard.solvers import dp, exhaustive, ilp, propagation, pulp_engine, recursive
-from autoshard.solvers.check import check, check_pins
-from autoshard.solvers.minimise import BUDGET_ENTRIES
-from autoshard.solvers.options import Clock, Options, Part
-from autoshard.solvers.pinned import original, restricted
-from autoshard.solvers.result import TOLERANCE, FalseProof, Solution
+from autoshard.ir.problem import Problem
+from autoshard.solvers import portfolio
+from autoshard.solvers.common.restrict import original, restricted
+from autoshard.solvers.common.result import TOLERANCE, FalseProof, Solution
+from autoshard.solvers.common.solver_options import Clock, Options, Part
+from autoshard.solvers.common.validate import check, check_pins
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES
+from autoshard.solvers.heuristics import bisection, brute_force, propagation
+from autoshard.solvers.ilp import branch_and_bound, pulp_engine
 
 __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
-    "dp": lambda problem, options: dp.solve(
+    "dp": lambda problem, options: portfolio.solve(
         problem,
         budget_entries=options.budget_entries or BUDGET_ENTRIES,
         clock=options.clock,
         rough=options.rough,
         unfit=options.unfit,
     ),
-    "ilp": ilp.solve,
+    "ilp": branch_and_bound.solve,
     "propagation": propagation.solve,
-    "recursive": recursive.solve,
-    "exhaustive": lambda problem, options: exhaustive.solve(problem),
+    "recursive": bisection.solve,
+    "exhaustive": lambda problem, options: brute_force.solve(problem),
 }
 _NAMED = 8  # pins that an error lists
 

@@ -1,9 +1,9 @@
 """Proof that an emitted package computes what the original model does, by running both in float64 and comparing."""
 
 from autoshard.verify.case import Case, check_files, check_folder, make_case
-from autoshard.verify.folder import verify_package
-from autoshard.verify.measure import THRESHOLD, Error, Worst
-from autoshard.verify.proof import Proof, proof_text
+from autoshard.verify.comparison.error_measure import THRESHOLD, Error, Worst
+from autoshard.verify.comparison.proof import Proof, proof_text
+from autoshard.verify.verify_folder import verify_package
 
 __all__ = [
     "THRESHOLD",

@@ -13,26 +13,26 @@ from typing import Any, Literal
 
 import torch
 
+from autoshard.capture.load_model import load_model
 from autoshard.errors import UserError
-from autoshard.graph.load import load_model
-from autoshard.graph.model import Graph
-from autoshard.graph.serialize import check_has_code
-from autoshard.program.model import Program
-from autoshard.verify.compare import RankResult, compare_ranks
-from autoshard.verify.exchange import load_result, save_job
-from autoshard.verify.float64 import literal_dtype
-from autoshard.verify.inputs import given_inputs, varied_inputs
-from autoshard.verify.lockstep import LockstepError, run_lockstep
-from autoshard.verify.measure import Error, first_failure, summarise
-from autoshard.verify.noise import Noise, amplified, measure_noise
-from autoshard.verify.optimizers import make_optimizer
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import check_has_code
+from autoshard.ir.program import Program
+from autoshard.verify.comparison.compare import RankResult, compare_ranks
+from autoshard.verify.comparison.error_measure import Error, first_failure, summarise
+from autoshard.verify.comparison.proof import Proof
+from autoshard.verify.comparison.rounding_noise import Noise, amplified, measure_noise
+from autoshard.verify.original.batches import given_inputs, varied_inputs
+from autoshard.verify.original.float64 import literal_dtype
+from autoshard.verify.original.optimizers import make_optimizer
+from autoshard.verify.original.randomise import randomise_state, tie
+from autoshard.verify.original.reference import Batch, MakeOptimizer, Reference, run_reference
 from autoshard.verify.own_precision import OwnStep, check_own, run_own
-from autoshard.verify.package import load_package
-from autoshard.verify.processes import RankFailed, run_processes
-from autoshard.verify.proof import Proof
-from autoshard.verify.randomise import randomise_state, tie
-from autoshard.verify.ranks import Job, job_of, run_rank
-from autoshard.verify.reference import Batch, MakeOptimizer, Reference, run_reference
+from autoshard.verify.ranks.job_files import load_result, save_job
+from autoshard.verify.ranks.loaded_package import load_package
+from autoshard.verify.ranks.lockstep import LockstepError, run_lockstep
+from autoshard.verify.ranks.rank_processes import RankFailed, run_processes
+from autoshard.verify.ranks.rank_steps import Job, job_of, run_rank
 
 Backend = Literal["gloo", "lockstep"]
 STEPS = 3
@@ -181,7 +181,7 @@ def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float) -
         job_file = Path(scratch, "job.pt")
         save_job(job, job_file)
         arguments = [str(folder.resolve()), str(job_file), scratch]
-        run_processes("autoshard.verify.worker", arguments, program.mesh.size, timeout_seconds)
+        run_processes("autoshard.verify.ranks.rank_worker", arguments, program.mesh.size, timeout_seconds)
         return [load_result(Path(scratch, f"rank{rank}.pt")) for rank in range(program.mesh.size)]
 
 

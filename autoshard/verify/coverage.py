@@ -12,16 +12,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard import costs, plan_of, redistribute, solvers
-from autoshard.formulate import Formulation
-from autoshard.graph.model import Graph, Op, Tensor
-from autoshard.layout import Layout, Shard, local_sizes
-from autoshard.mesh import Mesh
-from autoshard.plan import Plan
-from autoshard.problem import Integers
+from autoshard import costs, redistribute, solvers
+from autoshard.formulation.formulate import Formulation
+from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.ir.layout import Layout, Shard, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.problem import Integers
+from autoshard.ir.program import Collective, Program
 from autoshard.program.lower import chosen_strategies
-from autoshard.program.model import Collective, Program
-from autoshard.rules.strategy import Choice, Strategy
+from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.search import build_plan
 
 BUCKET = "gradient bucket"
 
@@ -168,9 +169,9 @@ def forced_plan(formulation: Formulation, kind: str) -> Plan | None:
         seconds[choices] = nodes[node].seconds[choices]
         nodes[node] = replace(nodes[node], seconds=seconds)
     solution = solvers.solve(replace(formulation.problem, nodes=tuple(nodes)))
-    origin = plan_of.Origin(formulation.graph.source)
-    plan = plan_of.plan_of(formulation, solution, origin, formulation.problem.capacity_bytes, f"forced: {kind}")
-    return plan_of.priced(plan, formulation.graph, formulation.hardware)
+    origin = build_plan.Origin(formulation.graph.source)
+    plan = build_plan.plan_of(formulation, solution, origin, formulation.problem.capacity_bytes, f"forced: {kind}")
+    return build_plan.priced(plan, formulation.graph, formulation.hardware)
 
 
 def _forcing_op(formulation: Formulation, kind: str) -> Pins | None:

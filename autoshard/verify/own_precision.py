@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from autoshard.graph.model import Graph
-from autoshard.graph.precision import PRECISIONS
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
-from autoshard.program.model import Program
-from autoshard.verify.autocast import autocast_as_planned
-from autoshard.verify.compare import by_name, local_part, unsplit
-from autoshard.verify.draws import exact_dropout
-from autoshard.verify.lockstep import run_lockstep
-from autoshard.verify.measure import OWN, Error, largest
-from autoshard.verify.package import Package, load_package
-from autoshard.verify.reference import Reference, State, densify, outputs_of
+from autoshard.capture.training.precision import PRECISIONS
+from autoshard.ir.graph import Graph
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program
+from autoshard.verify.comparison.compare import by_name, local_part, unsplit
+from autoshard.verify.comparison.error_measure import OWN, Error, largest
+from autoshard.verify.original.autocast import autocast_as_planned
+from autoshard.verify.original.draws import exact_dropout
+from autoshard.verify.original.reference import Reference, State, densify, outputs_of
+from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.lockstep import run_lockstep
 
 TIMES = 8.0  # the original's own error
 ROUNDINGS = 32.0  # of the largest of a tensor

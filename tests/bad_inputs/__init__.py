@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from autoshard import cli
-from autoshard.graph import serialize
+from autoshard.cli import commands
+from autoshard.ir import graph_json
 from tests.graphs import mlp_graph
 
 Damage = Callable[[Path], None]
@@ -63,10 +63,10 @@ class Row:
 
 def good_files(folder: Path) -> None:
     """A graph, a package of it, a profile and a model: what rows damage."""
-    (folder / GRAPH).write_text(serialize.dumps(mlp_graph(2)), encoding="utf-8")
+    (folder / GRAPH).write_text(graph_json.dumps(mlp_graph(2)), encoding="utf-8")
     (folder / "model.py").write_text(model_text(), encoding="utf-8")
     words = ["plan", str(folder / GRAPH), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm"]
-    assert cli.main([*words, "--strategy", "megatron", "--out", str(folder / "pkg")]) == 0
+    assert commands.main([*words, "--strategy", "megatron", "--out", str(folder / "pkg")]) == 0
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     (folder / PROFILE).write_text(plan["hardware_text"], encoding="utf-8")
 
@@ -90,7 +90,7 @@ def check(
         row.damage(folder)
     before = state(tmp_path)
     capsys.readouterr()
-    code = cli.main(shlex.split(row.typed))
+    code = commands.main(shlex.split(row.typed))
     printed = capsys.readouterr()
     said = [line for line in printed.err.splitlines() if not line.startswith(UNDER_WAY)]
     assert code == row.code, printed.err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import package
+from autoshard.package import package_files
 from tests.tiny.test_report import built, data_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -78,7 +78,7 @@ def probe(html: str, folder: Path, *flags: str) -> dict[str, object]:
 @pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"])
 def test_the_page_works(flags: tuple[str, ...], tmp_path: Path) -> None:
     made = built()
-    found = probe(package.report_text(made, None), tmp_path, *flags)
+    found = probe(package_files.report_text(made, None), tmp_path, *flags)
     assert found["errors"] == []
     assert found["requests"] == 0
     assert min(found["shades"]) > 3  # type: ignore[call-overload]

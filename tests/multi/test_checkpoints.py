@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from autoshard.capture.capture import capture
+from autoshard.capture.load_model import load_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.folder import write_package
-from autoshard.graph.capture import capture
-from autoshard.graph.load import load_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
-from autoshard.search import megatron_plan
+from autoshard.search.select_plan import megatron_plan
 from tests.checkpoint_worker import State, run_ranks
 from tests.models import NAMES
 

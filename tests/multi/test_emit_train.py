@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import nn
 
+from autoshard.capture.capture import capture
+from autoshard.capture.load_model import load_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.folder import write_package
-from autoshard.graph.capture import capture
-from autoshard.graph.load import load_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
-from autoshard.search import megatron_plan
-from autoshard.styles import random_plan
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.select_plan import megatron_plan
 
 GPT2 = "examples/gpt2.py:build"
 SIZES = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 29, "dropout": 0.0}

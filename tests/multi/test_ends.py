@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autoshard.capture.capture import capture_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.folder import write_package
-from autoshard.graph.capture import capture_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
-from autoshard.search import search
+from autoshard.search.select_plan import search
 
 RUN_AND_LIST_THREADS = """
 import os, runpy, sys

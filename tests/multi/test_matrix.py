@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.emit import emit
-from autoshard.formulate import formulate
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph
-from autoshard.hardware import Hardware, load_hardware
-from autoshard.layout import Shard
-from autoshard.mesh import Mesh
-from autoshard.plan import Plan
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.graph import Graph
+from autoshard.ir.layout import Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Program
 from autoshard.program.lower import lower
-from autoshard.program.model import Program
-from autoshard.reapply import reapply
-from autoshard.search import megatron_plan, search
-from autoshard.styles import covering_plans, random_plan
+from autoshard.replay.resize import reapply
+from autoshard.search.fixed_styles import covering_plans, random_plan
+from autoshard.search.select_plan import megatron_plan, search
 from autoshard.verify import Case, Proof, check_files, make_case
 from autoshard.verify.coverage import Coverage, forced_plan, redistribution_coverage, strategy_coverage
 

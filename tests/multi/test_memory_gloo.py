@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph, Op
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.plan import Plan
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
-from autoshard.rules.strategy import Strategy
-from autoshard.search import megatron_plan, search
-from autoshard.simulate.memory import plan_memory
-from autoshard.styles import random_plan
-from autoshard.verify.processes import run_processes
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.select_plan import megatron_plan, search
+from autoshard.simulate.memory_curve import plan_memory
+from autoshard.verify.ranks.rank_processes import run_processes
 from tests.memory_worker import PHASES
 from tests.models import NAMES
 

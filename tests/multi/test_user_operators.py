@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli
+from autoshard.cli import commands
 
 MODEL = """
 import torch
@@ -50,7 +50,7 @@ def test_an_operator_of_the_users_file_goes_with_the_package(
     (tmp_path / "train.py").write_text(MODEL, encoding="utf-8")  # hides no file of the package
     out = tmp_path / "out"
     words = ["plan", f"{tmp_path}/train.py:build", "--mesh", "tp=2", "--hardware", "cpu-local", "--out", str(out)]
-    assert cli.main([*words, "--strategy", "megatron", "--verify"]) == 0
+    assert commands.main([*words, "--strategy", "megatron", "--verify"]) == 0
     assert "verified on tp=2: 2 gloo processes" in capsys.readouterr().out
     assert (out / "user_operators" / "train.py").read_text(encoding="utf-8") == MODEL
     assert "`user_operators/train.py`, a copy of the file" in (out / "README.md").read_text(encoding="utf-8")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Op
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import Op
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.rules.strategy import Strategy
-from autoshard.styles import random_plan
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.fixed_styles import random_plan
 from autoshard.verify import Case, check_files, make_case
 from tests.models import NAMES
 

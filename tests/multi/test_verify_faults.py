@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli
+from autoshard.capture.capture import capture
+from autoshard.cli import commands
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.graph.capture import capture
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program
 from autoshard.program.lower import lower
-from autoshard.program.model import Program
-from autoshard.reapply import reapply
-from autoshard.search import megatron_plan
+from autoshard.replay.resize import reapply
+from autoshard.search.select_plan import megatron_plan
 from autoshard.verify import Case, Proof, check_files, make_case
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -104,18 +104,18 @@ def plan_mlp(folder: Path) -> None:
     words = [f"{name}={value}" for name, value in MLP.items()]
     model = f"{EXAMPLES / 'mlp.py'}:build"
     command = ["plan", model, "--mesh", "dp=2", "--hardware", "cpu-local", "--strategy", "megatron"]
-    assert cli.main([*command, "--out", str(folder), "--with", *words]) == 0
+    assert commands.main([*command, "--out", str(folder), "--with", *words]) == 0
 
 
 def test_the_command_runs_the_edited_file_and_exits_with_6(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mlp"
     plan_mlp(out)
-    assert cli.main(["verify", str(out)]) == 0
+    assert commands.main(["verify", str(out)]) == 0
     assert "verified on dp=2: 2 gloo processes" in capsys.readouterr().out
 
     model = out / "model_parallel.py"
     model.write_text(edited(model.read_text(), r"F.relu\(x\)", "F.relu(x) * 1.00001"))
-    assert cli.main(["verify", str(out), "--full"]) == 6
+    assert commands.main(["verify", str(out), "--full"]) == 6
     printed = capsys.readouterr()
     assert "NOT verified" in printed.out and "output loss on rank 0 in step 1: relative error" in printed.err
 
@@ -124,7 +124,7 @@ def test_an_edited_file_must_run_itself(tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "mlp"
     plan_mlp(out)
     (out / "train.py").write_text((out / "train.py").read_text() + "\n# mine\n")
-    assert cli.main(["verify", str(out), "--backend", "lockstep", "--verify-with", "batch=8"]) == 6
+    assert commands.main(["verify", str(out), "--backend", "lockstep", "--verify-with", "batch=8"]) == 6
     printed = capsys.readouterr()
     assert f"{out / 'train.py'} is not what its plan.json says: it was edited" in printed.err
     assert "--full" in printed.err

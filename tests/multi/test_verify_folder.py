@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard import cli
+from autoshard.capture.load_model import load_model
+from autoshard.cli import commands
 from autoshard.errors import UsageError
-from autoshard.graph.load import load_model
-from autoshard.verify import folder, verify_package
+from autoshard.verify import verify_folder, verify_package
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT2 = f"{EXAMPLES / 'gpt2.py'}:build"
@@ -19,7 +19,7 @@ GPT2 = f"{EXAMPLES / 'gpt2.py'}:build"
 
 def plan(model: str, out: Path, *words: str) -> None:
     command = ["plan", model, "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--strategy", "megatron"]
-    assert cli.main([*command, "--out", str(out), *words]) == 0
+    assert commands.main([*command, "--out", str(out), *words]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_model_of_the_user_with_buffers_and_equal_examples(small_model: str, t
 
 def test_no_smaller_sizes_are_named(small_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan(small_model, tmp_path / "out")
-    monkeypatch.setattr(folder, "is_quick", lambda *_: False)
+    monkeypatch.setattr(verify_folder, "is_quick", lambda *_: False)
     with pytest.raises(UsageError, match="too large to verify here at full size"):
         verify_package(tmp_path / "out", backend="lockstep")
     proof = verify_package(tmp_path / "out", backend="lockstep", full=True)
@@ -96,7 +96,7 @@ def test_no_smaller_sizes_are_named(small_model: str, tmp_path: Path, monkeypatc
 
 def test_a_saved_graph_has_no_model_to_compare_with(small_model: str, tmp_path: Path) -> None:
     saved = tmp_path / "small.graph.json"
-    assert cli.main(["trace", small_model, "-o", str(saved)]) == 0
+    assert commands.main(["trace", small_model, "-o", str(saved)]) == 0
     plan(str(saved), tmp_path / "out")
     with pytest.raises(UsageError, match="the original model is needed"):
         verify_package(tmp_path / "out", backend="lockstep")

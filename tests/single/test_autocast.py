@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.graph.capture import capture_model
-from autoshard.graph.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
-from autoshard.verify.autocast import autocast_as_planned
+from autoshard.capture.capture import capture_model
+from autoshard.capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
+from autoshard.verify.original.autocast import autocast_as_planned
 
 
 def listed(name: str) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli
+from autoshard.cli import commands
 from tests.bad_inputs import Row, check, good_files, model_text
 from tests.bad_inputs.models import ROWS
 
@@ -51,7 +51,7 @@ def test_what_a_model_does_to_the_process_is_put_back(
     (tmp_path / "model.py").write_text(model_text(bottom=top), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     before = (signal.getsignal(signal.SIGINT), sys.argv, sys.stdout, os._exit, torch.is_grad_enabled())
-    assert cli.main([*WORDS, "--json"]) == 0
+    assert commands.main([*WORDS, "--json"]) == 0
     assert before == (signal.getsignal(signal.SIGINT), sys.argv, sys.stdout, os._exit, torch.is_grad_enabled())
     assert json.loads(capsys.readouterr().out)["mesh"] == {"dp": 2}
     assert (tmp_path / "o" / "plan.json").is_file()

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph, Op
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
-from autoshard.search import search
+from autoshard.search.select_plan import search
 from tests.forced import check
 from tests.models import NAMES
 from tests.moved import moved_parameters

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.calibrate import shapes, worker
-from autoshard.calibrate.models import MEMORY_KINDS
-from autoshard.calibrate.run import COLUMNS, Request, run
-from autoshard.hardware import load_hardware
+from autoshard.calibrate import measure_worker, measured_shapes
+from autoshard.calibrate.calibrate_run import COLUMNS, Request, run
+from autoshard.calibrate.fitted_models import MEMORY_KINDS
+from autoshard.cluster.hardware import load_hardware
 
 
 def test_kernels_are_measured(monkeypatch):
-    monkeypatch.setattr(shapes, "PRODUCTS", 3)
-    monkeypatch.setattr(shapes, "ATTENTIONS", 2)
-    monkeypatch.setattr(shapes, "LARGEST_SECONDS", 1e-3)
-    monkeypatch.setattr(shapes, "MEMORY_BYTES", (2**14,))
-    monkeypatch.setattr(worker, "SAMPLE_SECONDS", 0.005)
-    measured = worker.kernels(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(measured_shapes, "PRODUCTS", 3)
+    monkeypatch.setattr(measured_shapes, "ATTENTIONS", 2)
+    monkeypatch.setattr(measured_shapes, "LARGEST_SECONDS", 1e-3)
+    monkeypatch.setattr(measured_shapes, "MEMORY_BYTES", (2**14,))
+    monkeypatch.setattr(measure_worker, "SAMPLE_SECONDS", 0.005)
+    measured = measure_worker.kernels(torch.device("cpu"), torch.float32)
     assert [len(measured[table]) for table in COLUMNS] == [3, 2, len(MEMORY_KINDS)]
     assert {row["kind"] for row in measured["memory"]} == set(MEMORY_KINDS)
     for table, columns in COLUMNS.items():
@@ -33,7 +33,7 @@ def test_kernels_are_measured(monkeypatch):
 def test_a_longer_kernel_takes_longer():
     x, y = torch.randn(64, 64), torch.randn(512, 512)
     device = torch.device("cpu")
-    assert worker.seconds_of(lambda: y @ y, device) > 20 * worker.seconds_of(lambda: x @ x, device)
+    assert measure_worker.seconds_of(lambda: y @ y, device) > 20 * measure_worker.seconds_of(lambda: x @ x, device)
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from autoshard.capture.capture import capture, capture_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import CaptureError
-from autoshard.graph.capture import capture, capture_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.styles import random_plan
+from autoshard.search.fixed_styles import random_plan
 from autoshard.verify import check_files, make_case
 
 MODEL = """

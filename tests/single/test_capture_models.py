@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from autoshard.graph import serialize
-from autoshard.graph.capture import capture, capture_model
-from autoshard.graph.check import check
-from autoshard.graph.load import load_model
-from autoshard.graph.model import Graph
+from autoshard.capture.capture import capture, capture_model
+from autoshard.capture.load_model import load_model
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_check import check
 from tests.single.test_capture_values import compare
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -174,7 +174,7 @@ def test_library_models(make: object) -> None:
     assert len(attention) == 2 and all(op.operands[3] is None for op in attention)
     assert all(op.attribute("is_causal") is (make is llama) for op in attention)
     compare(graph, Wrapped(make()), inputs)
-    assert serialize.loads(serialize.dumps(graph)) == graph
+    assert graph_json.loads(graph_json.dumps(graph)) == graph
 
 
 def test_a_real_model_and_a_meta_model_give_one_graph() -> None:
@@ -188,7 +188,7 @@ def test_a_real_model_and_a_meta_model_give_one_graph() -> None:
 
 
 def test_same_model_same_graph() -> None:
-    first, second = (serialize.dumps(capture(GPT2, {"n_layer": 1, "n_embd": 48})) for _ in range(2))
+    first, second = (graph_json.dumps(capture(GPT2, {"n_layer": 1, "n_embd": 48})) for _ in range(2))
     assert first == second
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.graph.capture import capture, capture_model
-from autoshard.graph.load import verify_arguments
-from autoshard.graph.model import Graph, Op
+from autoshard.capture.capture import capture, capture_model
+from autoshard.capture.load_model import verify_arguments
+from autoshard.ir.graph import Graph, Op
 from tests.interpreter import call
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.graph.capture import capture, capture_model
-from autoshard.graph.load import load_model, verify_arguments
-from autoshard.graph.model import Graph, Tensor
-from autoshard.graph.precision import result_dtype
+from autoshard.capture.capture import capture, capture_model
+from autoshard.capture.load_model import load_model, verify_arguments
+from autoshard.capture.training.precision import result_dtype
+from autoshard.ir.graph import Graph, Tensor
 from tests.interpreter import run
 
 

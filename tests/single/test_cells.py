@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.graph.capture import capture, capture_model
-from autoshard.graph.model import Op
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.capture.capture import capture, capture_model
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.graph import Op
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
-from autoshard.search import search
+from autoshard.search.select_plan import search
 from tests.forced import check, variants
 from tests.moved import moved_parameters
 

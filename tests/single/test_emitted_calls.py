@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard import cli
+from autoshard.capture.capture import capture_model
+from autoshard.capture.passes.canonical import canonical
+from autoshard.capture.passes.dim_arguments import OF_OPERAND, OF_RESULT
+from autoshard.cli import commands
 from autoshard.emit import spelling
-from autoshard.emit.calls import check_calls, run_emitted, statement_of
-from autoshard.emit.spellings import BY_TORCH, TEMPLATES
+from autoshard.emit.spelling_table import BY_TORCH, TEMPLATES
 from autoshard.errors import CaptureError
-from autoshard.graph.canonical import canonical
-from autoshard.graph.capture import capture_model
-from autoshard.graph.dims import OF_OPERAND, OF_RESULT
-from autoshard.graph.model import Attribute
+from autoshard.ir.graph import Attribute
 from autoshard.rules.cases import ALL, case, case_id, floats, integers, positive
-from autoshard.rules.prove import OpCase, Operand, one_op_graph, random_operands
-from autoshard.rules.prove_call import call
-from autoshard.rules.random import is_random
+from autoshard.rules.operators.random import is_random
+from autoshard.rules.proof.operator_call import call
+from autoshard.rules.proof.rule_proof import OpCase, Operand, one_op_graph, random_operands
+from autoshard.verify.operator_calls import check_calls, run_emitted, statement_of
 
 X = floats((4, 6))
 OUTSIDE = [  # operators that the table lacks and that are written as torch.NAME
@@ -119,7 +119,7 @@ def test_a_spelling_that_is_wrong_is_no_proof(
 ) -> None:
     monkeypatch.setitem(TEMPLATES, target, template)
     monkeypatch.setattr(spelling, "_says_all", lambda *_: True)
-    assert cli.main(["prove", target, "--mesh", "tp=2"]) == 6
+    assert commands.main(["prove", target, "--mesh", "tp=2"]) == 6
     assert "WRONG" in capsys.readouterr().out
 
 
@@ -186,7 +186,7 @@ def test_dims_counted_from_the_end_mean_what_they_meant(one: OpCase, position: i
 
 def test_dims_are_made_positive_where_it_is_known_in_which_tensor_they_count() -> None:
     """Every operator of those tables is one that torch knows, with those arguments."""
-    from autoshard.graph.overloads import schemas_of
+    from autoshard.capture.overloads import schemas_of
 
     for target, names in (OF_OPERAND | OF_RESULT).items():
         known = {argument.name for schema in schemas_of(target) for argument in schema.arguments}

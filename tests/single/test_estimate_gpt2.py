@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.estimate.shape import Run, Transformer
+from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.step import estimate
-from autoshard.graph.model import Graph
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.pipeline import ModelRequest, read_graph
-from autoshard.search import megatron_plan
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.search.select_plan import megatron_plan
+from autoshard.workflow import ModelRequest, read_graph
 
 A100 = load_hardware("a100-80g-sxm")
 LAYERS, SEQUENCE, MICRO_BATCH = 4, 512, 4

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from autoshard.capture.capture import capture, capture_model
 from autoshard.emit.runtime.user_code import register_operators
-from autoshard.graph import serialize
-from autoshard.graph.capture import capture, capture_model
-from autoshard.graph.model import Registration
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Registration
 
 OPERATOR = """
 import torch
@@ -57,7 +57,7 @@ def test_a_file_beside_the_model_is_kept_as_text(tmp_path: Path) -> None:
     (tmp_path / "registers_beside.py").write_text(text)
     graph = capture(model(tmp_path, "registers_beside", "autoshard_user.beside"), {})
     assert graph.registrations == (Registration("registers_beside", ("autoshard_user.beside",), text),)
-    assert serialize.loads(serialize.dumps(graph)) == graph
+    assert graph_json.loads(graph_json.dumps(graph)) == graph
 
 
 def test_a_module_that_any_interpreter_finds_is_kept_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_an_operator_from_nowhere_is_told_apart() -> None:
 
 def test_graphs_of_torch_operators_alone_are_written_as_before() -> None:
     graph = capture_model(torch.nn.Linear(4, 4), (torch.zeros(2, 4),))
-    assert not graph.registrations and "registrations" not in json.loads(serialize.dumps(graph))
+    assert not graph.registrations and "registrations" not in json.loads(graph_json.dumps(graph))
 
 
 def test_what_is_registered_is_not_imported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from autoshard.emit import runtime
 from autoshard.emit.runtime.halo import chunk, fetch_rows, plan
-from autoshard.graph.model import Op
-from autoshard.layout import AxisShard, Layout, LocalSize
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import Op
+from autoshard.ir.layout import AxisShard, Layout, LocalSize
+from autoshard.ir.mesh import Mesh
 from autoshard.rules import Strategy, candidates, explain, strategies
 from autoshard.rules.cases import case, floats
-from autoshard.rules.prove import one_op_graph
-from autoshard.verify.lockstep import run_lockstep
+from autoshard.rules.proof.rule_proof import one_op_graph
+from autoshard.verify.ranks.lockstep import run_lockstep
 from tests.forced import check
 from tests.models import NAMES
 from tests.shards import assert_means, part

@@ -12,24 +12,23 @@ from typing import Any
 
 import pytest
 
-from autoshard import plan_io
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.spelling import Speller
 from autoshard.errors import InvalidFileError
-from autoshard.graph import serialize
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph, Registration
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.pipeline import ModelRequest, read_graph
-from autoshard.plan import Plan
+from autoshard.ir import graph_json, plan_json
+from autoshard.ir.graph import Graph, Registration
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.report import render
+from autoshard.search.fixed_styles import random_plan
 from autoshard.simulate import simulate
-from autoshard.styles import random_plan
 from autoshard.verify.case import written
-from autoshard.verify.lockstep import run_lockstep
-from autoshard.verify.package import load_package
+from autoshard.verify.ranks.loaded_package import load_package
+from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.workflow import ModelRequest, read_graph
 from tests.small_models import spec
 
 MARK = "PLANTED"
@@ -107,11 +106,11 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
         read = read_graph(ModelRequest("graph.json", {}))
         runs_nothing(random_plan(read, MESH, HARDWARE, 1), read)
 
-    found = survivors(json.loads(serialize.dumps(graph)), load)
+    found = survivors(json.loads(graph_json.dumps(graph)), load)
     assert {"inner.weight", "weights", "Classifier", "x", "p_inner_weight", "linear", graph.source} <= set(found)
     assert not {op.target for op in graph.ops} & set(found)
 
-    together = serialize.loads(json.dumps(planted(json.loads(serialize.dumps(graph)), found)))
+    together = graph_json.loads(json.dumps(planted(json.loads(graph_json.dumps(graph)), found)))
     plan = random_plan(together, MESH, HARDWARE, 1)
     files = runs_nothing(plan, together)
     assert not Path(MARK).exists()
@@ -122,7 +121,7 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_plan_file_is_data(graph: Graph, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = survivors(json.loads(plan_io.dumps(plan)), lambda text: runs_nothing(plan_io.loads(text), graph))
+    found = survivors(json.loads(plan_json.dumps(plan)), lambda text: runs_nothing(plan_json.loads(text), graph))
     assert {"cpu-local", "numpy", "random:1", "inner.weight", graph.source} <= set(found)
 
 
@@ -136,14 +135,14 @@ def test_a_plan_file_is_data(graph: Graph, plan: Plan, tmp_path: Path, monkeypat
 def test_an_operator_is_a_name(graph: Graph, change: dict[str, Any], message: str) -> None:
     hostile = replace(graph, ops=(replace(graph.ops[0], **change), *graph.ops[1:]))
     with pytest.raises(InvalidFileError, match=message):
-        serialize.loads(serialize.dumps(hostile))
+        graph_json.loads(graph_json.dumps(hostile))
 
 
 @pytest.mark.parametrize("path", ["", ".", "a..b", "inner", "inner.weight.x", "\ud800"])
 def test_a_path_is_names_with_dots(graph: Graph, path: str) -> None:
     hostile = replace(graph, parameters=(*graph.parameters[:-1], replace(graph.parameters[-1], path=path)))
     with pytest.raises(InvalidFileError):
-        serialize.loads(json.dumps(json.loads(serialize.dumps(hostile))))
+        graph_json.loads(json.dumps(json.loads(graph_json.dumps(hostile))))
 
 
 def test_python_of_a_graph_file_is_not_copied(
@@ -151,7 +150,7 @@ def test_python_of_a_graph_file_is_not_copied(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = replace(graph, registrations=(Registration("kernels", ("my.op",), CODE),))
-    Path("graph.json").write_text(serialize.dumps(own), encoding="utf-8")
+    Path("graph.json").write_text(graph_json.dumps(own), encoding="utf-8")
     read = read_graph(ModelRequest("graph.json", {}))
     assert "my.op" in capsys.readouterr().err
     plan = random_plan(read, MESH, HARDWARE, 1)
@@ -159,7 +158,7 @@ def test_python_of_a_graph_file_is_not_copied(
     assert not any(CODE in text for text in files.values())
     assert 'register_operators("", "my.op")' in files["model_parallel.py"]
     with pytest.raises(InvalidFileError, match="no name of a module"):
-        serialize.loads(serialize.dumps(replace(graph, registrations=(Registration(f"os;{CODE}", ("my.op",)),))))
+        graph_json.loads(graph_json.dumps(replace(graph, registrations=(Registration(f"os;{CODE}", ("my.op",)),))))
 
 
 def test_strings_of_attributes_stay_strings() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.graph.model import Op
+from autoshard.ir.graph import Op
 from autoshard.rules import Strategy
 from tests.forced import check
 from tests.small_models import LOSSES, spec

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autoshard.capture.capture import capture_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh
-from autoshard.graph.capture import capture_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program
 from autoshard.program.lower import lower
-from autoshard.program.model import Program
-from autoshard.search import megatron_plan
-from autoshard.simulate.memory import MemoryPlan, Span, plan_memory
+from autoshard.search.select_plan import megatron_plan
+from autoshard.simulate.memory_curve import MemoryPlan, Span, plan_memory
 from autoshard.verify.case import written
-from autoshard.verify.lockstep import run_lockstep
-from autoshard.verify.package import Package, load_package
+from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.lockstep import run_lockstep
 from tests.meter import Meter
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoshard.rules import RULES
-from autoshard.rules.notation import Rule
+from autoshard.rules.algebra.notation import Rule
 from benchmarks.mutations import SAME, TRUE, corruptions, mutants, unexplained
 
 WITH_OPTIONS = ["aten.addmm", "aten.cross_entropy_loss", "aten.embedding", "aten.linear", "aten.mean", "aten.softmax"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.variants import COLLECTIVES, EXCHANGING
-from autoshard.formulate import formulate
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.pipeline import ModelRequest, read_graph
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.mesh import Mesh
+from autoshard.workflow import ModelRequest, read_graph
 
 MODELS = [
     ("tests/small_models.py:mixtral", {"batch": 4, "sequence": 8}, {"dispatched_experts"}),

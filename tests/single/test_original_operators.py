@@ -21,16 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.pins import parse_pin
 from autoshard.emit import emit
-from autoshard.graph.capture import capture
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.pins import parse_pin
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.search import search
-from autoshard.verify import lockstep
+from autoshard.search.select_plan import search
 from autoshard.verify.case import check_files, make_case
-from autoshard.verify.lockstep import ThreadTransport
+from autoshard.verify.ranks import lockstep
+from autoshard.verify.ranks.lockstep import ThreadTransport
 
 
 class Operators(nn.Module):

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoshard.capture.capture import capture
 from autoshard.emit import emit
-from autoshard.graph.capture import capture
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Program
 from autoshard.program.lower import lower
-from autoshard.program.model import Collective, Program
 from autoshard.verify.case import Case, check_files, make_case
-from autoshard.verify.lockstep import ThreadTransport
+from autoshard.verify.comparison.proof import Proof
 from autoshard.verify.own_precision import OwnStep
-from autoshard.verify.proof import Proof
+from autoshard.verify.ranks.lockstep import ThreadTransport
 from tests.forced import forced_plan
 
 

@@ -15,14 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.formulate import Formulation, formulate
-from autoshard.graph.capture import capture_model
-from autoshard.hardware import load_hardware
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
-from autoshard.problem import Problem, objective
-from autoshard.rules.strategy import Strategy
-from autoshard.solvers import dp, propagation
+from autoshard.capture.capture import capture_model
+from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Problem, objective
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.solvers import portfolio
+from autoshard.solvers.heuristics import propagation
 
 Cuts = tuple[tuple[int, ...], ...]
 MESH = Mesh.parse("a=2,b=2,c=2")  # 2, 4 and 8 cuts of a dim
@@ -131,7 +132,7 @@ def test_derived_strategies_communicate_no_more_than_the_listed(case: Case) -> N
     problem = formulation.problem
     given = matching(formulation, case.given)
     listed = communication(problem, matching(formulation, {**case.given, **case.derived}))
-    at_most = dp.solve(listed)
+    at_most = portfolio.solve(listed)
     pinned = {n: at_most.choice[n] for n in given}
     found = propagation.propagate(problem, pinned)
     assert all(found.choice[n] == s and found.decided[n] == "pinned" for n, s in pinned.items())

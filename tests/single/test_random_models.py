@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import autoshard.emit.runtime as runtime
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.graph.capture import capture
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.styles import random_plan
+from autoshard.search.fixed_styles import random_plan
 from benchmarks.fuzz import RIGHT, run_seed
 from tests import differential
 from tests.differential import Mismatch, compare, held, on_devices

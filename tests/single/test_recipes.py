@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.emit.initial import initial_file
+from autoshard.capture.capture import capture_model
+from autoshard.capture.constructor.initial_distributions import InitWatcher
+from autoshard.capture.constructor.recipes import recipes_of
+from autoshard.capture.load_model import load_model
+from autoshard.emit.initial_file import initial_file
 from autoshard.errors import InvalidFileError
-from autoshard.graph import serialize
-from autoshard.graph.capture import capture_model
-from autoshard.graph.initialise import InitWatcher
-from autoshard.graph.load import load_model
-from autoshard.graph.model import Call, Graph, Parameter, Recipe
-from autoshard.graph.recipes import recipes_of
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Call, Graph, Parameter, Recipe
 from tests.models import NAMES
 
 RUNTIME = "autoshard.emit.runtime"
@@ -223,7 +223,7 @@ def test_a_model_that_was_built_gives_its_numbers(tmp_path: Path) -> None:
 def test_equal_recipes_are_one_and_the_file_of_the_graph_keeps_them() -> None:
     graph = captured(Tables())
     assert sorted(sorted(recipe.paths) for recipe in graph.recipes) == [["slope_0", "slope_2"], ["slope_1"]]
-    assert serialize.loads(serialize.dumps(graph)) == graph
+    assert graph_json.loads(graph_json.dumps(graph)) == graph
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_damaged_recipe_brings_no_code(call: Call) -> None:
     graph = captured(Tables())
     bad = replace(graph, recipes=(replace(graph.recipes[0], calls=(call,)),))
     with pytest.raises(InvalidFileError, match="recipe of slope_0"):
-        serialize.loads(serialize.dumps(bad))
+        graph_json.loads(graph_json.dumps(bad))
 
 
 def test_names_that_are_no_names_make_a_file_that_parses(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.emit.runtime import ParallelMesh
-from autoshard.hardware import load_hardware
-from autoshard.layout import REPLICATE, Layout, Placement, Shard
-from autoshard.mesh import Mesh
+from autoshard.ir.layout import REPLICATE, Layout, Placement, Shard
+from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import Step, Terms, path
-from autoshard.verify import lockstep
-from autoshard.verify.lockstep import ThreadTransport, run_lockstep
+from autoshard.verify.ranks import lockstep
+from autoshard.verify.ranks.lockstep import ThreadTransport, run_lockstep
 from tests.shards import assert_means, place
 from tests.single.test_runtime_redistribution import apply
 

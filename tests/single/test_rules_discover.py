@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard import cli
-from autoshard.graph import serialize
-from autoshard.graph.capture import capture_model
-from autoshard.graph.model import Graph
-from autoshard.mesh import Mesh
-from autoshard.rules import discover as room
-from autoshard.rules.apart import apart
+from autoshard.capture.capture import capture_model
+from autoshard.cli import commands
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.cases import case, case_id, floats
-from autoshard.rules.discover import cached_rule, discover, is_right, reduced, with_discovered
 from autoshard.rules.enumerate import derive
-from autoshard.rules.prove import OpCase, offered_by, one_op_graph
-from autoshard.rules.table import instance
+from autoshard.rules.operator_table import instance
+from autoshard.rules.proof import discover as room
+from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, with_discovered
+from autoshard.rules.proof.isolated_process import apart
+from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
 
 KNOWN = [
     case("aten.linear", floats((4, 5, 6), (7, 6), (7,))),
@@ -179,10 +179,10 @@ def test_sizes_are_reduced_unless_an_argument_names_one() -> None:
 
 def test_graphs_without_discovered_rules_are_written_as_before() -> None:
     graph = register("doubled", lambda x: x * 2)
-    assert "discovered" not in json.loads(serialize.dumps(graph))
+    assert "discovered" not in json.loads(graph_json.dumps(graph))
     found = replace(graph, discovered=((graph.ops[0].name, "a b -> a b"),))
-    assert serialize.loads(serialize.dumps(found)) == found
-    assert serialize.graph_hash(found) != serialize.graph_hash(graph)
+    assert graph_json.loads(graph_json.dumps(found)) == found
+    assert graph_json.graph_hash(found) != graph_json.graph_hash(graph)
 
 
 def test_a_custom_operator_plans_and_verifies(
@@ -193,9 +193,9 @@ def test_a_custom_operator_plans_and_verifies(
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     out = str(tmp_path / "out")
     words = ["plan", f"{tmp_path}/model.py:build", "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", out]
-    assert cli.main([*words, "--strategy", "random:1"]) == 0
+    assert commands.main([*words, "--strategy", "random:1"]) == 0
     printed = capsys.readouterr().out
     assert "split over" in next(line for line in printed.splitlines() if "(discovered)" in line)
-    assert cli.main(["verify", out, "--backend", "lockstep"]) == 0
-    assert cli.main(["verify", out, "--backend", "lockstep", "--verify-with", "n=16"]) == 0
+    assert commands.main(["verify", out, "--backend", "lockstep"]) == 0
+    assert commands.main(["verify", out, "--backend", "lockstep", "--verify-with", "n=16"]) == 0
     assert list((tmp_path / "cache" / "autoshard" / "rules").glob("*.json"))

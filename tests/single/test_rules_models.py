@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph, Op
-from autoshard.mesh import Mesh
+from autoshard.capture.capture import capture
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
 from autoshard.rules import candidates, has_rule, instance, offered
-from autoshard.rules.prove import OpCase, Operand, failures, prove
+from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, prove
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL: dict[str, dict[str, int]] = {

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from autoshard import cli
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
-from autoshard.prove import UNPROVED, prove_case
-from autoshard.rules import RULES, find, has_rule, nesting, strategies
-from autoshard.rules import derive as derive_room
+from autoshard.cli import commands
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.rules import RULES, find, has_rule, strategies
 from autoshard.rules import enumerate as enumerate_room
+from autoshard.rules.algebra import derive as derive_room
+from autoshard.rules.algebra import nesting
 from autoshard.rules.candidates import Candidates
 from autoshard.rules.cases import ALL, RANDOM, case, case_id, floats, integers
-from autoshard.rules.prove import OpCase, Operand, failures, one_op_graph, prove, verdict
+from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
+from autoshard.verify.rule_table import UNPROVED, prove_case
 
 # Uneven cuts and two axes prove the most; the others take as long again.
 MESHES = ["tp=3", "dp=2,tp=3", *(pytest.param(text, marks=pytest.mark.slow) for text in ("tp=2", "a=2,b=1,c=2"))]
@@ -120,7 +121,7 @@ def test_factors_of_one_dim_that_are_cut_in_any_order_are_caught(check: str, mon
             monkeypatch.setattr(room, check, lambda *_: "", raising=False)
         _forget(remembered)
         assert "times b" in {str(v.strategy) for v in prove_case(one, Mesh.parse("dp=2,tp=2")) if v.failure}
-        assert cli.main(["prove", "conv2d", "--mesh", "dp=2,tp=2"]) == 6
+        assert commands.main(["prove", "conv2d", "--mesh", "dp=2,tp=2"]) == 6
     finally:
         monkeypatch.undo()
         _forget(remembered)
@@ -142,10 +143,10 @@ def test_a_wrong_rule_in_the_table_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["prove", "softmax", "relu", "empty_like", "--mesh", "tp=2", "--seeds", "2"]
-    assert cli.main(words) == 0
+    assert commands.main(words) == 0
     assert "2 of 3 operators proved" in capsys.readouterr().out
     monkeypatch.setitem(RULES, "aten.softmax", "... -> ...")
-    assert cli.main([*words, "--json"]) == 6
+    assert commands.main([*words, "--json"]) == 6
     printed = json.loads(capsys.readouterr().out)
     assert printed["proved"] == 1
     wrong = next(entry for entry in printed["operators"] if entry["target"] == "aten.softmax")
@@ -156,23 +157,23 @@ def test_an_operator_that_is_only_repeated_is_not_called_proved(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(RULES, "aten.log_softmax", "... -> ... | whole: ...")
-    assert cli.main(["prove", "log_softmax", "relu", "--mesh", "tp=2"]) == 0
+    assert commands.main(["prove", "log_softmax", "relu", "--mesh", "tp=2"]) == 0
     printed = capsys.readouterr().out
     assert "1 of 2 operators proved, 1 whole only" in printed
-    assert cli.main(["prove", "log_softmax", "--mesh", "tp=2", "--json"]) == 0
+    assert commands.main(["prove", "log_softmax", "--mesh", "tp=2", "--json"]) == 0
     entry = json.loads(capsys.readouterr().out)
     assert entry["proved"] == 0 and not entry["operators"][0]["cuts"]
 
 
 def test_a_rule_that_does_not_fit_its_operator_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "aten.relu", "a b c -> a b c")
-    assert cli.main(["prove", "relu", "--mesh", "tp=2"]) == 6
+    assert commands.main(["prove", "relu", "--mesh", "tp=2"]) == 6
 
 
 def test_an_operator_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["prove", "lineer"]) == 2
+    assert commands.main(["prove", "lineer"]) == 2
     assert "aten.linear" in capsys.readouterr().err
 
 
 def test_no_seed_is_no_proof() -> None:
-    assert cli.main(["prove", "relu", "--seeds", "0"]) == 2
+    assert commands.main(["prove", "relu", "--seeds", "0"]) == 2

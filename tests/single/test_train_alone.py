@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from autoshard.capture.capture import capture
+from autoshard.capture.load_model import load_model
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.folder import write_package
-from autoshard.graph.capture import capture
-from autoshard.graph.load import load_model
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
-from autoshard.styles import random_plan
-from autoshard.verify.package import Package, load_package
+from autoshard.search.fixed_styles import random_plan
+from autoshard.verify.ranks.loaded_package import Package, load_package
 
 MODEL = f"{__file__}:tagger"
 LOADER = """

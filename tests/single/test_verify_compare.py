@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autoshard.layout import Layout, local_sizes
-from autoshard.mesh import Mesh
-from autoshard.program.model import Program, ProgramParameter, Value
-from autoshard.verify.compare import RankResult, RankStep, compare_ranks, local_part
-from autoshard.verify.measure import Error
-from autoshard.verify.noise import Noise, StepNoise, amplified
-from autoshard.verify.reference import Reference, Step
+from autoshard.ir.layout import Layout, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program, ProgramParameter, Value
+from autoshard.verify.comparison.compare import RankResult, RankStep, compare_ranks, local_part
+from autoshard.verify.comparison.error_measure import Error
+from autoshard.verify.comparison.rounding_noise import Noise, StepNoise, amplified
+from autoshard.verify.original.reference import Reference, Step
 
 MESH = Mesh.parse("dp=2,tp=2")
 SHAPES = {"qkv": (12, 5), "bias": (5,), "head": (7, 5)}

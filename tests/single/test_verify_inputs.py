@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from autoshard.graph.model import Graph, Op, Tensor
-from autoshard.verify.inputs import integer_ranges, varied_inputs
+from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.verify.original.batches import integer_ranges, varied_inputs
 
 
 def language_model() -> Graph:

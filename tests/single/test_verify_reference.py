@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from autoshard.emit.runtime.randomness import dropout_mask
 from autoshard.errors import UsageError
-from autoshard.graph.model import Graph, Parameter
-from autoshard.graph.model import Tensor as Info
-from autoshard.verify.draws import exact_dropout
-from autoshard.verify.reference import run_reference
+from autoshard.ir.graph import Graph, Parameter
+from autoshard.ir.graph import Tensor as Info
+from autoshard.verify.original.draws import exact_dropout
+from autoshard.verify.original.reference import run_reference
 
 SEED = 7
 

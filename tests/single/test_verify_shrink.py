@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli
-from autoshard.graph.capture import capture
-from autoshard.graph.model import Graph
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.plan import Plan
-from autoshard.styles import random_plan
+from autoshard.capture.capture import capture
+from autoshard.cli import commands
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.search.fixed_styles import random_plan
 from autoshard.verify.coverage import plan_kinds
-from autoshard.verify.shrink import counterpart
+from autoshard.verify.sizing.shorter_axes import counterpart
 
 MLP = f"{Path(__file__).parents[2] / 'examples' / 'mlp.py'}:build"
 SIZES = {"batch": 256, "features": 48, "hidden": 96, "outputs": 10}
@@ -59,7 +59,7 @@ def test_the_road_of_a_large_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[
     """`plan --verify` alone does what can be done, and says what that was."""
     words = ["--hardware", "a100-80g-sxm", "--strategy", "random:1", "--out", str(tmp_path / "out"), "--verify"]
     sizes = ["--with", *(f"{name}={value}" for name, value in SIZES.items())]
-    assert cli.main(["plan", MLP, "--mesh", "dp=4,pp=4,tp=16", *words, *sizes]) == 0
+    assert commands.main(["plan", MLP, "--mesh", "dp=4,pp=4,tp=16", *words, *sizes]) == 0
     printed = capsys.readouterr().out
     assert "verified on dp=4,pp=4,tp=4 (which stands for dp=4,pp=4,tp=16): 64 devices in lock-step" in printed
     assert "not verified: 16 devices along tp: 4 ran" in printed
@@ -69,7 +69,7 @@ def test_the_road_of_a_large_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_64_devices_run_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     command = ["plan", MLP, "--mesh", "dp=8,tp=8", "--hardware", "a100-80g-sxm", "--strategy", "random:2"]
-    assert cli.main([*command, "--out", out, "--with", *(f"{name}={value}" for name, value in SIZES.items())]) == 0
-    assert cli.main(["verify", out]) == 0
+    assert commands.main([*command, "--out", out, "--with", *(f"{name}={value}" for name, value in SIZES.items())]) == 0
+    assert commands.main(["verify", out]) == 0
     printed = capsys.readouterr().out
     assert "verified on dp=8,tp=8: 64 devices in lock-step" in printed and "not verified" not in printed

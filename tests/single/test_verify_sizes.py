@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.graph.model import Graph, Op, Tensor
-from autoshard.layout import AxisShard, Layout, LocalSize, local_sizes
-from autoshard.mesh import Mesh
-from autoshard.program.model import Compute, Program, ProgramParameter, Value
-from autoshard.verify.sizes import changed, evenness, heads_per_device, lost_evenness, reduced_arguments
+from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.ir.layout import AxisShard, Layout, LocalSize, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Compute, Program, ProgramParameter, Value
+from autoshard.verify.sizing.reduced_sizes import changed, evenness, heads_per_device, lost_evenness, reduced_arguments
 
 MESH = Mesh.parse("dp=2,tp=4")
 

@@ -51,7 +51,7 @@ def test_a_missing_example_is_found_in_the_wheel(wheel: Path, tmp_path: Path) ->
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = (
         "import sys; sys.path.insert(0, 'site')\n"
-        "from autoshard.cli import main; sys.exit(main(['plan', 'examples/gpt2.py:build', '--mesh', 'dp=2',"
+        "from autoshard.cli.commands import main; sys.exit(main(['plan', 'examples/gpt2.py:build', '--mesh', 'dp=2',"
         " '--hardware', 'cpu-local']))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -65,7 +65,7 @@ def test_it_works_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, 'site')\n"
         "import autoshard; assert 'site' in autoshard.__file__, autoshard.__file__\n"
-        "from autoshard.cli import main; sys.exit(main(['profiles']))"
+        "from autoshard.cli.commands import main; sys.exit(main(['profiles']))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -18,9 +18,9 @@ from autoshard.costs.temporaries import Temporary
 from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.emit.runtime.axis import GroupTransport
-from autoshard.layout import Layout, local_shape, local_sizes
-from autoshard.mesh import Mesh
-from autoshard.program.model import Collective, Value
+from autoshard.ir.layout import Layout, local_shape, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Value
 from autoshard.redistribute import runtime_call
 from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import Step, dim_cuts, table_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from autoshard.graph.model import DTYPE_BYTES, Attribute, Graph, Op, Parameter, Saved, Tensor
+from autoshard.ir.graph import DTYPE_BYTES, Attribute, Graph, Op, Parameter, Saved, Tensor
 
 ARGUMENTS = st.from_regex("[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 NAMES = st.text('abcxyz_é"\\\n0', min_size=1, max_size=6)

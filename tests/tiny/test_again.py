@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, plan_io
-from autoshard.again import command
+from autoshard.cli import commands
 from autoshard.emit.header import header_of
 from autoshard.emit.readme import launch
-from autoshard.graph import serialize
-from autoshard.mesh import Mesh
-from autoshard.package import build, read_package
-from autoshard.plan import Plan
-from autoshard.plan_text import next_command
+from autoshard.ir import graph_json, plan_json
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.package.package_files import build, read_package
+from autoshard.replay.command_line import command
 from autoshard.report.page import exposed_seconds
 from autoshard.simulate import Timeline
 from autoshard.simulate.timeline import COMPUTE, Event, axis_stream
+from autoshard.text.plan_summary import next_command
 from tests.graphs import mlp_graph
 
 ASKED = {
@@ -36,24 +36,24 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("my model.graph.json").write_text(serialize.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
+    Path("my model.graph.json").write_text(graph_json.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
     given = ["plan", "my model.graph.json", "--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--out", "one"]
-    assert cli.main([*given, *ASKED[name]]) == 0
+    assert commands.main([*given, *ASKED[name]]) == 0
     plan, graph, hardware = read_package(Path("one"))
     said = shlex.split(command(plan, graph.training))
     assert said[0] == "autoshard"
-    assert cli.main([*said[1:], "--out", "other"]) == 0
-    assert plan_io.plan_hash(plan_io.load("other/plan.json")) == plan_io.plan_hash(plan)
+    assert commands.main([*said[1:], "--out", "other"]) == 0
+    assert plan_json.plan_hash(plan_json.load("other/plan.json")) == plan_json.plan_hash(plan)
     assert header_of(build(plan, graph, hardware).program, plan, graph).command == command(plan)
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     folder = tmp_path_factory.mktemp("plan")
-    (folder / "m.graph.json").write_text(serialize.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
+    (folder / "m.graph.json").write_text(graph_json.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
     words = ["plan", str(folder / "m.graph.json"), "--mesh", "dp=2", "--hardware", "a100-80g-sxm"]
-    assert cli.main([*words, "--out", str(folder / "out")]) == 0
-    return plan_io.load(folder / "out" / "plan.json")
+    assert commands.main([*words, "--out", str(folder / "out")]) == 0
+    return plan_json.load(folder / "out" / "plan.json")
 
 
 def test_inference_and_arguments(plan: Plan) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.cluster.hardware import Hardware, list_profiles, load_hardware
 from autoshard.costs.bands import NAMES, error_of, family, kind_of, provenance, step_band
-from autoshard.hardware import Hardware, list_profiles, load_hardware
 
 A100, ASCEND, V100 = (load_hardware(name) for name in ("a100-80g-sxm", "ascend-910b2", "v100-32g-sxm2"))
 

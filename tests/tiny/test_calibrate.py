@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from autoshard.calibrate import Attention, Collectives, Products, cross_validate, fit
-from autoshard.calibrate.fit import take
-from autoshard.calibrate.machine import KIND, calibrate
-from autoshard.calibrate.models import GROUPS, MEMORY_KINDS, Free, Memory, Rows
-from autoshard.calibrate.shapes import attentions, group_sizes, message_bytes, products
-from autoshard.cli import main
+from autoshard.calibrate.fitted_models import GROUPS, MEMORY_KINDS, Free, Memory, Rows
+from autoshard.calibrate.least_squares import take
+from autoshard.calibrate.machine_fit import KIND, calibrate
+from autoshard.calibrate.measured_shapes import attentions, group_sizes, message_bytes, products
+from autoshard.cli.commands import main
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
-from autoshard.hardware import Hardware, load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 
 A100, CPU = load_hardware("a100-80g-sxm"), load_hardware("cpu-local")
 

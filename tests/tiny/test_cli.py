@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli
+from autoshard.cli import commands
+from autoshard.cli.parser import _pair
 from autoshard.errors import CaptureError, CheckError, InfeasibleError, InvalidFileError, UsageError
-from autoshard.graph import serialize
-from autoshard.options import _pair
+from autoshard.ir import graph_json
 from tests.graphs import mlp_graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ HELP_MODULES = 160  # 126 when this was written: what a tenth of a second import
 @pytest.fixture
 def graph_file(tmp_path: Path) -> Path:
     path = tmp_path / "mlp.graph.json"
-    path.write_text(serialize.dumps(mlp_graph()), encoding="utf-8")
+    path.write_text(graph_json.dumps(mlp_graph()), encoding="utf-8")
     return path
 
 
@@ -36,15 +36,14 @@ def plan_words(graph: Path, out: Path, **options: str) -> list[str]:
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = cli.main(words)
+    code = commands.main(words)
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, autoshard.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
-    )
+    start = "import sys, autoshard.cli.commands as c\ntry: c.main(['--help'])\n"
+    program = start + "except SystemExit: pass\nprint(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert not {"torch", "numpy", "jinja2", "rich"} & set(done.stdout.split("'"))
     assert len(done.stdout.split("'")) // 2 < HELP_MODULES
@@ -55,7 +54,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 )
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main([verb, "--help"])
+        commands.main([verb, "--help"])
     assert caught.value.code == 0
     assert f"autoshard {verb}" in capsys.readouterr().out
 
@@ -121,7 +120,7 @@ def test_what_is_cheap_to_see_is_told_before_torch_is_imported(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
-    monkeypatch.setattr("autoshard.pipeline.read_graph", lambda request: pytest.fail("captured"))
+    monkeypatch.setattr("autoshard.workflow.read_graph", lambda request: pytest.fail("captured"))
     where = [] if "--hardware" in more else ["--hardware", "a100-80g-sxm"]
     found, out, err = run(["plan", *more, *where, "--mesh", "dp=2"], capsys)
     assert (found, out) == (code, "")
@@ -129,7 +128,7 @@ def test_what_is_cheap_to_see_is_told_before_torch_is_imported(
 
 
 def test_trace_looks_for_the_file_first(tmp_path: Path) -> None:
-    program = "import sys, autoshard.cli as c; print(c.main(sys.argv[1:]), 'torch' in sys.modules)"
+    program = "import sys, autoshard.cli.commands as c; print(c.main(sys.argv[1:]), 'torch' in sys.modules)"
     words = ["trace", str(tmp_path / "missing.py:build"), "-o", str(tmp_path / "out.json")]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "2 False\n"
@@ -200,14 +199,14 @@ def test_exit_codes(
     def fail() -> None:
         raise kind("what is wrong", "this")  # type: ignore[call-arg]
 
-    monkeypatch.setattr("autoshard.hardware.list_profiles", fail)
+    monkeypatch.setattr("autoshard.cluster.hardware.list_profiles", fail)
     assert run(["profiles"], capsys) == (code, "", "autoshard: what is wrong\n  try: this\n")
     with pytest.raises(kind):
-        cli.main(["profiles", "--debug"])
+        commands.main(["profiles", "--debug"])
 
 
 def test_a_bug_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("autoshard.hardware.list_profiles", lambda: 1 / 0)
+    monkeypatch.setattr("autoshard.cluster.hardware.list_profiles", lambda: 1 / 0)
     code, _, err = run(["profiles"], capsys)
     assert code == 1
     assert "ZeroDivisionError" in err
@@ -219,7 +218,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autoshard.hardware.list_profiles", interrupt)
+    monkeypatch.setattr("autoshard.cluster.hardware.list_profiles", interrupt)
     assert run(["profiles"], capsys) == (130, "", "autoshard: interrupted\n")
 
 

@@ -13,11 +13,12 @@ from typing import TextIO
 
 import pytest
 
-from autoshard import cli, plan_io, progress
+from autoshard.cli import commands
 from autoshard.errors import InvalidFileError
-from autoshard.folder import MANIFEST
-from autoshard.graph import serialize
-from autoshard.package import SEARCH_LOG, read_package
+from autoshard.ir import graph_json, plan_json
+from autoshard.package.output_folder import MANIFEST
+from autoshard.package.package_files import SEARCH_LOG, read_package
+from autoshard.system import progress
 from tests.graphs import mlp_graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     graph = folder / "mlp.graph.json"
-    graph.write_text(serialize.dumps(mlp_graph(4, 64, 128)), encoding="utf-8")
+    graph.write_text(graph_json.dumps(mlp_graph(4, 64, 128)), encoding="utf-8")
     words = ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(folder / "out")]
     program = f"import sys; sys.modules['torch'] = None\nfrom autoshard import cli\nsys.exit(cli.main({words!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -54,11 +55,11 @@ def test_what_a_model_prints_is_no_part_of_the_json(
 ) -> None:
     def read(request: object) -> object:
         print("loading the weights")
-        return serialize.load(package.parent / "mlp.graph.json")
+        return graph_json.load(package.parent / "mlp.graph.json")
 
-    monkeypatch.setattr("autoshard.pipeline.read_graph", read)
+    monkeypatch.setattr("autoshard.workflow.read_graph", read)
     words = ["plan", str(package.parent / "mlp.graph.json"), "--mesh", "dp=2", "--hardware", "cpu-local", "--json"]
-    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    assert commands.main([*words, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["mesh"] == {"dp": 2}
     assert "loading the weights" in printed.err
@@ -70,7 +71,7 @@ def test_a_damaged_profile_is_placed_in_its_plan(
     shutil.copytree(package, tmp_path / "out")
     path = tmp_path / "out" / "plan.json"
     path.write_text(path.read_text(encoding="utf-8").replace("312 TFLOP/s", "312 TFLAP/s"), encoding="utf-8")
-    assert cli.main(["simulate", str(tmp_path / "out")]) == 5
+    assert commands.main(["simulate", str(tmp_path / "out")]) == 5
     assert "out/plan.json, profile a100-80g-sxm:" in capsys.readouterr().err
 
 
@@ -84,42 +85,42 @@ def test_planning_again_changes_no_byte(package: Path, capsys: pytest.CaptureFix
     before = {name: (package / name).read_bytes() for name in names(package)}
     graph = package.parent / "mlp.graph.json"
     words = ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(package), "--json"]
-    assert cli.main(words) == 0
+    assert commands.main(words) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {name: (package / name).read_bytes() for name in names(package)} == before
-    plan = plan_io.load(package / "plan.json")
-    assert printed["plan_hash"] == plan_io.plan_hash(plan)
+    plan = plan_json.load(package / "plan.json")
+    assert printed["plan_hash"] == plan_json.plan_hash(plan)
     assert printed["predicted_seconds"] == plan.predicted_seconds
     assert printed["mesh"] == {"dp": 2, "tp": 2}
 
 
 def test_simulate(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_io.load(package / "plan.json")
-    assert cli.main(["simulate", str(package / "plan.json"), "-o", str(tmp_path / "t.json"), "--json"]) == 0
+    plan = plan_json.load(package / "plan.json")
+    assert commands.main(["simulate", str(package / "plan.json"), "-o", str(tmp_path / "t.json"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["step_seconds"] == plan.predicted_seconds
     assert 0 < printed["error_band"]["error"] < 1 and printed["error_band"]["kind"] in ("measured", "datasheet")
     assert (tmp_path / "t.json").read_bytes() == (package / "timeline.json").read_bytes()
-    assert cli.main(["simulate", str(package)]) == 0
+    assert commands.main(["simulate", str(package)]) == 0
     shown = capsys.readouterr().out
     assert "communication tp" in shown and "±" in shown.splitlines()[1]
 
 
 def test_report(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(package), "-o", str(tmp_path / "r.html")]) == 0
+    assert commands.main(["report", str(package), "-o", str(tmp_path / "r.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'r.html'}\n"
     assert (tmp_path / "r.html").read_bytes() == (package / "report.html").read_bytes()
 
 
 def test_an_output_that_cannot_be_written(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", str(package), "-o", str(tmp_path / "none" / "r.html")]) == 2
+    assert commands.main(["report", str(package), "-o", str(tmp_path / "none" / "r.html")]) == 2
     assert "can't write" in capsys.readouterr().err
 
 
 def test_a_graph_of_another_plan(package: Path, tmp_path: Path) -> None:
     for name in (MANIFEST, "plan.json"):
         (tmp_path / name).write_bytes((package / name).read_bytes())
-    (tmp_path / "graph.json").write_text(serialize.dumps(mlp_graph(2)), encoding="utf-8")
+    (tmp_path / "graph.json").write_text(graph_json.dumps(mlp_graph(2)), encoding="utf-8")
     with pytest.raises(InvalidFileError, match="is not the graph"):
         read_package(tmp_path)
 
@@ -127,14 +128,14 @@ def test_a_graph_of_another_plan(package: Path, tmp_path: Path) -> None:
 def test_an_edited_file_is_not_overwritten(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph, out = package.parent / "mlp.graph.json", tmp_path / "out"
     words = ["plan", str(graph), "--mesh", "dp=2", "--hardware", "a100-80g-sxm", "--out", str(out)]
-    assert cli.main(words) == 0
+    assert commands.main(words) == 0
     (out / "train.py").write_text("mine\n", encoding="utf-8")
     (out / "data.py").write_text("mine\n", encoding="utf-8")
-    assert cli.main(words) == 2
+    assert commands.main(words) == 2
     assert "train.py was edited" in capsys.readouterr().err
     assert (out / "train.py").read_text(encoding="utf-8") == "mine\n"
     (out / "train.py").unlink()
-    assert cli.main(words) == 0
+    assert commands.main(words) == 0
     assert (out / "data.py").read_text(encoding="utf-8") == "mine\n"
 
 

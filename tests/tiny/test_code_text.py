@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoshard.code_text import braced, code_span, distinct, docstring_text, identifier, printable, prose, quoted
-from autoshard.emit.lines import docstring, packed, split_commas, statement
+from autoshard.emit.code_lines import docstring, packed, split_commas, statement
 
 ANY = st.text(max_size=12)
 NASTY = ("", "_", "__w", "class", "ﬁ", "e\u0301", "0", '"', "\\", "\n", "\ud800", "\u2028", "\x00", "{x}", '"""', "\\'")

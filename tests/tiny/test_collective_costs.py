@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import axis_link, collective_seconds
 from autoshard.costs.collective import KINDS, joint_seconds
 from autoshard.costs.links import joint_link
 from autoshard.errors import UsageError
-from autoshard.hardware import Hardware, load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 
 A100, ASCEND, CPU = load_hardware("a100-80g-sxm"), load_hardware("ascend-910a"), load_hardware("cpu-local")
 V100, B2, C910 = (load_hardware(name) for name in ("v100-32g-sxm2", "ascend-910b2", "ascend-910c"))

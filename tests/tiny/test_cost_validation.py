@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from autoshard.emit import Header, package
+from autoshard.emit.code_lines import broken, split_commas, statement
 from autoshard.emit.header import Input, integer_bound, strategy_words
-from autoshard.emit.lines import broken, split_commas, statement
 from autoshard.emit.model_file import model_file
 from autoshard.emit.spelling import Speller
-from autoshard.graph.model import Graph, Op, Parameter, Tensor
-from autoshard.layout import AxisShard, LocalSize
-from autoshard.mesh import Mesh
-from autoshard.program.model import GradientBucket, Program
+from autoshard.ir.graph import Graph, Op, Parameter, Tensor
+from autoshard.ir.layout import AxisShard, LocalSize
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import GradientBucket, Program
 from tests.programs import Maker
 
 GOLDEN = Path(__file__).with_name("emitted_residual.py.txt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.emit.user_operators import copied_files, module_names, readme_section, registering_lines
-from autoshard.graph.model import Registration
+from autoshard.ir.graph import Registration
 
 FILES = (
     Registration("", ("a.unknown",)),

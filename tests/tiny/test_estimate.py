@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.cli import main
+from autoshard.cli.commands import main
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
-from autoshard.estimate.graph import transformer_graph
+from autoshard.estimate.gradient_sync import held, parameter_collectives, syncs, waiting
 from autoshard.estimate.pieces import pieces
-from autoshard.estimate.program import build
-from autoshard.estimate.shape import Run, Transformer
-from autoshard.estimate.stages import Host, Stages
+from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import estimate, parameter_count
-from autoshard.estimate.sync import held, parameter_collectives, syncs, waiting
-from autoshard.graph.check import check
-from autoshard.hardware import load_hardware
-from autoshard.program.model import Collective, Compute
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.estimate.transformer_program import build
+from autoshard.ir.graph_check import check
+from autoshard.ir.program import Collective, Compute
 from autoshard.simulate import simulate
-from autoshard.simulate.pipeline import SCHEDULES
+from autoshard.simulate.pipeline_schedule import SCHEDULES
 
 A100 = load_hardware("a100-80g-sxm")
 SMALL = Transformer(4, 256, 8, 128, 1000)

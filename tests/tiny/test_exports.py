@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
 from autoshard.exports.chakra import execution_trace
+from autoshard.exports.export_files import export
 from autoshard.exports.kineto import STEPS, profiler_trace
 from autoshard.exports.memory_snapshot import memory_snapshot
-from autoshard.exports.ranks import group_of
-from autoshard.exports.write import export
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
+from autoshard.exports.process_groups import group_of
+from autoshard.ir.mesh import Mesh
 from autoshard.simulate import simulate
-from autoshard.simulate.memory import plan_memory
+from autoshard.simulate.memory_curve import plan_memory
 from tests.small_programs import mlp
 
 A100 = load_hardware("a100-80g-sxm")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autoshard.formulate import formulate
-from autoshard.graph.model import Graph, Op, Parameter, Tensor
-from autoshard.hardware import load_hardware
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
+from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.graph import Graph, Op, Parameter, Tensor
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import split
 
 

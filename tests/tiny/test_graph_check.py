@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autoshard.graph.check import check
-from autoshard.graph.check_fault import GraphFault
-from autoshard.graph.model import Call, Graph, Op, Parameter, Recipe, Saved, Tensor
+from autoshard.ir.graph import Call, Graph, Op, Parameter, Recipe, Saved, Tensor
+from autoshard.ir.graph_check import check
+from autoshard.ir.graph_fault import GraphFault
 from tests.tiny.random_graphs import graphs
 
 GRAPH = Graph(

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from autoshard.graph.canonical import canonical
-from autoshard.graph.check import check
-from autoshard.graph.gradients import mark_gradients
-from autoshard.graph.linears import fold_linears
-from autoshard.graph.model import Graph, Op, Parameter, Tensor
-from autoshard.graph.noops import drop_noops
-from autoshard.graph.rename import rename
-from autoshard.graph.repeats import fold_repeats
-from autoshard.graph.reshapes import merge_reshapes
-from autoshard.graph.rewrite import deadcode
+from autoshard.capture.passes.canonical import canonical
+from autoshard.capture.passes.linear_layers import fold_linears
+from autoshard.capture.passes.noops import drop_noops
+from autoshard.capture.passes.op_names import rename
+from autoshard.capture.passes.repeated_heads import fold_repeats
+from autoshard.capture.passes.reshapes import merge_reshapes
+from autoshard.capture.passes.rewrite import deadcode
+from autoshard.capture.training.requires_grad import mark_gradients
+from autoshard.ir.graph import Graph, Op, Parameter, Tensor
+from autoshard.ir.graph_check import check
 
 _VALUE = re.compile(r"(\w+):(\w+)(\[[\d, ]*\])")
 _DTYPES = {"f": "float32", "h": "bfloat16", "i": "int64", "b": "bool"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autoshard.capture.training.precision import apply_precision, result_dtype
 from autoshard.errors import UsageError
-from autoshard.graph.check import check
-from autoshard.graph.model import Graph, Tensor
-from autoshard.graph.precision import apply_precision, result_dtype
+from autoshard.ir.graph import Graph, Tensor
+from autoshard.ir.graph_check import check
 from tests.tiny.test_graph_passes import read, write
 
 MODEL = """x:f[2,4] xi:i[2] w:f[4,4] wb:f[4] wn:f[4]

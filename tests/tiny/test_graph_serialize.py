@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from autoshard.errors import InvalidFileError, UsageError
-from autoshard.graph import serialize
-from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
 from tests.tiny.random_graphs import graphs
 
 GRAPH = Graph(
@@ -32,59 +32,59 @@ GRAPH = Graph(
 
 @given(graphs())
 def test_round_trip(graph: Graph) -> None:
-    text = serialize.dumps(graph)
-    read = serialize.loads(text)
-    assert read == graph and serialize.dumps(read) == text
-    assert serialize.graph_hash(read) == serialize.graph_hash(graph)
+    text = graph_json.dumps(graph)
+    read = graph_json.loads(text)
+    assert read == graph and graph_json.dumps(read) == text
+    assert graph_json.graph_hash(read) == graph_json.graph_hash(graph)
 
 
 def test_numbers_keep_their_kind() -> None:
-    graph = serialize.loads(serialize.dumps(GRAPH))
+    graph = graph_json.loads(graph_json.dumps(GRAPH))
     assert repr(graph) == repr(GRAPH)
 
 
 def test_text_is_strict_json_with_an_op_a_line() -> None:
-    text = serialize.dumps(GRAPH)
+    text = graph_json.dumps(GRAPH)
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert text.endswith("}\n") and sum('"target"' in line for line in text.splitlines()) == 1
 
 
 @given(graphs(), graphs())
 def test_hash_tells_graphs_apart(a: Graph, b: Graph) -> None:
-    assert (serialize.graph_hash(a) == serialize.graph_hash(b)) == (a == b or repr(a) == repr(b))
+    assert (graph_json.graph_hash(a) == graph_json.graph_hash(b)) == (a == b or repr(a) == repr(b))
 
 
 @pytest.mark.parametrize(
     "change", [{"name": "n"}, {"precision": "bf16-mixed"}, {"training": False}, {"source": "other.py:build"}]
 )
 def test_hash_depends_on_everything(change: dict[str, Any]) -> None:
-    assert serialize.graph_hash(replace(GRAPH, **change)) != serialize.graph_hash(GRAPH)
+    assert graph_json.graph_hash(replace(GRAPH, **change)) != graph_json.graph_hash(GRAPH)
 
 
 def test_hash_is_fixed() -> None:
-    assert serialize.graph_hash(GRAPH) == "7b1eb3bc42d8bb7d2712a1cb31dfcc3f64945bea82e2db29d3286b6e6ed4b0f9"
+    assert graph_json.graph_hash(GRAPH) == "7b1eb3bc42d8bb7d2712a1cb31dfcc3f64945bea82e2db29d3286b6e6ed4b0f9"
 
 
 def test_save_and_load_leave_one_file(tmp_path: Path) -> None:
     path = tmp_path / "m.graph.json"
-    serialize.save(GRAPH, path)
-    assert serialize.load(path) == GRAPH and [p.name for p in tmp_path.iterdir()] == ["m.graph.json"]
+    graph_json.save(GRAPH, path)
+    assert graph_json.load(path) == GRAPH and [p.name for p in tmp_path.iterdir()] == ["m.graph.json"]
 
 
 def test_save_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken.json").mkdir()
     for path in (tmp_path / "none" / "m.json", tmp_path / "taken.json"):
         with pytest.raises(UsageError, match="can't write"):
-            serialize.save(GRAPH, path)
+            graph_json.save(GRAPH, path)
     assert [p.name for p in tmp_path.iterdir()] == ["taken.json"]
 
 
 def damaged(**changes: Any) -> str:
-    return json.dumps(json.loads(serialize.dumps(GRAPH)) | changes)
+    return json.dumps(json.loads(graph_json.dumps(GRAPH)) | changes)
 
 
 def op_with(**changes: Any) -> str:
-    op = json.loads(serialize.dumps(GRAPH))["ops"][0]
+    op = json.loads(graph_json.dumps(GRAPH))["ops"][0]
     return damaged(ops=[op | changes])
 
 
@@ -92,7 +92,7 @@ def op_with(**changes: Any) -> str:
     "text, problem",
     [
         ("", "is not JSON"),
-        (serialize.dumps(GRAPH)[:-40], "is not JSON"),
+        (graph_json.dumps(GRAPH)[:-40], "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("{}", "is not an autoshard graph"),
         ("[1]", "is not an autoshard graph"),
@@ -114,7 +114,7 @@ def test_damaged_file_says_what_and_where(tmp_path: Path, text: str, problem: st
     path = tmp_path / "m.json"
     path.write_text(text)
     with pytest.raises(InvalidFileError) as caught:
-        serialize.load(path)
+        graph_json.load(path)
     assert "m.json" in str(caught.value) and problem in str(caught.value), caught.value
 
 
@@ -122,4 +122,4 @@ def test_missing_or_binary_file(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     for name, reason in (("none.json", "No such file"), ("binary.json", "not a text file"), (".", "directory")):
         with pytest.raises(InvalidFileError, match=reason):
-            serialize.load(tmp_path / name)
+            graph_json.load(tmp_path / name)

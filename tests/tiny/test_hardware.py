@@ -6,8 +6,7 @@ import tomllib
 
 import pytest
 
-from autoshard.errors import InvalidFileError, UsageError
-from autoshard.hardware import (
+from autoshard.cluster.hardware import (
     PRECISION_DTYPES,
     check_mesh,
     check_precision,
@@ -16,8 +15,9 @@ from autoshard.hardware import (
     load_hardware,
     parse_hardware,
 )
-from autoshard.mesh import Mesh
-from autoshard.resources import data_folder
+from autoshard.errors import InvalidFileError, UsageError
+from autoshard.ir.mesh import Mesh
+from autoshard.system.data_files import data_folder
 
 KINDS = {"measured", "datasheet", "derived", "default"}
 
@@ -271,5 +271,7 @@ def test_mesh_larger_than_the_cluster():
 
 
 def test_no_torch():
-    code = "import sys, autoshard.hardware, autoshard.costs, autoshard.simulate; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, autoshard.cluster.hardware, autoshard.costs, autoshard.simulate; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, errors
+from autoshard import errors
+from autoshard.capture.model_spec import check_spec, split_spec
+from autoshard.cli import commands
+from autoshard.constraints.pins import parse_pin
 from autoshard.errors import InvalidFileError, UserError
-from autoshard.mesh import Mesh
-from autoshard.pins import parse_pin
+from autoshard.ir.mesh import Mesh
 from autoshard.solvers import check_names
-from autoshard.spec import check_spec, split_spec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "autoshard"
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, UserError)}
@@ -82,7 +83,7 @@ TYPED = [
 
 @pytest.mark.parametrize(("typed", "hint"), TYPED, ids=[" ".join(typed) for typed, _ in TYPED])
 def test_what_was_perhaps_meant(typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(typed) == 2
+    assert commands.main(typed) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"  try: {hint}"
 
 

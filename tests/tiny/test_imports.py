@@ -10,60 +10,22 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
+
+from docs.folders import PAGE, order, page
+from docs.folders import modules as modules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "autoshard"
 
-# A room may import rooms of a lower rank and itself; rooms of one rank don't know each other. A contract (model.py)
-# stands apart from the room that fills it.
-RANKS = [
-    ["code_text", "errors", "resources"],
-    ["files", "units", "terminal", "surroundings"],
-    ["values", "progress"],
-    ["spec"],
-    ["estimate.shape"],
-    ["estimate.command"],
-    ["mesh", "folder", "options", "partition", "topology"],
-    ["layout", "profile_file", "graph.model"],
-    ["profile_parts"],
-    ["hardware", "graph", "program.model", "problem"],
-    ["rules", "solvers"],
-    ["redistribute"],
-    ["costs"],
-    ["formulate", "plan", "pins", "cuts"],
-    ["narrow", "parts"],
-    ["pinned", "levels"],
-    ["program", "plan_io"],
-    ["plan_check"],
-    ["simulate"],
-    ["plan_of"],
-    ["again", "styles", "stale"],
-    ["contenders", "task"],
-    ["least"],
-    ["fit"],
-    ["propagated"],
-    ["estimate", "search", "pareto"],
-    ["meshes"],
-    ["reapply"],
-    ["words"],
-    ["emit", "plan_text"],
-    ["explain"],
-    ["exports", "report", "diff"],
-    ["package"],
-    ["verify"],
-    ["calibrate"],
-    ["pipeline", "prove"],
-    ["cli"],
-    ["__main__"],
-]
-RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
-USES_TORCH = (
-    r"calibrate/worker|graph/(?!model|codec|check|serialize|schemas|dims|__init__)\w+\.py|verify/|emit/calls"
-    r"|rules/(discover|apart)|(rules/)?prove"
+TORCH = (
+    r"capture/(tracing|constructor)/|capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verify/|"
+    r"calibrate/measure_worker"
 )
-NEEDS_TORCH = re.compile(rf"^autoshard/({USES_TORCH}|{COPIED})")
+NEEDS_TORCH = re.compile(rf"^autoshard/({TORCH}|{COPIED})")
+ENTRIES = order()
 LIMIT = 500
 
 
@@ -71,10 +33,11 @@ def modules() -> Iterator[Path]:
     yield from sorted(path for path in PACKAGE.rglob("*.py") if "_data" not in path.parts)
 
 
-def room_of(name: str) -> str:
-    """autoshard.rules.views -> rules."""
+def entry_of(name: str) -> str:
+    """autoshard.rules.algebra.derive -> rules/algebra/, the deepest entry of the picture of folders that holds it."""
     parts = name.split(".")[1:]
-    return ".".join(parts[:2]) if ".".join(parts[:2]) in RANK else parts[0] if parts else "__init__"
+    folders = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((e for folder in folders for e in (f"{folder}.py", f"{folder}/") if e in ENTRIES), "")
 
 
 def dotted(path: Path) -> str:
@@ -98,20 +61,55 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def test_every_room_has_a_rank() -> None:
-    rooms = {room_of(dotted(path)) for path in modules()} - {"__init__"}
-    assert rooms <= set(RANK), f"give these rooms a rank: {sorted(rooms - set(RANK))}"
+def test_the_pictures_are_of_this_tree() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text), "python docs/folders.py --write"
+
+
+def test_every_module_is_in_the_picture() -> None:
+    assert len(set(ENTRIES)) == len(ENTRIES)
+    shown = {path for entry in ENTRIES for path in modules_of(entry)}
+    missing = [p for p in modules() if p not in shown and "emit/package" not in p.as_posix()]
+    assert {p.name for p in missing if p.parent == PACKAGE} == {"__init__.py", "__main__.py"}
+    assert not [p for p in missing if p.parent != PACKAGE], "name the folder in docs/architecture.md, in its place"
 
 
 def test_imports_point_upstream() -> None:
     wrong = []
     for path in modules():
-        room = room_of(dotted(path))
+        entry = entry_of(dotted(path))
         for name, line in imported(path):
-            other = room_of(name) if name.startswith("autoshard.") else room
-            if other in RANK and other != room and room in RANK and RANK[other] >= RANK[room]:
-                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {other}, which stands downstream")
+            other = entry_of(name) if name.startswith("autoshard.") else ""
+            if entry and other and ENTRIES.index(other) > ENTRIES.index(entry):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {other}, which stands below {entry}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_circle_of_imports() -> None:
+    """No module needs itself while it is imported, nor later."""
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    known = {dotted(path) for path in modules()}
+    for path in modules():
+        for name, _ in imported(path):
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            if name and name not in (dotted(path), "autoshard"):
+                graph.add_edge(dotted(path), name)
+    assert not [sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1]
+
+
+def test_a_folder_is_small_enough_to_choose_from() -> None:
+    large = {entry: len(modules_of(entry)) for entry in ENTRIES if len(modules_of(entry)) > 15 + 1}  # and __init__
+    assert set(large) <= {"emit/runtime/"}, large
+
+
+def test_file_names_are_unique() -> None:
+    names: dict[str, list[str]] = {}
+    for path in modules():
+        place = path.relative_to(PACKAGE).as_posix()
+        if path.name not in ("__init__.py", "__main__.py") and not re.match(rf"{COPIED}|rules/cases/", place):
+            names.setdefault(path.name, []).append(place)
+    assert not {name: places for name, places in names.items() if len(places) > 1}
 
 
 def test_torch_is_imported_only_where_the_design_says() -> None:

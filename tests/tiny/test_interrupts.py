@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, plan_io, solvers
-from autoshard.graph import serialize
+from autoshard import solvers
+from autoshard.cli import commands
+from autoshard.ir import graph_json, plan_json
 from tests.graphs import mlp_graph
 
 
 @pytest.fixture
 def graph_file(tmp_path: Path) -> Path:
     path = tmp_path / "mlp.graph.json"
-    path.write_text(serialize.dumps(mlp_graph(2, 64, 128)), encoding="utf-8")
+    path.write_text(graph_json.dumps(mlp_graph(2, 64, 128)), encoding="utf-8")
     return path
 
 
@@ -24,7 +25,7 @@ def words(graph: Path, out: Path) -> list[str]:
 
 
 def run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = cli.main(typed)
+    code = commands.main(typed)
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -40,7 +41,7 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
         calls.append(arguments)
         return solve(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("autoshard.task.solvers.solve", interrupted)
+    monkeypatch.setattr("autoshard.search.search_task.solvers.solve", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     try:
         code, out, _ = run(words(graph_file, tmp_path / "out"), capsys)
@@ -49,7 +50,7 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
         signal.signal(signal.SIGINT, before)
     assert code == 0
     assert "the search was stopped: this is the best plan so far" in out
-    assert plan_io.load(tmp_path / "out" / "plan.json").search.cut_short
+    assert plan_json.load(tmp_path / "out" / "plan.json").search.cut_short
     assert len(calls) <= 2  # the optimum, and at most the plan that was under way
     assert after is signal.default_int_handler
 
@@ -61,7 +62,7 @@ def test_ctrl_c_before_there_is_a_plan_ends_at_once(
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 
-    monkeypatch.setattr("autoshard.task.formulate", pressed)
+    monkeypatch.setattr("autoshard.search.search_task.formulate", pressed)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code, out, err = run(words(graph_file, tmp_path / "out"), capsys)

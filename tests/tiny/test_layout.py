@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.layout import (
+from autoshard.ir.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL,
@@ -19,7 +19,7 @@ from autoshard.layout import (
     local_shape,
     normalise,
 )
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 
 MESHES = [Mesh.parse(text) for text in ("dp=2", "tp=3", "dp=2,tp=2", "dp=2,tp=4", "dp=2,sp=2,tp=2", "dp=3,tp=2")]
 PLACEMENTS = st.one_of(

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard import solvers
+from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import compute_seconds
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.formulate import Formulation, formulate
-from autoshard.hardware import load_hardware
-from autoshard.layout import Shard, largest_shape
-from autoshard.levels import (
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir.layout import Shard, largest_shape
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Problem, memory, objective
+from autoshard.search.objectives import (
     MEMORY,
     RATIO,
     SPEED,
@@ -29,9 +31,7 @@ from autoshard.levels import (
     solve_level,
     useful_seconds,
 )
-from autoshard.mesh import Mesh
-from autoshard.problem import Problem, memory, objective
-from autoshard.solvers.result import Solution
+from autoshard.solvers.common.result import Solution
 from tests.graphs import mlp_graph
 from tests.random_problems import random_problem
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
-from autoshard.hardware import load_hardware
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
-from autoshard.plan import Plan
-from autoshard.program.check import check
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
 from autoshard.program.lower import chosen_strategies, lower, split
-from autoshard.search import megatron_plan, search
-from autoshard.styles import covering_plans, random_plan
+from autoshard.program.program_check import check
+from autoshard.search.fixed_styles import covering_plans, random_plan
+from autoshard.search.select_plan import megatron_plan, search
 from tests.graphs import mlp_graph
 
 GRAPH = mlp_graph(batch=6, hidden=10)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.errors import UsageError
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 
 NAMES = st.lists(st.sampled_from(["dp", "tp", "sp", "x1"]), min_size=1, max_size=4, unique=True)
 

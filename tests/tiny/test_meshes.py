@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard import fit, pareto
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.pins import parse_pin
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.hardware import load_hardware
-from autoshard.levels import MEMORY
-from autoshard.mesh import Mesh
-from autoshard.meshes import compute_bound, meshes, search_meshes
-from autoshard.pins import parse_pin
-from autoshard.search import best, search
-from autoshard.solvers.options import Clock, Options
-from autoshard.task import Wishes, prepare
+from autoshard.ir.mesh import Mesh
+from autoshard.search import memory_fit, pareto_front
+from autoshard.search.mesh_search import compute_bound, meshes, search_meshes
+from autoshard.search.objectives import MEMORY
+from autoshard.search.search_task import Wishes, prepare
+from autoshard.search.select_plan import best, search
+from autoshard.solvers.common.solver_options import Clock, Options
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -61,7 +61,7 @@ def test_the_best_mesh_is_found_and_the_others_told() -> None:
 def test_the_bound_is_below_every_simulated_step() -> None:
     for mesh in (Mesh.parse("tp=4"), Mesh.parse("dp=2,tp=2")):
         task = prepare(GRAPH, mesh, HARDWARE, Wishes())
-        plan = best(task, fit.fitted(task))
+        plan = best(task, memory_fit.fitted(task))
         assert 0 < compute_bound(task) <= min(c.predicted_seconds for c in plan.search.candidates)
 
 
@@ -95,8 +95,8 @@ def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:
 
 def test_the_front() -> None:
     task = prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, Wishes())
-    plan = best(task, fit.fitted(task))
-    points = pareto.front(task, plan, 5)
+    plan = best(task, memory_fit.fitted(task))
+    points = pareto_front.front(task, plan, 5)
     ahead = [point for point in points if point.front]
     assert len(ahead) > 1
     assert [p.predicted_seconds for p in ahead] == sorted(p.predicted_seconds for p in ahead)
@@ -111,7 +111,7 @@ def test_the_front() -> None:
         ]
         assert point.front == (not worse)
     assert plan.predicted_seconds == ahead[0].predicted_seconds
-    assert json.loads(pareto.as_json(points))["points"][0]["front"] is True
-    drawing = pareto.plot(points, "a model")
+    assert json.loads(pareto_front.as_json(points))["points"][0]["front"] is True
+    drawing = pareto_front.plot(points, "a model")
     assert drawing.startswith("<?xml") and "a model" in drawing
-    assert drawing == pareto.plot(points, "a model")
+    assert drawing == pareto_front.plot(points, "a model")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program
 from autoshard.program.flatten import canonical, flatten
-from autoshard.program.model import Program
-from autoshard.program.modules import Call, Loop, module_tree
+from autoshard.program.module_tree import Call, Loop, module_tree
 from tests.programs import Maker
 
 SHAPE = (4, 8)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.formulate import formulate
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.narrow import narrowed
-from autoshard.problem import memory, objective
+from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import memory, objective
 from tests.graphs import mlp_graph
 
 WHOLE = formulate(mlp_graph(3, 64, 64), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm"), math.inf)

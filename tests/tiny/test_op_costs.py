@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard import costs
+from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.compute import PRODUCTS as PRODUCT_TABLE
 from autoshard.costs.compute import (
     LocalOp,
@@ -20,11 +21,10 @@ from autoshard.costs.compute import (
 )
 from autoshard.costs.variants import Inside, variant_collectives
 from autoshard.errors import UsageError
-from autoshard.graph.model import Graph, Op, Parameter, Saved, Tensor
-from autoshard.hardware import load_hardware
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
-from autoshard.rules.strategy import Choice, Strategy
+from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.strategy import Choice, Strategy
 
 A100 = load_hardware("a100-80g-sxm")
 

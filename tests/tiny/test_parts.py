@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.formulate import formulate
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.parts import alternatives, parts
-from autoshard.problem import memory, objective
-from autoshard.solvers import sampler
+from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation.cost_breakdown import alternatives, parts
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import memory, objective
+from autoshard.solvers.heuristics import random_plans
 from tests.graphs import mlp_graph
 from tests.random_problems import random_problem
 from tests.rule_graphs import gpt
@@ -43,7 +43,7 @@ def test_parts_add_up(model: str, seed: int) -> None:
     graph = mlp_graph(2, 64, 64) if model == "mlp" else gpt(1, 4, 16, 96, 12, 97)
     formulation = formulate(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, math.inf)
     problem = formulation.problem
-    choice = sampler.random_choice(problem, seed)
+    choice = random_plans.random_choice(problem, seed)
     found = parts(formulation, choice)
     seconds = sum(part.compute_seconds + part.communication_seconds for part in found)
     assert seconds == pytest.approx(objective(problem, choice), rel=1e-9)

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard import cuts, solvers
+from autoshard import solvers
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints import shard_counts
+from autoshard.constraints.apply_pins import choice_text, pinned
+from autoshard.constraints.pins import parse_pin, read_pins
 from autoshard.errors import InfeasibleError, InvalidFileError, UsageError
-from autoshard.formulate import Formulation, formulate
-from autoshard.hardware import load_hardware
-from autoshard.layout import Layout, Shard
-from autoshard.mesh import Mesh
-from autoshard.pinned import choice_text, pinned
-from autoshard.pins import parse_pin, read_pins
-from autoshard.search import search
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir.layout import Layout, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 from tests.rule_graphs import Writer
 
@@ -98,9 +99,9 @@ def test_cuts_of_the_original_interface() -> None:
 def test_an_out_strategy_is_how_the_consumers_take_the_result() -> None:
     """MatMul ((2,4),(4,1)) with out ((8,1)): the sum over tp is scattered onto the rows."""
     (taken,) = layouts(PRODUCTS, "active", "product=((2, 4), (4, 1)) -> ((8, 1),)")
-    assert taken is not None and cuts.counts(taken, 2, MESH) == (8, 1)
+    assert taken is not None and shard_counts.counts(taken, 2, MESH) == (8, 1)
     (taken,) = layouts(PRODUCTS, "active", "product=((2, 4), (4, 1)) -> ((2, 1),)")
-    assert taken is not None and cuts.counts(taken, 2, MESH) == (2, 1)
+    assert taken is not None and shard_counts.counts(taken, 2, MESH) == (2, 1)
 
 
 REFUSED = [
@@ -199,10 +200,12 @@ def test_every_cut_that_is_offered_can_be_pinned(data: st.DataObject) -> None:
     op = PRODUCTS.graph.by_op[data.draw(st.sampled_from(["product", "batched", "active"]))]
     site = next(site for site in PRODUCTS.sites if site.name == op.name)
     strategy = data.draw(st.sampled_from(site.strategies))
-    own = cuts.of_operands(strategy, cuts.operand_shapes(PRODUCTS.graph, op), MESH)
-    found = layouts(PRODUCTS, op.name, f"{op.name}={cuts.text(own)}")
+    own = shard_counts.of_operands(strategy, shard_counts.operand_shapes(PRODUCTS.graph, op), MESH)
+    found = layouts(PRODUCTS, op.name, f"{op.name}={shard_counts.text(own)}")
     ranks = [len(cut) for cut in own if cut is not None]
-    assert [cuts.counts(x, rank, MESH) for x, rank in zip(found, ranks, strict=True) if x is not None] == list(own)
+    assert [shard_counts.counts(x, rank, MESH) for x, rank in zip(found, ranks, strict=True) if x is not None] == list(
+        own
+    )
 
 
 def test_the_plan_says_who_decided() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard import plan_io
 from autoshard.errors import InvalidFileError
-from autoshard.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard
-from autoshard.mesh import Mesh
-from autoshard.plan import (
+from autoshard.ir import plan_json
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import (
     Candidate,
     Certificate,
     MeshTried,
@@ -84,15 +84,15 @@ PLANS = st.builds(
 
 @given(PLANS)
 def test_round_trip(plan: Plan) -> None:
-    text = plan_io.dumps(plan)
-    assert plan_io.loads(text) == plan
-    assert plan_io.dumps(plan_io.loads(text)) == text
+    text = plan_json.dumps(plan)
+    assert plan_json.loads(text) == plan
+    assert plan_json.dumps(plan_json.loads(text)) == text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"not JSON: {name}"))
 
 
 @given(PLANS, PLANS)
 def test_hash_tells_plans_apart(one: Plan, other: Plan) -> None:
-    assert (plan_io.plan_hash(one) == plan_io.plan_hash(other)) == (plan_io.dumps(one) == plan_io.dumps(other))
+    assert (plan_json.plan_hash(one) == plan_json.plan_hash(other)) == (plan_json.dumps(one) == plan_json.dumps(other))
 
 
 def a_plan() -> Plan:
@@ -109,7 +109,7 @@ def a_plan() -> Plan:
 
 
 def test_a_record_takes_one_line() -> None:
-    lines = plan_io.dumps(
+    lines = plan_json.dumps(
         dataclasses.replace(a_plan(), ops=(OpPlan("a", "=", "", 0, 0), OpPlan("b", "=", "", 0, 0)))
     ).splitlines()
     assert sum('"op": "a"' in line for line in lines) == sum('"op": "b"' in line for line in lines) == 1
@@ -133,24 +133,24 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE, ids=[message for _, message in DAMAGE])
 def test_damage_is_named(damage: object, message: str) -> None:
-    data = json.loads(plan_io.dumps(a_plan()))
+    data = json.loads(plan_json.dumps(a_plan()))
     damage(data)  # type: ignore[operator]
     with pytest.raises(InvalidFileError) as caught:
-        plan_io.loads(json.dumps(data), "folder/plan.json")
+        plan_json.loads(json.dumps(data), "folder/plan.json")
     assert message in caught.value.message
     assert "folder/plan.json" in caught.value.message
 
 
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    plan_io.save(a_plan(), path)
-    assert plan_io.load(path) == a_plan()
+    plan_json.save(a_plan(), path)
+    assert plan_json.load(path) == a_plan()
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
     with pytest.raises(InvalidFileError, match="No such file"):
-        plan_io.load(tmp_path / "none.json")
+        plan_json.load(tmp_path / "none.json")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidFileError, match="not a text file"):
-        plan_io.load(path)
+        plan_json.load(path)
     path.write_text("{", encoding="utf-8")
     with pytest.raises(InvalidFileError, match="is not JSON"):
-        plan_io.load(path)
+        plan_json.load(path)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.program.check import check
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Compute, GradientBucket, Program
 from autoshard.program.lower import chosen_strategies, lower
-from autoshard.program.model import Collective, Compute, GradientBucket, Program
-from autoshard.styles import random_plan
+from autoshard.program.program_check import check
+from autoshard.search.fixed_styles import random_plan
 from tests.graphs import mlp_graph
 
 GRAPH = mlp_graph(batch=6, hidden=10)

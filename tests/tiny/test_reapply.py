@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.plan_io import dumps, loads
-from autoshard.program.check import check
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan_json import dumps, loads
 from autoshard.program.lower import chosen_strategies, lower
-from autoshard.reapply import reapply
-from autoshard.search import search
-from autoshard.styles import random_plan
+from autoshard.program.program_check import check
+from autoshard.replay.resize import reapply
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")

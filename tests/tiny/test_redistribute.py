@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard import redistribute
-from autoshard.layout import (
+from autoshard.ir.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL,
@@ -28,7 +28,7 @@ from autoshard.layout import (
     local_sizes,
     normalise,
 )
-from autoshard.mesh import Mesh
+from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import (
     BACKWARD,
     CUTS,

@@ -9,18 +9,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from autoshard import package
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
-from autoshard.graph.model import Graph
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.plan_of import Origin
-from autoshard.report.flops import ideal_seconds
-from autoshard.report.memory import KINDS, by_kind
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.package import package_files
+from autoshard.report.memory_table import KINDS, by_kind
+from autoshard.report.model_flops import ideal_seconds
 from autoshard.report.page import not_modelled, verdict
-from autoshard.report.series import series
-from autoshard.search import search
-from autoshard.styles import random_plan
+from autoshard.report.timeline_series import series
+from autoshard.search.build_plan import Origin
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
@@ -35,14 +35,14 @@ PROOF = {
 }
 
 
-def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package.Built:
+def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package_files.Built:
     graph, hardware = graph or mlp_graph(4, 64, 128), load_hardware("a100-80g-sxm")
     origin = Origin("mlp.py:build")
     if seed is None:
         plan = search(graph, Mesh.parse(mesh), hardware, origin=origin)
     else:
         plan = random_plan(graph, Mesh.parse(mesh), hardware, seed, origin=origin)
-    return package.build(plan, graph, hardware)
+    return package_files.build(plan, graph, hardware)
 
 
 class Checker(HTMLParser):
@@ -91,7 +91,7 @@ def data_of(html: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_well_formed_and_self_contained(seed: int | None) -> None:
-    html = package.report_text(built(seed=seed), None)
+    html = package_files.report_text(built(seed=seed), None)
     page = checked(html)
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.references) <= set(page.ids)
@@ -103,14 +103,14 @@ def test_well_formed_and_self_contained(seed: int | None) -> None:
 
 
 def test_the_same_plan_gives_the_same_page() -> None:
-    assert package.report_text(built(), PROOF) == package.report_text(built(), PROOF)
+    assert package_files.report_text(built(), PROOF) == package_files.report_text(built(), PROOF)
 
 
 def test_names_are_escaped() -> None:
     graph = mlp_graph(1)
     evil = "</script><img src=x onerror=alert(1)>"
     made = built(replace(graph, ops=tuple(replace(op, module=evil) for op in graph.ops), modules=()))
-    html = package.report_text(made, None)
+    html = package_files.report_text(made, None)
     assert "<img" not in html
     assert html.count("</script>") == 2
     assert any(evil in str(detail) for detail in data_of(html)["details"])  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def test_the_drawn_events_are_the_timeline() -> None:
 
 def test_what_a_reader_must_find() -> None:
     made = built()
-    text = " ".join(checked(package.report_text(made, PROOF)).text)
+    text = " ".join(checked(package_files.report_text(made, PROOF)).text)
     for needed in (
         "mlp.py:build",
         "dp=2,tp=2",
@@ -162,7 +162,7 @@ def test_verdicts() -> None:
 
 
 def test_a_plan_that_was_not_searched_says_so() -> None:
-    text = " ".join(checked(package.report_text(built(seed=3), None)).text)
+    text = " ".join(checked(package_files.report_text(built(seed=3), None)).text)
     assert "decided by random:3" in text
     assert "No lower bound was proved" in text
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from autoshard.errors import UsageError
-from autoshard.graph.model import Graph, Op
-from autoshard.layout import AxisShard, LocalSize
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import AxisShard, LocalSize
+from autoshard.ir.mesh import Mesh
 from autoshard.rules import Strategy, candidates, carry, explain, find, localise, offered, strategies
 from tests.rule_graphs import gpt, one_op
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.graph.model import Graph, Op
-from autoshard.mesh import Mesh
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
 from autoshard.rules import candidates, instance, strategies
 from tests.rule_graphs import one_op
 

@@ -8,10 +8,10 @@ from math import prod
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autoshard.layout import AxisShard, LocalSize
-from autoshard.mesh import Mesh
-from autoshard.partition import Cut, runs
-from autoshard.rules.nesting import dim_cut, factor_problem, product_problem
+from autoshard.ir.intervals import Cut, runs
+from autoshard.ir.layout import AxisShard, LocalSize
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.nesting import dim_cut, factor_problem, product_problem
 
 PARTS = st.sampled_from([2, 3])
 

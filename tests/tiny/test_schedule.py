@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.simulate.schedule import Schedule, Task
+from autoshard.simulate.stream_schedule import Schedule, Task
 from autoshard.simulate.timeline import COMPUTE, axis_stream
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoshard.emit.spelling import Speller
-from autoshard.graph.schemas import Operands, bind, fitting, parse
-from autoshard.layout import AxisShard, LocalSize
+from autoshard.ir.layout import AxisShard, LocalSize
+from autoshard.ir.schemas import Operands, bind, fitting, parse
 
 FILL = "aten::index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
 CELL = (

@@ -7,22 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
-from autoshard.fit import named
-from autoshard.formulate import formulate
-from autoshard.hardware import load_hardware
-from autoshard.levels import MEMORY, RATIO, SPEED, Levelled, ratio_problem
-from autoshard.mesh import Mesh
-from autoshard.meshes import search_meshes
-from autoshard.plan import Plan
-from autoshard.plan_text import certificate_rows
-from autoshard.problem import Problem
-from autoshard.search import search
+from autoshard.formulation.formulate import formulate
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.problem import Problem
+from autoshard.search.memory_fit import named
+from autoshard.search.mesh_search import search_meshes
+from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled, ratio_problem
+from autoshard.search.search_task import Wishes
+from autoshard.search.select_plan import search
 from autoshard.solvers import Clock, Options, solve
-from autoshard.solvers.lagrangian import minimum_memory_bound
-from autoshard.solvers.options import Looks
-from autoshard.solvers.result import CUT_SHORT, OPTIMAL, Solution
-from autoshard.task import Wishes
+from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, Solution
+from autoshard.solvers.common.solver_options import Looks
+from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.text.plan_summary import certificate_rows
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")

@@ -8,23 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, diff, explain, fit, plan_io, plan_text, solvers, stale, task, units
+from autoshard import solvers, units
+from autoshard.cli import commands
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.pins import parse_pin
 from autoshard.errors import InfeasibleError
-from autoshard.graph import serialize
-from autoshard.hardware import load_hardware
-from autoshard.mesh import Mesh
-from autoshard.package import read_package
-from autoshard.pins import parse_pin
-from autoshard.pipeline import PlanRequest, ignored
-from autoshard.plan import Plan
-from autoshard.search import search
+from autoshard.ir import graph_json, plan_json
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.package.package_files import read_package
+from autoshard.replay import reevaluate
+from autoshard.search import memory_fit, search_task
+from autoshard.search.select_plan import search
+from autoshard.text import explain, plan_diff, plan_summary
+from autoshard.workflow import PlanRequest, ignored
 from tests.graphs import mlp_graph
 
 
 @pytest.fixture(scope="module")
 def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "mlp.graph.json"
-    path.write_text(serialize.dumps(mlp_graph(3, 1024, 2048)), encoding="utf-8")
+    path.write_text(graph_json.dumps(mlp_graph(3, 1024, 2048)), encoding="utf-8")
     return path
 
 
@@ -34,7 +38,7 @@ def words(graph: Path, out: Path, *more: str, mesh: str | None = "dp=2,tp=2") ->
 
 
 def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = cli.main(command)
+    code = commands.main(command)
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -43,13 +47,13 @@ def planned(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Pla
     code, out, err = run([*command, "--json"], capsys)
     assert code == 0, err
     folder = command[command.index("--out") + 1]
-    return plan_io.load(Path(folder) / "plan.json"), json.loads(out)
+    return plan_json.load(Path(folder) / "plan.json"), json.loads(out)
 
 
 @pytest.fixture(scope="module")
 def package(graph_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("package") / "out"
-    assert cli.main(words(graph_file, out)) == 0
+    assert commands.main(words(graph_file, out)) == 0
     return out
 
 
@@ -121,7 +125,7 @@ def test_messages(
 def test_a_limit_that_only_the_program_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The solver counts gradients for the whole step; what fits in truth is found all the same."""
     path = tmp_path / "sgd.graph.json"
-    path.write_text(serialize.dumps(replace(mlp_graph(6, 64, 1024), optimizer="sgd")), encoding="utf-8")
+    path.write_text(graph_json.dumps(replace(mlp_graph(6, 64, 1024), optimizer="sgd")), encoding="utf-8")
     least, _ = planned(words(path, tmp_path / "least", "--level", "memory", mesh="dp=2"), capsys)
     limit = least.predicted_peak_bytes + 1024
     assert least.certificate.level_bound > limit
@@ -174,28 +178,28 @@ def test_printed_figures_add_up(tmp_path: Path) -> None:
 def test_inference_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for training, told in ((False, ", inference\n"), (True, "inference: no scalar output to train on\n")):
         path = tmp_path / f"{training}.graph.json"
-        path.write_text(serialize.dumps(replace(mlp_graph(2), loss=None, training=training)), encoding="utf-8")
+        path.write_text(graph_json.dumps(replace(mlp_graph(2), loss=None, training=training)), encoding="utf-8")
         out = run(words(path, tmp_path / "out", mesh="dp=1"), capsys)[1]
         assert told in out
         assert "backward" not in out and "optimizer" not in out
 
 
 def test_a_difference_too_small_to_tell(package: Path) -> None:
-    plan = plan_io.load(package / "plan.json")
-    assert plan_text.difference(plan).endswith((" above the objective", " below the objective"))
+    plan = plan_json.load(package / "plan.json")
+    assert plan_summary.difference(plan).endswith((" above the objective", " below the objective"))
     near = replace(plan, predicted_seconds=plan.certificate.objective_seconds * (1 + 1e-9))
-    assert plan_text.difference(near) == "equal to the objective"
+    assert plan_summary.difference(near) == "equal to the objective"
 
 
 def test_inputs_have_no_backward(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = words(graph_file, tmp_path / "out", "--strategy", "random:1")
-    graph, told = serialize.load(graph_file), 0
+    graph, told = graph_json.load(graph_file), 0
     for seed in range(8):
         plan = planned([*command[:-1], f"random:{seed}"], capsys)[0]
         for move in plan.redistributions:
             if move.tensor in graph.inputs and any(step.backward for step in move.steps):
                 told += 1
-                assert not any("backward" in line for line in plan_text.move_lines([move], graph))
+                assert not any("backward" in line for line in plan_summary.move_lines([move], graph))
     assert told > 0
 
 
@@ -228,7 +232,7 @@ def test_a_time_limit_returns_the_best_so_far(
     code, out, _ = run(words(graph_file, tmp_path / "out", "--time-limit", "1us"), capsys)
     assert code == 0
     assert "the search was stopped: this is the best plan so far" in out
-    plan = plan_io.load(tmp_path / "out" / "plan.json")
+    plan = plan_json.load(tmp_path / "out" / "plan.json")
     assert plan.search.cut_short
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
     assert "search was cut short" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -236,9 +240,9 @@ def test_a_time_limit_returns_the_best_so_far(
 
 def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, mesh, hardware = mlp_graph(3, 1024, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
-    free = fit.fitted(task.prepare(graph, mesh, hardware, task.Wishes()))
+    free = memory_fit.fitted(search_task.prepare(graph, mesh, hardware, search_task.Wishes()))
     fastest = free.levelled.solution.choice
-    monkeypatch.setattr("autoshard.search.contenders", lambda *_: [("too large", fastest)])
+    monkeypatch.setattr("autoshard.search.select_plan.contenders", lambda *_: [("too large", fastest)])
     limit = free.plan.predicted_peak_bytes * 0.95
     plan = search(graph, mesh, hardware, memory_limit_bytes=limit)
     assert plan.predicted_peak_bytes <= limit
@@ -248,7 +252,7 @@ def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyP
 def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     """Level 1 proves a bound on seconds at the least memory only: it does not hold for a plan that needs more."""
     graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
-    monkeypatch.setattr("autoshard.search._rank", lambda task, plan: (plan.predicted_seconds, 0.0))
+    monkeypatch.setattr("autoshard.search.select_plan._rank", lambda task, plan: (plan.predicted_seconds, 0.0))
     plan = search(graph, mesh, hardware, level=1)
     assert plan.search.candidates[0].outcome == "not better"
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
@@ -264,7 +268,7 @@ def test_the_fastest_plan_that_does_not_fit_is_told(
     code, out, _ = run(command, capsys)
     assert code == 0
     assert "note: the fastest plan needs" in out and "this one fits and is" in out and "slower" in out
-    plan = plan_io.load(tmp_path / "out" / "plan.json")
+    plan = plan_json.load(tmp_path / "out" / "plan.json")
     assert plan.predicted_peak_bytes <= limit
     assert plan.search.candidates[0].outcome == "too large"
     assert plan.search.candidates[0].predicted_seconds <= plan.predicted_seconds
@@ -314,19 +318,19 @@ def test_what_explain_prints_adds_up(package: Path, capsys: pytest.CaptureFixtur
     assert "all choices" in out and "predicted step" in out
     code, out, _ = run(["explain", str(package), "--json"], capsys)
     found = json.loads(out)
-    plan = plan_io.load(package / "plan.json")
+    plan = plan_json.load(package / "plan.json")
     total = found["total"]["compute_seconds"] + found["total"]["communication_seconds"] + found["outputs_seconds"]
     assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
     rows = [row["parts"] for row in found["rows"]]
     assert sum(r["compute_seconds"] + r["communication_seconds"] for r in rows) + found[
         "outputs_seconds"
     ] == pytest.approx(total, rel=1e-9)
-    assert sum(row["times"] for row in found["rows"]) == len(stale.decisions(plan))
+    assert sum(row["times"] for row in found["rows"]) == len(reevaluate.decisions(plan))
 
 
 def test_level_0_adds_up_too(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, _ = planned(words(graph_file, tmp_path / "out", "--level", "ratio"), capsys)
-    parts = [decided.parts for _, decided in stale.decisions(plan)]
+    parts = [decided.parts for _, decided in reevaluate.decisions(plan)]
     total = sum(part.repeated_seconds + part.communication_seconds for part in parts) + plan.search.outputs_seconds
     assert total == pytest.approx(plan.certificate.level_objective, rel=1e-6)
 
@@ -366,7 +370,7 @@ def test_why_not_in_words(package: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_why_not_keeps_the_pins(graph_file: Path, tmp_path: Path) -> None:
     command = words(graph_file, tmp_path / "out", "--pin", "linear_1=m@tp,m@dp", "--pin", "y=(1, 2)")
-    assert cli.main(command) == 0
+    assert commands.main(command) == 0
     plan, graph, hardware = read_package(tmp_path / "out")
     why = explain.explain(plan, graph, hardware, "linear_1", "n@tp").why_not
     assert why is not None
@@ -397,17 +401,17 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
     assert code == 0
     assert "decisions are the same" in out
     other = planned(words(graph_file, tmp_path / "out", "--level", "memory"), capsys)[0]
-    plan = plan_io.load(package / "plan.json")
+    plan = plan_json.load(package / "plan.json")
     code, out, _ = run(["diff", str(package), str(tmp_path / "out"), "--json"], capsys)
     found = json.loads(out)
     assert found["predicted_seconds"] == other.predicted_seconds - plan.predicted_seconds
     changed = sum(change["times"] for change in found["changes"])
-    assert changed + found["same"] == len(stale.decisions(plan))
+    assert changed + found["same"] == len(reevaluate.decisions(plan))
     assert changed > 0
     code, out, _ = run(["diff", str(package), str(tmp_path / "out" / "plan.json")], capsys)
     assert f"{changed} decisions differ, {found['same']} are the same" in out
-    told = diff.diff(*read_package(package)[:2], *read_package(tmp_path / "out")[:2])
-    rest, total = diff.rest(told)
+    told = plan_diff.diff(*read_package(package)[:2], *read_package(tmp_path / "out")[:2])
+    rest, total = plan_diff.rest(told)
     assert total == found["objective_seconds"]
     assert rest + sum(change["seconds"] for change in found["changes"]) == pytest.approx(total)
     assert out.split()[-4:-1] == ["all", "choices", units.signed_seconds(total).split()[0]]
@@ -415,7 +419,7 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_repeated_modules_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.graph.json"
-    path.write_text(serialize.dumps(mlp_graph(4)), encoding="utf-8")
+    path.write_text(graph_json.dumps(mlp_graph(4)), encoding="utf-8")
     planned(words(path, tmp_path / "a", "--pin", "h.*.fc=Replicate@dp,Replicate@tp"), capsys)
     planned(words(path, tmp_path / "b", "--pin", "h.*.fc=Shard(0)@dp,Shard(1)@tp"), capsys)
     out = run(["explain", str(tmp_path / "a")], capsys)[1]
@@ -427,8 +431,8 @@ def test_repeated_modules_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_diff_of_other_models(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.graph.json"
-    path.write_text(serialize.dumps(mlp_graph(4, 256, 2048)), encoding="utf-8")
-    assert cli.main(words(path, tmp_path / "out", mesh="tp=4")) == 0
+    path.write_text(graph_json.dumps(mlp_graph(4, 256, 2048)), encoding="utf-8")
+    assert commands.main(words(path, tmp_path / "out", mesh="tp=4")) == 0
     capsys.readouterr()
     code, out, _ = run(["diff", str(package), str(tmp_path / "out")], capsys)
     assert code == 0
@@ -460,7 +464,7 @@ def test_neighbours_that_disagree_are_told(
 
 def test_the_help_lists_every_solver(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["plan", "--help"])
+        commands.main(["plan", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     listed = text.partition("--solver SOLVER ")[2].partition(" --")[0]
     assert set(listed.replace("(default)", "").replace(",", " ").split()) == set(solvers.SOLVERS)

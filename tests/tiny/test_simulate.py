@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard import costs
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import compute_seconds
 from autoshard.errors import UsageError
-from autoshard.hardware import Hardware, load_hardware
-from autoshard.mesh import Mesh
-from autoshard.program.model import Collective, GradientBucket
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, GradientBucket
 from autoshard.simulate import COMPUTE, Timeline, axis_stream, chrome_trace, simulate, write
-from autoshard.simulate.memory import plan_memory
-from autoshard.simulate.storage import storage
+from autoshard.simulate.memory_curve import plan_memory
+from autoshard.simulate.shared_storage import storage
 from tests.small_programs import mlp
 
 SHIPPED = load_hardware("a100-80g-sxm")

@@ -8,11 +8,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.graph.model import DTYPE_BYTES
-from autoshard.hardware import load_hardware
-from autoshard.layout import largest_shape
-from autoshard.mesh import Mesh
-from autoshard.program.model import Collective, Program
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import largest_shape
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Program
 from autoshard.redistribute import LOCAL
 from autoshard.simulate import COMPUTE, simulate
 from tests.small_programs import mlp

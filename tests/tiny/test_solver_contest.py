@@ -15,13 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, InvalidFileError
-from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import Options, anytime, ascent, contest, exhaustive, solve
-from autoshard.solvers.core import core
-from autoshard.solvers.forest import Forests
-from autoshard.solvers.options import Clock, Looks
-from autoshard.solvers.pairwise import extended, pairwise
-from autoshard.solvers.result import Solution
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import Options, solve
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.heuristics import brute_force
+from autoshard.solvers.pairwise import anytime, asplos_format, dual_ascent
+from autoshard.solvers.pairwise.quadratise import extended, pairwise
+from autoshard.solvers.pairwise.reduced_problem import core
+from autoshard.solvers.pairwise.tree_moves import Forests
 from tests.random_problems import limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -60,7 +62,7 @@ def changed(**parts: Any) -> dict[str, Any]:
 
 def brute(problem: Problem) -> Solution | None:
     try:
-        return exhaustive.solve(problem)
+        return brute_force.solve(problem)
     except InfeasibleError:
         return None
 
@@ -77,7 +79,7 @@ def fenced(seed: int) -> Problem:
 
 @pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
 def test_the_example(tmp_path: Path, name: str) -> None:
-    problem = contest.read(saved(tmp_path, EXAMPLE, name))
+    problem = asplos_format.read(saved(tmp_path, EXAMPLE, name))
     choice = (0, 0, 1, 1, 0)  # worked out by hand: 15 + 55 + 45 + 75 + 95 and the edges 30, 10, 10, 20, 60
     assert objective(problem, choice) == 285 + 130
     assert memory(problem, choice).tolist() == [0] * 3 + [10] + [35] + [55, 55] + [20] * 4 + [45] + [25] * 2 + [15]
@@ -90,9 +92,9 @@ def test_written_and_read_again(tmp_path_factory: pytest.TempPathFactory, seed: 
     """Every plan costs the same, uses the same memory, and the optimum is the same."""
     problem = limited(random_problem(seed), seed)
     path = tmp_path_factory.getbasetemp() / "round.json.gz"
-    contest.write(problem, path)
+    asplos_format.write(problem, path)
     try:
-        again = contest.read(path)
+        again = asplos_format.read(path)
     except InfeasibleError:
         assert brute(problem) is None
         return
@@ -107,8 +109,8 @@ def test_written_and_read_again(tmp_path_factory: pytest.TempPathFactory, seed: 
             wide = np.zeros(max(again.horizon, problem.horizon))
             wide[: again.horizon] = memory(again, full)
             assert np.allclose(wide[: problem.horizon], memory(problem, choice))
-    contest.write(again, path)
-    twice = contest.read(path)
+    asplos_format.write(again, path)
+    twice = asplos_format.read(path)
     assert [n.seconds.tolist() for n in twice.nodes] == [n.seconds.tolist() for n in again.nodes]
     assert [v.seconds.tolist() for v in twice.values] == [v.seconds.tolist() for v in again.values]
     assert (twice.capacity_bytes, twice.horizon) == (again.capacity_bytes, again.horizon)
@@ -136,7 +138,7 @@ def test_edges_over_any_number_of_nodes(tmp_path_factory: pytest.TempPathFactory
         total += sum(table[tuple(choice[n] for n in some)] for some, table in zip(members, tables, strict=True))
         best = min(best, total)
     try:
-        found = anytime.solve(contest.read(path), Clock()).objective
+        found = anytime.solve(asplos_format.read(path), Clock()).objective
     except InfeasibleError:
         found = math.inf
     assert found == best if best < 1e18 else math.isinf(found)
@@ -163,7 +165,7 @@ BAD = [
 @pytest.mark.parametrize(("content", "message"), BAD)
 def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(InvalidFileError, match=message) as caught:
-        contest.read(saved(tmp_path, content))
+        asplos_format.read(saved(tmp_path, content))
     assert caught.value.exit_code == 5
     assert "\n" not in caught.value.message
 
@@ -173,14 +175,14 @@ def test_damaged_files(tmp_path: Path) -> None:
         if data is not None:
             (tmp_path / name).write_bytes(data)
         with pytest.raises(InvalidFileError, match=name):
-            contest.read(tmp_path / name)
+            asplos_format.read(tmp_path / name)
 
 
 def test_a_limit_below_any_use_names_what_is_alive(tmp_path: Path) -> None:
     with pytest.raises(
         InfeasibleError, match=r"10 B more than the capacity of 40 B \(at time 5.*node 1 25 B"
     ) as caught:
-        contest.read(saved(tmp_path, changed(usage_limit=40)))
+        asplos_format.read(saved(tmp_path, changed(usage_limit=40)))
     assert caught.value.exit_code == 3
 
 
@@ -231,7 +233,7 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
     expected = brute(problem)
     if expected is None:
         return
-    climb = ascent.Ascent(core(pairwise(problem), len(problem.nodes)))
+    climb = dual_ascent.Ascent(core(pairwise(problem), len(problem.nodes)))
     for _ in range(15):
         assert climb.step().bound <= expected.objective * (1 + 1e-9) + 1e-9
 

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import dp, eliminate, exhaustive, order, solve
-from autoshard.solvers.additive import additive
-from autoshard.solvers.domains import finite, reduce
-from autoshard.solvers.encode import Style, encode
-from autoshard.solvers.result import Solution
-from autoshard.solvers.tables import Contents, Store
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import portfolio, solve
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.elimination import elimination_order, min_plus
+from autoshard.solvers.elimination.cost_tables import Contents, Store
+from autoshard.solvers.elimination.dominance import finite, reduce
+from autoshard.solvers.elimination.factor_encoding import Style, encode
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.heuristics import brute_force
 from tests.random_problems import random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -59,7 +61,7 @@ def test_dp_is_optimal(seed: int, forbid: float) -> None:
         assert found.status == "optimal"
         assert close(found.objective, expected.objective)
         assert found.objective == objective(problem, found.choice)
-        assert found.choice == dp.solve(problem).choice
+        assert found.choice == portfolio.solve(problem).choice
 
 
 @given(SEEDS, st.sampled_from([0, 4, 20, 100]))
@@ -68,7 +70,7 @@ def test_a_small_budget_never_gives_a_wrong_optimum(seed: int, budget: int) -> N
     problem = random_problem(seed, forbid=0.05)
     expected = attempt(problem)
     try:
-        found = dp.solve(problem, budget_entries=budget)
+        found = portfolio.solve(problem, budget_entries=budget)
     except InfeasibleError as error:
         assert expected is None or "not proven" in error.message
         return
@@ -82,7 +84,7 @@ def test_a_small_budget_still_finds_good_plans() -> None:
     worse = []
     for seed in range(60):
         problem = random_problem(seed, forbid=0.0)
-        best, found = solve(problem, "exhaustive"), dp.solve(problem, budget_entries=10)
+        best, found = solve(problem, "exhaustive"), portfolio.solve(problem, budget_entries=10)
         worse.append(found.objective - best.objective > 1e-9)
     assert np.mean(worse) < 0.05
 
@@ -92,7 +94,9 @@ STYLES = st.sampled_from(["product", "gates", "sets"])
 
 @given(SEEDS, STYLES, st.sampled_from(["size", "fill"]), st.sampled_from([1, 8, 1e9]))
 @settings(max_examples=600)
-def test_every_encoding_and_order_is_exact_or_says_so(seed: int, style: Style, key: order.Key, limit: float) -> None:
+def test_every_encoding_and_order_is_exact_or_says_so(
+    seed: int, style: Style, key: elimination_order.Key, limit: float
+) -> None:
     problem = random_problem(seed)
     expected = attempt(problem)
     if expected is None:
@@ -100,11 +104,11 @@ def test_every_encoding_and_order_is_exact_or_says_so(seed: int, style: Style, k
     sum_, contents, store = additive(problem), Contents(problem), Store()
     kept = finite(problem)
     encoded = encode(store, sum_, kept, contents, limit, style)
-    plan = order.plan(store, encoded.terms, encoded.domains, key, gates=encoded.gates, limit=limit)
+    plan = elimination_order.plan(store, encoded.terms, encoded.domains, key, gates=encoded.gates, limit=limit)
     assert plan is not None
-    bound = eliminate.run(store, plan)
+    bound = min_plus.run(store, plan)
     if plan.exact and not encoded.relaxed:
-        picked = eliminate.backtrack(store, plan)
+        picked = min_plus.backtrack(store, plan)
         choice = [some[s] for some, s in zip(kept, picked, strict=False)]
         assert close(bound, expected.objective) and close(objective(problem, choice), bound)
     else:
@@ -135,9 +139,9 @@ def test_min_plus_in_slabs() -> None:
     tables = [rng.random(shape) for shape in ((40, 60, 1, 1), (40, 1, 12, 1), (40, 60, 1, 30), (40, 1, 1, 1))]
     each = slice(None)
     seen = ((each, each, None, None), (each, None, rows, None), (each, each, None, each), (each, None, None, None))
-    parts = [eliminate.Part(table, axes) for table, axes in zip(tables, seen, strict=True)]
+    parts = [min_plus.Part(table, axes) for table, axes in zip(tables, seen, strict=True)]
     expected = (tables[0] + tables[1][:, :, rows] + tables[2] + tables[3]).min(axis=0)
-    assert np.allclose(eliminate.min_plus(parts, (40, 60, 70, 30)), expected, rtol=0, atol=1e-12)
+    assert np.allclose(min_plus.min_plus(parts, (40, 60, 70, 30)), expected, rtol=0, atol=1e-12)
 
 
 def chain(length: int, costs: list[float], seconds: np.ndarray | None = None) -> Problem:
@@ -171,7 +175,7 @@ def test_equal_blocks_are_computed_once() -> None:
         problem = blocks(count)
         sum_, store = additive(problem), Store()
         encoded = encode(store, sum_, finite(problem), Contents(problem), 1e9, "product")
-        plan = order.plan(store, encoded.terms, encoded.domains, "size")
+        plan = elimination_order.plan(store, encoded.terms, encoded.domains, "size")
         assert plan is not None
         work[count] = plan.work
         assert plan.exact and plan.largest <= 8**3
@@ -182,7 +186,7 @@ def test_equal_blocks_are_computed_once() -> None:
 
 def test_equal_blocks_by_brute_force() -> None:
     problem = blocks(2, 5)
-    assert close(dp.solve(problem).objective, solve(problem, "exhaustive").objective)
+    assert close(portfolio.solve(problem).objective, solve(problem, "exhaustive").objective)
 
 
 def test_a_hub_with_many_consumers_is_exact() -> None:
@@ -193,7 +197,7 @@ def test_a_hub_with_many_consumers_is_exact() -> None:
     ends = (0, tuple(range(1, spread + 1)), np.arange(k) % 4, targets)
     hub = Value("hub", *ends, rng.random((4, 4)), np.zeros(4), ((0, 0),) * spread)
     problem = Problem(tuple(nodes), (hub,))
-    found = dp.solve(problem)
+    found = portfolio.solve(problem)
     best = min(_hub_objective(problem, hub, source, made) for source in range(4) for made in _subsets(4))
     assert found.status == "optimal" and close(found.objective, best)
 
@@ -214,16 +218,16 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="dp, exhaustive"):
         solve(Problem((), ()), "magic")
     with pytest.raises(UsageError, match="at most"):
-        exhaustive.solve(chain(30, [1.0, 2.0]))
+        brute_force.solve(chain(30, [1.0, 2.0]))
     with pytest.raises(InfeasibleError, match="none of its 2 strategies"):
-        dp.solve(chain(2, [1.0, 2.0], np.full((2, 2), np.inf)))
+        portfolio.solve(chain(2, [1.0, 2.0], np.full((2, 2), np.inf)))
     odd = np.array([[np.inf, 0.0], [0.0, np.inf]])
     triangle = chain(3, [1.0, 1.0], odd)
     own = np.arange(2)
     closing = Value("back", 0, (2,), own, (own,), odd, np.zeros(2), ((0, 0),))
     with pytest.raises(InfeasibleError, match="every combination"):
-        dp.solve(replace(triangle, values=(*triangle.values, closing)))
+        portfolio.solve(replace(triangle, values=(*triangle.values, closing)))
 
 
 def test_an_empty_problem() -> None:
-    assert dp.solve(Problem((), ())).choice == () == solve(Problem((), ()), "exhaustive").choice
+    assert portfolio.solve(Problem((), ())).choice == () == solve(Problem((), ()), "exhaustive").choice

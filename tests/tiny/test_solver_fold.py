@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import dp, eliminate
-from autoshard.solvers.additive import additive
-from autoshard.solvers.choose import best, encodings, fitting
-from autoshard.solvers.domains import finite, reduce
-from autoshard.solvers.fold import solve_short
-from autoshard.solvers.minimise import minimise
-from autoshard.solvers.repeats import runs
-from autoshard.solvers.shorten import shortened
-from autoshard.solvers.tables import Contents
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import portfolio
+from autoshard.solvers.elimination import min_plus
+from autoshard.solvers.elimination.block_doubling import solve_short
+from autoshard.solvers.elimination.compress_blocks import shortened
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.dominance import finite, reduce
+from autoshard.solvers.elimination.encoding_choice import best, encodings, fitting
+from autoshard.solvers.elimination.minimise import minimise
+from autoshard.solvers.elimination.repeated_blocks import runs
+from autoshard.solvers.elimination.weighted_sum import additive
 
 SEEDS = st.integers(0, 10**9)
 BUDGET = 10**8
@@ -94,7 +95,7 @@ def plainly(problem: Problem, multipliers: np.ndarray | None = None) -> float:
     except InfeasibleError:
         return math.inf
     assert plan.exact
-    return eliminate.run(store, plan)
+    return min_plus.run(store, plan)
 
 
 @given(SEEDS, st.integers(12, 40), st.sampled_from([0.0, 0.1]))
@@ -200,12 +201,12 @@ def test_shares_of_a_hub_bound_the_optimum(seed: int) -> None:
     for store, encoded in encodings(sum_, kept, contents, BUDGET):
         plan = fitting(store, encoded, encoded.terms, "size", BUDGET)
         assert plan is not None
-        bound = eliminate.run(store, plan)
+        bound = min_plus.run(store, plan)
         found.add(bool(encoded.relaxed))
         assert bound <= expected + 1e-9
         assert encoded.relaxed or math.isclose(bound, expected, rel_tol=1e-9, abs_tol=1e-9)
     assert found == {False, True}
-    assert math.isclose(dp.solve(problem).objective, expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(portfolio.solve(problem).objective, expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_most_random_problems_with_blocks_fold() -> None:

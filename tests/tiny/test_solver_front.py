@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Node, Problem, Value, memory, objective
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import SOLVERS, Options, solve
 from tests.random_problems import limited, random_problem
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import Clock, Options, dp, exhaustive, recursive, solve
-from autoshard.solvers.fences import Fences
-from autoshard.solvers.propagation import Conflict, propagate
-from autoshard.solvers.repair import repaired
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import Clock, Options, portfolio, solve
+from autoshard.solvers.common.arc_consistency import Fences
+from autoshard.solvers.common.memory_repair import repaired
+from autoshard.solvers.heuristics import bisection, brute_force
+from autoshard.solvers.heuristics.propagation import Conflict, propagate
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain
 
@@ -34,9 +35,9 @@ def test_plans_are_valid_and_bounds_hold(solver: str, seed: int, forbid: float) 
     except InfeasibleError as error:
         if "not proven" not in error.message:
             with pytest.raises(InfeasibleError):
-                exhaustive.solve(problem)
+                brute_force.solve(problem)
         return
-    best = exhaustive.solve(problem)
+    best = brute_force.solve(problem)
     assert found.lower_bound <= best.objective * (1 + 1e-9) + 1e-9
     assert best.objective <= found.objective * (1 + 1e-9) + 1e-9
     assert found.objective == objective(problem, found.choice) < math.inf
@@ -48,7 +49,7 @@ def test_plans_are_valid_and_bounds_hold(solver: str, seed: int, forbid: float) 
 def test_plans_are_not_far_from_the_best(solver: str, most_worse: float) -> None:
     for count in (3, 20):
         problem = blocks(count)
-        assert solve(problem, solver).objective <= most_worse * dp.solve(problem).objective
+        assert solve(problem, solver).objective <= most_worse * portfolio.solve(problem).objective
 
 
 def test_one_window_is_exact() -> None:
@@ -59,7 +60,7 @@ def test_one_window_is_exact() -> None:
 
 def test_windows_with_equal_content_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     solved: dict[int, int] = {}
-    plain = recursive.minimise
+    plain = bisection.minimise
     for count in (200, 800):
         solved[count] = 0
 
@@ -67,8 +68,8 @@ def test_windows_with_equal_content_are_solved_once(monkeypatch: pytest.MonkeyPa
             solved[count] += 1
             return plain(*args, **kwargs)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(recursive, "minimise", counted)
-        recursive.bisected(blocks(count, 4), 0.0, Clock())
+        monkeypatch.setattr(bisection, "minimise", counted)
+        bisection.bisected(blocks(count, 4), 0.0, Clock())
     assert solved[800] < 2 * solved[200], "four times the blocks have few new windows"
 
 
@@ -178,9 +179,9 @@ def test_repair_is_often_enough() -> None:
     for seed in range(150):
         problem = limited(random_problem(seed, forbid=0.0), seed)
         try:
-            exhaustive.solve(problem)
+            brute_force.solve(problem)
         except InfeasibleError:
             continue
         tried += 1
-        fits += repaired(problem, dp.solve(replace(problem, capacity_bytes=math.inf)).choice) is not None
+        fits += repaired(problem, portfolio.solve(replace(problem, capacity_bytes=math.inf)).choice) is not None
     assert tried > 80 and fits >= 0.9 * tried

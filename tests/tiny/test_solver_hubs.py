@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Problem, objective
-from autoshard.solvers import Clock, dp, exhaustive, hubs
-from autoshard.solvers.additive import additive
-from autoshard.solvers.beliefs import Beliefs
-from autoshard.solvers.domains import finite
-from autoshard.solvers.incumbent import Incumbent
+from autoshard.ir.problem import Problem, objective
+from autoshard.solvers import Clock, portfolio
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.elimination.dominance import finite
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.heuristics import brute_force
+from autoshard.solvers.relax import hub_relaxation
+from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.random_problems import hub_problem, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -26,9 +28,9 @@ FIXTURE = [HealthCheck.function_scoped_fixture]
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value with three readers is a hub; of each node few choices are looked at first."""
-    monkeypatch.setattr(hubs, "_MANY", 2)
-    monkeypatch.setattr(hubs, "_FEW", (2, 1))
-    monkeypatch.setattr(hubs, "_NEAR", 0.0)
+    monkeypatch.setattr(hub_relaxation, "_MANY", 2)
+    monkeypatch.setattr(hub_relaxation, "_FEW", (2, 1))
+    monkeypatch.setattr(hub_relaxation, "_NEAR", 0.0)
 
 
 def every(problem: Problem) -> dict[tuple[int, ...], float]:
@@ -38,7 +40,7 @@ def every(problem: Problem) -> dict[tuple[int, ...], float]:
 
 def optimum(problem: Problem) -> float:
     try:
-        return exhaustive.solve(problem).objective
+        return brute_force.solve(problem).objective
     except InfeasibleError:
         return float("inf")
 
@@ -72,7 +74,7 @@ def test_a_problem_without_its_hubs_is_a_bound(narrow: None, seed: int) -> None:
     problem = hub_problem(seed)
     best = optimum(problem)
     if np.isfinite(best):
-        cut = hubs.cut_off(problem, finite(problem))
+        cut = hub_relaxation.cut_off(problem, finite(problem))
         assert len(cut.values) == len(problem.values) - 1
         assert optimum(cut) <= best + 1e-9
 
@@ -84,7 +86,7 @@ def test_bounds_and_plans_around_hubs_are_true(narrow: None, seed: int, hub: boo
     best = optimum(problem)
     found = None
     if np.isfinite(best):
-        found = hubs.bounded(Incumbent(problem), budget, Clock())
+        found = hub_relaxation.bounded(Incumbent(problem), budget, Clock())
     if found is not None:
         assert found.bound <= best + 1e-9 * abs(best)
         assert best <= objective(problem, found.choice) + 1e-9 * abs(best)
@@ -96,7 +98,7 @@ def test_most_hubs_are_closed(narrow: None, monkeypatch: pytest.MonkeyPatch) -> 
     for seed in range(60):
         problem = hub_problem(seed, layers=6, forbid=0.0)
         best = optimum(problem)
-        found = dp.solve(problem, budget_entries=40)
+        found = portfolio.solve(problem, budget_entries=40)
         assert found.lower_bound <= best + 1e-9 and best <= found.objective + 1e-9
         closed.append(found.objective <= best * (1 + 1e-9) and found.lower_bound >= 0.97 * best)
     assert np.mean(closed) > 0.8
@@ -104,21 +106,21 @@ def test_most_hubs_are_closed(narrow: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_rough_plan_is_good_and_what_did_not_fit_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    whole = dp.minimum_within
+    whole = portfolio.minimum_within
 
     def counted(problem: Problem, *rest: object, **more: object) -> object:
-        tried.append(dp.structure(problem))
+        tried.append(portfolio.structure(problem))
         return whole(problem, *rest, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dp, "minimum_within", counted)
+    monkeypatch.setattr(portfolio, "minimum_within", counted)
     for seed in range(20):
         problem = hub_problem(seed, layers=5, forbid=0.0)
         dearer = replace(problem, values=tuple(replace(v, seconds=2.0 * v.seconds) for v in problem.values))
-        best, unfit = dp.solve(dearer), set[int]()
-        dp.solve(problem, budget_entries=2, unfit=unfit)
+        best, unfit = portfolio.solve(dearer), set[int]()
+        portfolio.solve(problem, budget_entries=2, unfit=unfit)
         tried.clear()
-        rough = dp.solve(dearer, rough=True, unfit=unfit)
-        assert dp.structure(problem) == dp.structure(dearer) and not (unfit and tried)
+        rough = portfolio.solve(dearer, rough=True, unfit=unfit)
+        assert portfolio.structure(problem) == portfolio.structure(dearer) and not (unfit and tried)
         assert best.objective * (1 - 1e-9) <= rough.objective <= 1.5 * best.objective + 1e-12
         assert rough.lower_bound <= best.objective * (1 + 1e-9)
-        assert dp.solve(dearer, rough=True).objective == pytest.approx(best.objective)
+        assert portfolio.solve(dearer, rough=True).objective == pytest.approx(best.objective)

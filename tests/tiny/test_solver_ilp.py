@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.problem import Problem, memory, objective
-from autoshard.solvers import Clock, Options, dp, exhaustive, ilp, pulp_engine, solve
-from autoshard.solvers.bounds import star_bound
-from autoshard.solvers.domains import finite
-from autoshard.solvers.highs import Highs
-from autoshard.solvers.linear import linear, pairs
-from autoshard.solvers.memory_rows import MemoryRows, expected
-from autoshard.solvers.result import Solution
-from autoshard.solvers.thin import undominated
+from autoshard.ir.problem import Problem, memory, objective
+from autoshard.solvers import Clock, Options, portfolio, solve
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.star_bound import star_bound
+from autoshard.solvers.elimination.dominance import finite
+from autoshard.solvers.heuristics import brute_force
+from autoshard.solvers.ilp import branch_and_bound, pulp_engine
+from autoshard.solvers.linear_program.highs_engine import Highs
+from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected
+from autoshard.solvers.linear_program.rows import linear, pairs
+from autoshard.solvers.relax.pareto_choices import undominated
 from tests.random_problems import limited, random_problem
 from tests.tiny.test_solver_dp import blocks, chain, close
 
@@ -28,7 +30,7 @@ SEEDS = st.integers(0, 10**9)
 
 def attempt(problem: Problem, options: Options | None = None, start: bool = True) -> Solution | None:
     try:
-        return ilp.solve(problem, options or Options(), start=start)
+        return branch_and_bound.solve(problem, options or Options(), start=start)
     except InfeasibleError as error:
         assert "not proven" not in error.message
         return None
@@ -36,7 +38,7 @@ def attempt(problem: Problem, options: Options | None = None, start: bool = True
 
 def best(problem: Problem) -> Solution | None:
     try:
-        return exhaustive.solve(problem)
+        return brute_force.solve(problem)
     except InfeasibleError:
         return None
 
@@ -68,10 +70,10 @@ def test_pulp_solves_the_same_problem(engine: str) -> None:
 
 def test_equal_blocks() -> None:
     problem = blocks(12)
-    expected_ = dp.solve(problem)
+    expected_ = portfolio.solve(problem)
     assert close(solve(problem, "ilp").objective, expected_.objective)
     assert pairs(problem) == 12 * 4 * 8 * 8
-    assert close(ilp.solve(problem, Options(), start=False).lower_bound, expected_.objective)
+    assert close(branch_and_bound.solve(problem, Options(), start=False).lower_bound, expected_.objective)
 
 
 @given(SEEDS)
@@ -136,7 +138,7 @@ def test_thin_choices_hold_an_optimum(seed: int) -> None:
         replace(node, seconds=np.where(ok, node.seconds, np.inf))
         for node, ok in zip(problem.nodes, forbidden, strict=True)
     )
-    assert close(exhaustive.solve(replace(problem, nodes=nodes)).objective, found.objective)
+    assert close(brute_force.solve(replace(problem, nodes=nodes)).objective, found.objective)
 
 
 @given(SEEDS)
@@ -170,7 +172,7 @@ def stopped() -> Clock:
 @pytest.mark.parametrize("engine", ["highs", "pulp:CBC"])
 def test_a_stopped_clock_still_gives_an_honest_answer(engine: str) -> None:
     problem = blocks(6)
-    expected_ = dp.solve(problem).objective
+    expected_ = portfolio.solve(problem).objective
     found = solve(problem, "ilp", Options(clock=stopped(), engine=engine))
     assert found.lower_bound <= expected_ * (1 + 1e-9) <= found.objective * (1 + 2e-9)
     assert found.status == "cut short" or close(found.lower_bound, found.objective)
@@ -178,7 +180,7 @@ def test_a_stopped_clock_still_gives_an_honest_answer(engine: str) -> None:
 
 def test_without_a_plan_a_stopped_clock_proves_nothing() -> None:
     with pytest.raises(InfeasibleError, match="not proven"):
-        ilp.solve(blocks(6), Options(clock=stopped()), start=False)
+        branch_and_bound.solve(blocks(6), Options(clock=stopped()), start=False)
 
 
 def test_the_clock_stops_highs_inside() -> None:
@@ -196,4 +198,4 @@ def test_the_clock_stops_highs_inside() -> None:
     highs = Highs(model, Late(), 1.0)
     relaxed = highs.relax()
     assert highs.solver.getInfo().simplex_iteration_count < 100
-    assert relaxed is None or relaxed.bound <= dp.solve(blocks(40)).objective
+    assert relaxed is None or relaxed.bound <= portfolio.solve(blocks(40)).objective

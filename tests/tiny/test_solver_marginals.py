@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import objective
-from autoshard.solvers import Clock, dp
-from autoshard.solvers.domains import finite
-from autoshard.solvers.highs import Highs
-from autoshard.solvers.linear import linear
-from autoshard.solvers.marginals import excess
+from autoshard.ir.problem import objective
+from autoshard.solvers import Clock, portfolio
+from autoshard.solvers.elimination.dominance import finite
+from autoshard.solvers.linear_program.highs_engine import Highs
+from autoshard.solvers.linear_program.reduced_costs import excess
+from autoshard.solvers.linear_program.rows import linear
 from tests.random_problems import random_problem
 from tests.tiny.test_solver_dp import blocks
 
@@ -43,7 +43,7 @@ def test_excess_is_below_every_plan_with_the_choice(seed: int) -> None:
 def test_trees_say_more_than_reduced_costs() -> None:
     problem = blocks(8)
     model = linear(problem, finite(problem))
-    best = dp.solve(problem).objective
+    best = portfolio.solve(problem).objective
     relaxed = Highs(model, Clock(), best).relax()
     assert relaxed is not None
     gap = 1.005 * best - relaxed.bound

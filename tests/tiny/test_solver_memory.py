@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import dp, exhaustive
-from autoshard.solvers.improve import window
-from autoshard.solvers.lagrangian import condensed, minimum_memory_bound
-from autoshard.solvers.local import Aim, descend, footprints, line, links, mixtures, options
-from autoshard.solvers.master import mixture
-from autoshard.solvers.result import peak
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import portfolio
+from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, options
+from autoshard.solvers.common.result import peak
+from autoshard.solvers.heuristics import brute_force
+from autoshard.solvers.relax.lagrangian import condensed, minimum_memory_bound
+from autoshard.solvers.relax.restricted_master import mixture
+from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
 from tests.random_problems import limited, random_problem
 
@@ -36,18 +37,18 @@ def every(problem: Problem) -> list[tuple[int, ...]]:
 def test_the_bound_is_valid_and_the_plan_fits(seed: int) -> None:
     problem = limited(random_problem(seed), seed)
     try:
-        found = dp.solve(problem)
+        found = portfolio.solve(problem)
     except InfeasibleError as error:
         if "not proven" not in error.message:
             with pytest.raises(InfeasibleError):
-                exhaustive.solve(problem)
+                brute_force.solve(problem)
         return
-    best = exhaustive.solve(problem)
+    best = brute_force.solve(problem)
     assert found.lower_bound <= best.objective + 1e-9
     assert best.objective <= found.objective + 1e-9
     assert found.objective == objective(problem, found.choice)
     assert found.peak_bytes == memory(problem, found.choice).max() <= problem.capacity_bytes
-    assert found.choice == dp.solve(problem).choice
+    assert found.choice == portfolio.solve(problem).choice
 
 
 def test_plans_that_fit_are_found_and_are_near_the_best() -> None:
@@ -56,12 +57,12 @@ def test_plans_that_fit_are_found_and_are_near_the_best() -> None:
     for seed in range(400):
         problem = limited(random_problem(seed), seed)
         try:
-            best = exhaustive.solve(problem).objective
+            best = brute_force.solve(problem).objective
         except InfeasibleError:
             continue
         total += 1
         try:
-            reached = dp.solve(problem).objective
+            reached = portfolio.solve(problem).objective
         except InfeasibleError:
             continue
         found += 1
@@ -98,8 +99,8 @@ def test_infeasible_is_proven_with_the_shortfall() -> None:
         InfeasibleError,
         match=f"at least {format_bytes(bound - capacity)} more than the capacity of {format_bytes(capacity)}",
     ):
-        dp.solve(replace(problem, capacity_bytes=capacity))
-    assert dp.solve(replace(problem, capacity_bytes=least)).peak_bytes == least
+        portfolio.solve(replace(problem, capacity_bytes=capacity))
+    assert portfolio.solve(replace(problem, capacity_bytes=least)).peak_bytes == least
 
 
 @given(SEEDS)

@@ -11,11 +11,13 @@ import pytest
 
 from autoshard import solvers
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Problem, memory, objective
-from autoshard.solvers import Clock, Options, anytime, hubs, quick
-from autoshard.solvers.options import Looks
-from autoshard.solvers.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
-from autoshard.solvers.seen import Seen
+from autoshard.ir.problem import Problem, memory, objective
+from autoshard.solvers import Clock, Options
+from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
+from autoshard.solvers.common.seen_plans import Seen
+from autoshard.solvers.common.solver_options import Looks
+from autoshard.solvers.pairwise import anytime
+from autoshard.solvers.relax import hub_relaxation, pruned_start
 from tests.random_problems import hub_problem, limited, random_problem
 
 FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
@@ -80,14 +82,14 @@ def test_no_solver_proves_what_is_not_whenever_it_is_stopped(solver: str) -> Non
 
 @pytest.mark.parametrize("budget", [1, 200])
 def test_nor_where_no_tables_fit(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    monkeypatch.setattr(hubs, "_FEW", (2, 1))
+    monkeypatch.setattr(hub_relaxation, "_FEW", (2, 1))
     for problem in problems(15):
         judged_at_every_look(problem, "dp", Options(budget_entries=budget))
 
 
 def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "_WIDE", 0)
-    monkeypatch.setattr(quick, "_FEW", 1)
+    monkeypatch.setattr(pruned_start, "_WIDE", 0)
+    monkeypatch.setattr(pruned_start, "_FEW", 1)
     for problem in problems(15):
         judged_at_every_look(problem, "dp")
 

@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import Clock, Options, dp, exhaustive, quick, solve
-from autoshard.solvers.additive import additive
-from autoshard.solvers.beliefs import Beliefs
-from autoshard.solvers.options import Looks, Part
-from autoshard.solvers.watch import OutOfTime, Pace, attempt, check, watched
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers import Clock, Options, portfolio, solve
+from autoshard.solvers.common.clock import OutOfTime, Pace, attempt, check, watched
+from autoshard.solvers.common.solver_options import Looks, Part
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.heuristics import brute_force
+from autoshard.solvers.relax import pruned_start
+from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.random_problems import limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -26,8 +28,8 @@ SEEDS = st.integers(0, 10**9)
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every problem counts as wide, and two choices as many."""
-    monkeypatch.setattr(quick, "_WIDE", 0)
-    monkeypatch.setattr(quick, "_FEW", 2)
+    monkeypatch.setattr(pruned_start, "_WIDE", 0)
+    monkeypatch.setattr(pruned_start, "_FEW", 2)
 
 
 def stopped() -> Clock:
@@ -74,8 +76,8 @@ def test_bounds_of_chains_are_exact_and_shifting_shares_raises_others() -> None:
             for v in problem.values
         ),
     )
-    assert Beliefs(additive(chain)).round() == pytest.approx(dp.solve(chain).objective, rel=1e-8)
-    beliefs, best = Beliefs(additive(problem)), dp.solve(problem).objective
+    assert Beliefs(additive(chain)).round() == pytest.approx(portfolio.solve(chain).objective, rel=1e-8)
+    beliefs, best = Beliefs(additive(problem)), portfolio.solve(problem).objective
     even = max(beliefs.round() for _ in range(10))
     for _ in range(30):
         beliefs.shift()
@@ -89,7 +91,7 @@ def test_stopped_at_once_a_plan_is_valid_and_its_bound_true(narrow: None, seed: 
     problem = random_problem(seed, forbid=0.1)
     problem = limited(problem, seed) if fits else problem
     try:
-        best = exhaustive.solve(problem)
+        best = brute_force.solve(problem)
     except InfeasibleError:
         best = None
     for options in (Options(clock=stopped()), Options(rough=True)):
@@ -111,7 +113,7 @@ def test_with_time_enough_it_is_the_optimum(narrow: None, seed: int) -> None:
     clock = Clock(1e6)
     found = solve(problem, "dp", Options(clock=clock))
     assert found.status == "optimal" and not clock.cut
-    assert found.objective == pytest.approx(exhaustive.solve(problem).objective)
+    assert found.objective == pytest.approx(brute_force.solve(problem).objective)
 
 
 def test_the_clock_is_kept_where_exact_elimination_takes_long() -> None:
@@ -168,7 +170,7 @@ def test_a_loop_that_will_not_end_in_time_leaves_off_early() -> None:
 def test_what_repeats_goes_on_sharing_its_arrays() -> None:
     problem = wide(6, 8)
     keep = [np.array([1, 3])] * 5 + [np.array([2])]
-    small = quick.narrowed(problem, keep)
+    small = pruned_start.narrowed(problem, keep)
     assert len({id(node.seconds) for node in small.nodes}) == 2
     assert len({id(value.source) for value in small.values}) == 1
     assert objective(small, (0, 1, 0, 1, 0, 0)) == objective(problem, (1, 3, 1, 3, 1, 2))

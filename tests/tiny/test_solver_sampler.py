@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
-from autoshard.problem import Problem, objective
-from autoshard.solvers.sampler import cover, forced, random_choice
+from autoshard.ir.problem import Problem, objective
+from autoshard.solvers.heuristics.random_plans import cover, forced, random_choice
 from tests.random_problems import random_problem
 
 SEEDS = st.integers(0, 10**9)

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from autoshard import cli, diff, explain, package, plan_text, stale
+from autoshard.cli import commands
+from autoshard.cluster.hardware import load_hardware, parse_hardware
+from autoshard.constraints.pins import parse_pin
 from autoshard.errors import UserError
-from autoshard.graph.model import Graph
-from autoshard.hardware import load_hardware, parse_hardware
-from autoshard.mesh import Mesh
-from autoshard.pins import parse_pin
-from autoshard.plan import Plan
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.package import package_files
+from autoshard.replay import reevaluate
 from autoshard.report.page import warnings
-from autoshard.search import megatron_plan, search
-from autoshard.styles import random_plan
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.select_plan import megatron_plan, search
+from autoshard.text import explain, plan_diff, plan_summary
 from tests.graphs import mlp_graph
 
 GRAPH, MESH, HARDWARE = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
@@ -58,11 +61,11 @@ def test_another_version_is_told(old: Plan) -> None:
     note = "this plan was made by autoshard 0.0.1"
     assert note in text_of(plan)
     assert "costs have changed" not in text_of(plan)
-    assert f"A: {note}" in diff.text(diff.diff(plan, GRAPH, old, GRAPH))
-    assert "note" not in diff.text(diff.diff(old, GRAPH, old, GRAPH))
-    built = package.build(plan, GRAPH, HARDWARE)
-    assert note in plan_text.timeline_summary(built.timeline, plan, GRAPH)
-    assert note.capitalize() in package.report_text(built, None)
+    assert f"A: {note}" in plan_diff.text(plan_diff.diff(plan, GRAPH, old, GRAPH))
+    assert "note" not in plan_diff.text(plan_diff.diff(old, GRAPH, old, GRAPH))
+    built = package_files.build(plan, GRAPH, HARDWARE)
+    assert note in plan_summary.timeline_summary(built.timeline, plan, GRAPH)
+    assert note.capitalize() in package_files.report_text(built, None)
 
 
 def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
@@ -78,8 +81,8 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
     said = explain.text(explained)
     assert "costs have changed since this plan was made (objective" in said and "no lower bound" in said
     assert "gap" not in said
-    built = package.build(plan, GRAPH, HARDWARE)
-    assert "simulated anew: when the plan was made, its predicted step was" in plan_text.timeline_summary(
+    built = package_files.build(plan, GRAPH, HARDWARE)
+    assert "simulated anew: when the plan was made, its predicted step was" in plan_summary.timeline_summary(
         built.timeline, plan, GRAPH
     )
 
@@ -91,7 +94,7 @@ def test_a_profile_that_has_changed_since_is_told(old: Plan) -> None:
     plan = search(GRAPH, MESH, parse_hardware(slower))
     said = text_of(plan)
     assert "the profile a100-80g-sxm has changed since" in said and "costs have changed" not in said
-    assert stale.origin(replace(plan, hardware="mine")) == ()  # a profile of a person's own: not ours to compare
+    assert reevaluate.origin(replace(plan, hardware="mine")) == ()  # a profile of a person's own: not ours to compare
     assert warnings(plan, HARDWARE)
 
 
@@ -99,21 +102,23 @@ def test_choices_that_are_no_longer_offered(old: Plan) -> None:
     first = replace(old.ops[0], strategy="gone gone")
     plan = replace(old, ops=(first, *old.ops[1:]))
     with pytest.raises(UserError, match="has no strategy 'gone gone'"):
-        package.build(plan, GRAPH, HARDWARE)
+        package_files.build(plan, GRAPH, HARDWARE)
     fixed = explain._formulated(old, GRAPH, HARDWARE)
-    now = stale.today(plan, fixed.formulation)
+    now = reevaluate.today(plan, fixed.formulation)
     assert not now.offered and "does not offer all choices" in now.notes[-1]
     assert now.plan == plan
 
 
 def test_the_notes_are_in_json(old: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = replace(old, versions=(("autoshard", "0.0.1"),))
-    from autoshard import folder
+    from autoshard.package import output_folder
 
-    folder.write_package(tmp_path / "out", package.package_files(package.build(plan, GRAPH, HARDWARE)))
-    assert cli.main(["explain", str(tmp_path / "out"), "--json"]) == 0
+    output_folder.write_package(
+        tmp_path / "out", package_files.package_files(package_files.build(plan, GRAPH, HARDWARE))
+    )
+    assert commands.main(["explain", str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"][0].startswith("this plan was made by autoshard 0.0.1")
-    assert cli.main(["diff", str(tmp_path / "out"), str(tmp_path / "out"), "--json"]) == 0
+    assert commands.main(["diff", str(tmp_path / "out"), str(tmp_path / "out"), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["notes"]) == 2
 
 
@@ -129,5 +134,5 @@ SPACES = [
 def test_an_optimum_says_of_what(name: str, said: str, reported: str) -> None:
     plan: Plan = MADE[name]()
     best = replace(plan, certificate=replace(plan.certificate, status="optimal"))
-    assert said in plan_text.summary(best, GRAPH)
-    assert reported in package.report_text(package.build(best, GRAPH, HARDWARE), None)
+    assert said in plan_summary.summary(best, GRAPH)
+    assert reported in package_files.report_text(package_files.build(best, GRAPH, HARDWARE), None)

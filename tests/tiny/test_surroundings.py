@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.graph import serialize
+from autoshard.ir import graph_json
 from tests.graphs import mlp_graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ BARE = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT), "PYTHONDONT
 
 def shell(folder: Path, line: str, environment: dict[str, str] = BARE) -> subprocess.CompletedProcess[str]:
     """`line` in a shell, where `autoshard` is this one."""
-    (folder / "mlp.graph.json").write_text(serialize.dumps(mlp_graph(2)), encoding="utf-8")
+    (folder / "mlp.graph.json").write_text(graph_json.dumps(mlp_graph(2)), encoding="utf-8")
     line = line.replace("autoshard ", f"{sys.executable} -m autoshard ")
     return subprocess.run(
         ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.topology import (
+from autoshard.cluster.topology import (
     CUBE_MESH,
     Topology,
     check_edges,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard import words
-from autoshard.again import command
-from autoshard.graph.model import Graph, Op, Tensor
-from autoshard.hardware import load_hardware
-from autoshard.layout import Layout
-from autoshard.mesh import Mesh
-from autoshard.plan_of import Origin
-from autoshard.plan_text import gap_words, summary, table
-from autoshard.rules.strategy import Choice, Strategy
-from autoshard.search import search
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.replay.command_line import command
+from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.search.build_plan import Origin
+from autoshard.search.select_plan import search
+from autoshard.text import plan_words
+from autoshard.text.plan_summary import gap_words, summary, table
 from tests.graphs import mlp_graph
 
 MESH = Mesh((("dp", 2), ("tp", 2)))
@@ -33,13 +33,13 @@ SAID = [
 def test_strategies(choices: str, layouts: str, said: str) -> None:
     *operands, result = (Layout.parse(text) for text in layouts.split("|"))
     strategy = Strategy(tuple(map(Choice.parse, choices.split())), tuple(operands), (result,))
-    assert words.strategy_words(LINEAR, strategy, GRAPH, MESH) == said
+    assert plan_words.strategy_words(LINEAR, strategy, GRAPH, MESH) == said
 
 
 def test_axes_of_size_one_say_nothing() -> None:
     whole = Layout.parse("R R")
     strategy = Strategy((Choice("repeat"), Choice("repeat")), (whole, whole, whole), (whole,))
-    assert words.strategy_words(LINEAR, strategy, GRAPH, Mesh((("dp", 1), ("tp", 1)))) == "whole"
+    assert plan_words.strategy_words(LINEAR, strategy, GRAPH, Mesh((("dp", 1), ("tp", 1)))) == "whole"
 
 
 def test_repeated_blocks_are_folded() -> None:
@@ -47,7 +47,7 @@ def test_repeated_blocks_are_folded() -> None:
     plan = search(
         graph, Mesh((("dp", 2),)), load_hardware("a100-80g-sxm"), origin=Origin("mlp.py:build", (("layers", 6),))
     )
-    blocks = words.blocks(plan, graph)
+    blocks = plan_words.blocks(plan, graph)
     assert sum(len(block.names) * len(block.rows) for block in blocks) == len(graph.ops)
     names = [name for block in blocks for name in block.names]
     assert [name for name in names if name] == [f"h.{n}" for n in range(6)]

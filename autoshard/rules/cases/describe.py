@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autoshard.graph.model import Attribute
-from autoshard.rules.prove import OpCase, Operand
+from autoshard.ir.graph import Attribute
+from autoshard.rules.proof.rule_proof import OpCase, Operand
 
 Shape = tuple[int, ...]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.cases.describe import case, floats, integers
-from autoshard.rules.prove import Operand
+from autoshard.rules.proof.rule_proof import Operand
 
 EXPERTS = [
     case(

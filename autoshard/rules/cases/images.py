@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.rules.cases.describe import booleans, case, floats, integers
 from autoshard.rules.cases.moving import ONE_A_ROW
-from autoshard.rules.prove import Operand
+from autoshard.rules.proof.rule_proof import Operand
 
 SMOOTH = {
     "upsample_linear1d": (5,),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.cases.describe import case, constants, floats, integers, positive
-from autoshard.rules.prove import Operand
+from autoshard.rules.proof.rule_proof import Operand
 
 LABELS = integers((6,), 7)
 SIGNS = Operand((4, 5), gradient=False)

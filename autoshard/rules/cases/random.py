@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.cases.describe import case, floats
-from autoshard.rules.prove import OpCase, Operand
+from autoshard.rules.proof.rule_proof import OpCase, Operand
 
 
 def _drawn(kind: str, first: float, second: float, dtype: str = "float64") -> OpCase:

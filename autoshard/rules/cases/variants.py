@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.rules.cases.describe import booleans, case, constants, floats
-from autoshard.rules.prove import Operand
+from autoshard.rules.proof.rule_proof import Operand
 
 _ATTENTION = "aten.scaled_dot_product_attention"
 ATTENTION_VARIANTS = [

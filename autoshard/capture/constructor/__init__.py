@@ -1,0 +1,1 @@
+"""What building the model computes: the start of each parameter and buffer, as the calls that make it."""

@@ -1,0 +1,58 @@
+"""How a person names a model, checked as far as that goes without importing torch or the model."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from pathlib import Path
+
+from autoshard.errors import InvalidFileError, UsageError
+from autoshard.system.data_files import data_folder
+
+KINDS = "file.py:callable, package.module:callable, file.pt2, or a graph saved by `autoshard trace`"
+NEAR = 3  # names that a hint lists
+
+
+def check_spec(spec: str) -> None:
+    """UsageError or InvalidFileError where `spec` can't be a model: its form is wrong, or its file is missing."""
+    if spec.endswith((".json", ".pt2")):
+        if not Path(spec).is_file():
+            raise InvalidFileError(f"there is no file {spec}", _near_files(Path(spec)) or KINDS)
+        return
+    place, _ = split_spec(spec)
+    if place.endswith(".py"):
+        check_file(Path(place), spec)
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """`file.py:build` -> ("file.py", "build"). UsageError where one of the two is missing."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"{spec!r} names no model", _callables(Path(spec.rstrip(":"))) or KINDS)
+    return place, name
+
+
+def check_file(path: Path, spec: str = "") -> None:
+    """UsageError, with names that are near, where there is no such file."""
+    if not path.is_file():
+        name = spec.rpartition(":")[2]
+        raise UsageError(f"there is no file {path}", _near_files(path, f":{name}" if name else "") or KINDS)
+
+
+def _near_files(path: Path, after: str = "") -> str:
+    """Files of the same kind in that folder, else below this one, whose names are near; else an example that ships."""
+    folder = path.parent if path.parent.is_dir() else Path()
+    found = {str(own): own.name for pattern in ("*", "*/*") for own in folder.glob(f"{pattern}{path.suffix}")}
+    found = found or {str(own): own.name for own in data_folder("examples").glob(path.name)}
+    names = difflib.get_close_matches(path.name, set(found.values()), NEAR)
+    return " or ".join(f"{own}{after}" for near in names for own, name in sorted(found.items()) if name == near)
+
+
+def _callables(path: Path) -> str:
+    """The functions that a file defines, as one would name them; "" where it is no readable Python file."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else []
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    names = [item.name for item in body if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")]
+    return " or ".join(f"{path}:{name}" for name in names[:NEAR])

@@ -1,0 +1,99 @@
+"""Source lines a person can find: of an exception, and of an exported node."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+import torch
+
+_HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "<")
+_MACHINERY = tuple(f"/site-packages/{name}/" for name in ("sympy", "mpmath", "hypothesis"))  # called by torch, or by gc
+_SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def blame(error: BaseException) -> str:
+    """One line: `file.py:12 in `code of that line`: what went wrong`, the innermost line of the model's own code."""
+    place = culprit(error)
+    what = headline(error)
+    return f"{place}: {what}" if place else what
+
+
+def headline(error: BaseException) -> str:
+    """The exception's first line of text, with its type where that says more."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{short_path(error.filename)}:{error.lineno}: SyntaxError: {error.msg}"
+    if isinstance(error, SystemExit):
+        return "it ended the program: " + (str(error) if str(error).startswith("os.") else f"sys.exit({error})")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def culprit(error: BaseException) -> str:
+    """`file.py:12 `code``: the innermost frame that is not torch's, autoshard's or Python's; "" if there is none."""
+    frames: list[tuple[str, int]] = []
+    seen: BaseException | None = error
+    while seen is not None and not frames:
+        frames = [
+            (f.f_code.co_filename, line) for f, line in walk_tb(seen.__traceback__) if is_visible(f.f_code.co_filename)
+        ]
+        seen = seen.__cause__ or seen.__context__
+    return quote(*frames[-1]) if frames else ""
+
+
+def here() -> str:
+    """`file.py:12 `code`` of the innermost frame of the model's own code that is running now; "" if there is none."""
+    frame = model_frame()
+    return quote(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+def model_frame() -> FrameType | None:
+    """The innermost running frame that is not torch's, autoshard's or Python's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_visible(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def quote(filename: str, line: int) -> str:
+    """`folder/file.py:12 `the line's text``."""
+    text = linecache.getline(filename, line).strip()
+    return f"{short_path(filename)}:{line} `{text}`" if text else f"{short_path(filename)}:{line}"
+
+
+def short_path(filename: str) -> str:
+    """The last two components: no machine's own folders."""
+    return "/".join(Path(filename).parts[-2:])
+
+
+def node_frame(node: Any) -> tuple[str, int] | None:
+    """File and line of the innermost frame of the forward that made an exported node, torch's own left out."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    visible = [(name, int(line)) for name, line in frames if is_visible(name)]
+    return visible[-1] if visible else None
+
+
+def node_source(node: Any) -> str:
+    """`folder/file.py:12` of an exported node, "" where unknown."""
+    frame = node_frame(node)
+    return f"{short_path(frame[0])}:{frame[1]}" if frame else ""
+
+
+def node_quote(node: Any) -> str:
+    """Where an exported node comes from, with the line's text."""
+    frame = node_frame(node)
+    return quote(*frame) if frame else f"operator {node.name}"
+
+
+def is_visible(filename: str) -> bool:
+    """Is it a file of the model's own, or of a library other than torch and autoshard?"""
+    if filename.startswith(_HIDDEN[:2]) or any(part in filename for part in _MACHINERY):
+        return False
+    return not filename.startswith(_HIDDEN) or "site-packages" in filename or filename.startswith(_SITE)

@@ -1,0 +1,73 @@
+"""Which output a training step differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoshard.errors import CaptureError
+from autoshard.ir.graph import Graph, Tensor
+
+_NAMES = ("['loss']", ".loss")
+_SUM = "return one loss: their sum as `loss` (in a dict or a dataclass), the others after .detach()"
+_MEAN = "return its mean (or sum): one number"
+
+
+def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
+    """`graph` with its loss: the scalar that the forward calls `loss`, else its only scalar that has a gradient, or the
+    one that all others are parts of (`return reconstruction + kl, reconstruction, kl`); none where it returns no
+    floating scalar at all. `called` names the outputs; `requires_grad` must be marked.
+
+    CaptureError where it is open which scalar is meant, or where a training step would train nothing.
+    """
+    scalars = [graph.tensor(name) for name in graph.outputs if _is_scalar(graph.tensor(name))]
+    named = [tensor for tensor in scalars if called[tensor.name] in _NAMES]
+    trained = _totals(graph, [tensor for tensor in scalars if tensor.requires_grad])
+    if len(named or trained) > 1:
+        listed = ", ".join(_described(graph, tensor, called) for tensor in trained)
+        raise CaptureError(f"the forward returns {len(trained)} losses, of which none is called loss: {listed}", _SUM)
+    if not (named or trained):
+        return _without(graph, called)
+    loss = (named or trained)[0]
+    if not loss.requires_grad:
+        raise CaptureError(
+            f"no parameter that is trained has a part in the loss ({_described(graph, loss, called)})",
+            "requires_grad on the parameters to train, and a loss that is computed from them; or --eval",
+        )
+    return replace(graph, loss=loss.name)
+
+
+def _totals(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
+    """The one scalar that gradients reach all others through; all of them where there is no such one."""
+    names = {tensor.name for tensor in scalars}
+    totals = [tensor for tensor in scalars if names <= _reached(graph, tensor.name)]
+    return totals if len(totals) == 1 else scalars
+
+
+def _reached(graph: Graph, name: str) -> set[str]:
+    """`name` and every value that its gradient reaches."""
+    reached = {name}
+    for op in reversed(graph.ops):
+        if reached.intersection(op.results):
+            reached.update(o for o in op.operands if o is not None and graph.tensor(o).requires_grad)
+    return reached
+
+
+def _without(graph: Graph, called: Mapping[str, str]) -> Graph:
+    """A model that returns no loss runs forward only. What is called one but is no number is a mistake."""
+    for name in graph.outputs:
+        if called[name] in _NAMES:
+            shape = graph.tensor(name).shape
+            raise CaptureError(f"the loss is {graph.tensor(name).dtype} of shape {shape}, not a single number", _MEAN)
+    return graph
+
+
+def _is_scalar(tensor: Tensor) -> bool:
+    return tensor.shape == () and "float" in tensor.dtype
+
+
+def _described(graph: Graph, tensor: Tensor, called: Mapping[str, str]) -> str:
+    """`['cls'] at model.py:12`."""
+    source = next((op.source for op in graph.ops if tensor.name in op.results), "")
+    what = called[tensor.name] or "the output"
+    return f"{what} at {source}" if source else what

@@ -1,0 +1,54 @@
+"""Which values autograd computes a gradient for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.ir.graph import Graph, Op
+
+_CUT_NAMES = """
+    detach zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
+    new_empty
+"""
+_CUTS = frozenset(f"aten.{name}" for name in _CUT_NAMES.split())
+_STATISTICS = ("aten.batch_norm",)  # results after the first are new running statistics
+
+
+def mark_gradients(graph: Graph) -> Graph:
+    """`requires_grad` on every tensor, when training: what autograd computes the gradient of.
+
+    Trainable parameters, and what is computed from one, as far as the loss depends on it: a parameter that it does not
+    depend on has no gradient, and no optimizer moves it.
+    """
+    marked = _reached(graph)
+    return _marked(graph, marked & _behind(graph, graph.loss) if graph.loss is not None else marked)
+
+
+def mark_reached(graph: Graph) -> Graph:
+    """`requires_grad` as the forward has it: on all that is computed from a trainable parameter."""
+    return _marked(graph, _reached(graph))
+
+
+def _marked(graph: Graph, marked: set[str]) -> Graph:
+    return replace(graph, tensors=tuple(replace(t, requires_grad=t.name in marked) for t in graph.tensors))
+
+
+def _reached(graph: Graph) -> set[str]:
+    marked = {p.tensor for p in graph.parameters if p.trainable and graph.training}
+    for op in graph.ops:
+        if op.target not in _CUTS and any(operand in marked for operand in op.operands):
+            marked.update(result for result in differentiable(op) if "float" in graph.tensor(result).dtype)
+    return marked
+
+
+def differentiable(op: Op) -> tuple[str, ...]:
+    return op.results[:1] if op.target in _STATISTICS else op.results
+
+
+def _behind(graph: Graph, loss: str) -> set[str]:
+    """What the loss depends on by operators that have a gradient."""
+    found = {loss}
+    for op in reversed(graph.ops):
+        if op.target not in _CUTS and not found.isdisjoint(differentiable(op)):
+            found.update(operand for operand in op.operands if operand is not None)
+    return found

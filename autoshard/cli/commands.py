@@ -1,0 +1,357 @@
+"""The command line: argparse, one function a verb. Nothing heavy is imported before a verb needs it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from autoshard.cli.parser import parser
+from autoshard.errors import CheckError, UsageError, UserError
+from autoshard.system import system_errors, terminal
+from autoshard.system.files import write_text
+from autoshard.system.progress import step
+
+_LONG = re.compile(r"\S{400,}")
+BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code: 0 done, 1 bug, 130 interrupted, else that of the UserError."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        terminal.prepare()
+        _check_words(words)
+        options = _parsed(words)
+        result = _run(options)
+        terminal.flush()
+        return result
+    except UserError as error:
+        return _fail(error, error.exit_code, words)
+    except KeyboardInterrupt:
+        print("autoshard: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away: nobody is left to tell
+        return 141
+    except Exception as error:
+        told = system_errors.told(error)
+        if told is not None:
+            return _fail(told, told.exit_code, words)
+        return _fail(UserError(f"{type(error).__name__}: {error}", BUG_REPORT), 1, words)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """What is not UTF-8 can't be noted in a plan."""
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{word!r} is not UTF-8", "another name, or a symbolic link to it")
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The options. `--help` and `--version` end the program, once what they print is out."""
+    try:
+        return parser(VERBS).parse_args(words)
+    except SystemExit:
+        terminal.flush()
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
+    """The verb. Only a model's own code ends the program by itself."""
+    try:
+        result: int = options.run(options)
+    except SystemExit as stopped:
+        raise system_errors.ended(stopped) from stopped
+    return result
+
+
+def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
+    if "--debug" in words:
+        raise
+    lines = [f"autoshard: {_LONG.sub(_clipped, error.message)}"]
+    if error.hint:
+        lines.append(f"  {error.hint}" if code == 1 else f"  try: {error.hint}")
+    print("\n".join(lines), file=sys.stderr)
+    if "--json" in words:
+        with contextlib.suppress(OSError):
+            _print_json({"error": {"message": error.message, "hint": error.hint, "exit_code": code}})
+            terminal.flush()
+    return code
+
+
+def _clipped(word: re.Match[str]) -> str:
+    """Of a word that a person would not read to its end, the beginning."""
+    return f"{word[0][:60]}…"
+
+
+def _print_json(content: object) -> None:
+    print(json.dumps(content, indent=1, ensure_ascii=not terminal.speaks_unicode()))
+
+
+# --- the verbs ------------------------------------------------------------------------------------------------------
+
+
+def trace(options: argparse.Namespace) -> int:
+    """Capture a model and save its graph."""
+    from autoshard import workflow
+    from autoshard.ir import graph_json
+
+    with step(f"capturing {options.model}", options.json):
+        graph = workflow.read_graph(_request(options))
+    write_text(options.output, graph_json.dumps(graph))
+    counts = {"ops": len(graph.ops), "parameters": sum(graph.tensor(p.tensor).numel for p in graph.parameters)}
+    if options.json:
+        _print_json({"graph": str(options.output), "graph_hash": graph_json.graph_hash(graph), **counts})
+    else:
+        print(f"{options.output}: {counts['ops']} ops, {counts['parameters']:,} parameters")
+        print(f"next: autoshard plan {options.output} --mesh dp=2,tp=2 --hardware a100-80g-sxm")
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Find the best plan and write the package."""
+    from autoshard import workflow
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.ir import graph_json
+    from autoshard.package import output_folder, package_files
+    from autoshard.text import plan_summary
+
+    wanted, request, quiet = _wanted(options), _request(options), options.json
+    hardware = load_hardware(options.hardware)
+    workflow.check(request, wanted, hardware)
+    wants_check = options.verify or options.verify_with
+    if wants_check:
+        graph_json.check_has_code(options.model)
+    output_folder.check_target(options.out)
+    for sentence in workflow.ignored(wanted):
+        print(f"warning: {sentence}", file=sys.stderr)
+    with step(f"capturing {options.model}", quiet):
+        graph = workflow.read_graph(request)
+    with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
+        made = workflow.make_plan(graph, hardware, request, wanted)
+    with step("writing the package", quiet):
+        files = package_files.package_files(package_files.build(made.plan, graph, hardware), made.front)
+        output_folder.write_package(options.out, files)
+        write_text(options.out / package_files.SEARCH_LOG, package_files.log_text(made.log))
+    summary = plan_summary.as_dict(made.plan, graph) | {"out": str(options.out), "files": sorted(files)}
+    summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
+    if not options.json:
+        print(plan_summary.summary(made.plan, graph))
+        if made.front:
+            print("\n".join(["", *plan_summary.front_table(made.front)]))
+        print(f"written to {options.out}: {plan_summary.file_names(files)}")
+    code = _verify(options, summary) if wants_check else 0
+    if options.json:
+        _print_json(summary)
+    elif code == 0:
+        print(f"next: {plan_summary.next_command(made.plan, graph, str(options.out))}")
+    return code
+
+
+def _wanted(options: argparse.Namespace) -> Any:
+    from autoshard.ir.mesh import Mesh
+    from autoshard.search.objectives import parse_level
+    from autoshard.workflow import PlanRequest
+
+    mesh = None if options.mesh is None else Mesh.parse(options.mesh)
+    if mesh is None and options.devices is None:
+        raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
+    if mesh is not None and options.devices not in (None, mesh.size):
+        told = f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}"
+        raise UsageError(told, f"--mesh {mesh} alone, or --devices {options.devices} alone to search for a mesh")
+    return PlanRequest(
+        mesh,
+        options.devices,
+        options.strategy,
+        parse_level(options.level),
+        options.solver,
+        options.ilp_engine,
+        tuple(options.pin),
+        options.pins,
+        options.memory_limit,
+        options.time_limit,
+        options.pareto,
+        not options.no_all_to_all,
+    )
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Run a package's files against the original model."""
+    summary: dict[str, Any] = {"out": str(options.out)}
+    code = _verify(options, summary)
+    if options.json:
+        _print_json(summary)
+    return code
+
+
+def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
+    from autoshard import workflow
+
+    with step(f"verifying {options.out}", options.json):
+        result = workflow.verify_package(options.out, options.backend, options.full, dict(options.verify_with))
+    summary["verification"] = result.as_dict()
+    if not options.json:
+        print(result.summary())
+    if result.passed:
+        return 0
+    if not options.json:
+        raise CheckError(result.failure, "the report and the files are left for you to look at")
+    return CheckError.exit_code
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Simulate a package's step and write the timeline."""
+    from autoshard.package import package_files
+    from autoshard.text import plan_summary
+
+    with step("simulating", options.json):
+        built = package_files.build(*package_files.read_package(options.plan))
+    timeline = built.timeline
+    if options.export:
+        from autoshard.exports.export_files import export
+
+        target = options.output or package_files.root_of(options.plan) / options.export
+        files = export(options.export, target, timeline, built.program, built.graph, built.hardware)
+    else:
+        target = package_files.write_output(
+            options.plan, options.output, package_files.TIMELINE, package_files.trace_text(timeline)
+        )
+        files = [target.name]
+    if options.json:
+        _print_json(
+            plan_summary.timeline_dict(timeline, built.plan, built.graph) | {"written": str(target), "files": files}
+        )
+    else:
+        print(plan_summary.timeline_summary(timeline, built.plan, built.graph))
+        print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write a package's HTML report."""
+    from autoshard.package import package_files
+
+    with step("rendering the report", options.json):
+        built = package_files.build(*package_files.read_package(options.plan))
+        page = package_files.report_text(built, package_files.read_verification(options.plan))
+    path = package_files.write_output(options.plan, options.output, package_files.REPORT, page)
+    if options.json:
+        _print_json({"report": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Size a cluster: the step time and memory of a transformer described by numbers."""
+    from dataclasses import replace
+
+    from autoshard.cli import estimate_options
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.estimate import estimate_text
+    from autoshard.estimate import step as estimating
+
+    hardware = load_hardware(options.hardware)
+    host = estimating.host_of(hardware)
+    if options.host_dispatch is not None:
+        host = replace(host, dispatch_seconds=options.host_dispatch)
+    made = estimating.estimate(*estimate_options.read(options), hardware, host)
+    if options.output:
+        write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
+    if options.json:
+        _print_json(estimate_text.as_dict(made, hardware))
+    else:
+        print(estimate_text.text(made, hardware))
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Say what each choice of a plan costs, what comes next, and what another choice would cost."""
+    from autoshard.package import package_files
+    from autoshard.text import explain
+
+    with step("explaining", options.json):
+        explained = explain.explain(*package_files.read_package(options.plan), options.what, options.why_not)
+    if options.json:
+        _print_json(explain.as_dict(explained))
+    else:
+        print(explain.text(explained))
+    return 0
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Say which decisions of two plans differ, and what that is predicted to cost."""
+    from autoshard.package import package_files
+    from autoshard.text import plan_diff
+
+    one, other = (package_files.read_package(path)[:2] for path in (options.one, options.other))
+    found = plan_diff.diff(*one, *other)
+    if options.json:
+        _print_json(plan_diff.as_dict(found))
+    else:
+        print(plan_diff.text(found))
+    return 0
+
+
+def profiles(options: argparse.Namespace) -> int:
+    """List the hardware profiles, or print one."""
+    from autoshard.cluster.hardware import hardware_text, list_profiles, load_hardware
+
+    names = [options.name] if options.name else list_profiles()
+    found = {name: load_hardware(name) for name in names}
+    if options.json:
+        _print_json({name: hardware_text(hardware) for name, hardware in found.items()})
+    elif options.name:
+        print(hardware_text(found[options.name]), end="")
+    else:
+        from autoshard.text.plan_summary import profile_table
+
+        print(profile_table(found))
+    return 0
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Measure this machine, fit the cost formulas, and write a hardware profile of it."""
+    from autoshard.calibrate import calibrate_run
+
+    request = calibrate_run.Request(
+        options.hardware, options.out, options.device, options.dtype, options.processes, options.measured
+    )
+    with step(f"calibrating on {options.device}", options.json):
+        written = calibrate_run.run(request)
+    if options.json:
+        _print_json(calibrate_run.as_dict(written))
+    else:
+        print(calibrate_run.summary(written))
+    return 0
+
+
+def prove(options: argparse.Namespace) -> int:
+    """Prove the rules: every strategy of each operator, forward and backward."""
+    from autoshard.verify.rule_table import outcome_dict, outcome_table, prove_table
+
+    with step("proving the rules", options.json):
+        outcomes = list(prove_table(options.operators, options.mesh, options.seeds))
+    if options.json:
+        _print_json(outcome_dict(outcomes))
+    else:
+        print(outcome_table(outcomes))
+    return CheckError.exit_code if any(outcome.failures for outcome in outcomes) else 0
+
+
+def _request(options: argparse.Namespace) -> Any:
+    from autoshard.workflow import ModelRequest
+
+    return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
+
+
+VERBS = (trace, plan, verify, simulate, report, explain, diff, estimate, profiles, calibrate, prove)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

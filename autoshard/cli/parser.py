@@ -1,0 +1,220 @@
+"""The options of every verb, as an argparse parser."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoshard import __version__
+from autoshard.cli import estimate_options as estimate_command
+from autoshard.cli.option_values import path, quantity, whole
+from autoshard.errors import UsageError
+
+Verb = Callable[[argparse.Namespace], int]
+DEFAULT_OUT = "autoshard-out"
+MOST_SEEDS = 1000
+EXIT_CODES = "Exit codes: 0 done, 1 bug, 2 usage, 3 no plan fits, 4 can't be captured, 5 invalid file, 6 check failed."
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our one-sentence errors; a misspelt option is told before one that is missing because of it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        own, before = self._option_string_actions, list(args or ())
+        if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            for word in before[: before.index("--")] if "--" in before else before:
+                name = word.partition("=")[0]
+                if name.startswith("--") and name not in own:
+                    near = difflib.get_close_matches(name, own, 1)
+                    raise UsageError(f"{self.prog} has no option {name}", near[0] if near else f"{self.prog} --help")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, _meant(message, self.prog) or f"{self.prog} --help")
+
+
+def _meant(message: str, prog: str) -> str:
+    """Of a choice that there is not, the nearest that there is: `--export profiler`, `autoshard plan`."""
+    found = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if not found:
+        return ""
+    choices = re.findall(r"[\w.-]+", found[3])
+    begun = [choice for choice in choices if found[2] and choice.startswith(found[2])]
+    near = begun or difflib.get_close_matches(found[2], choices, 1)
+    if not near:
+        return ""
+    return f"{found[1] if found[1].startswith('-') else prog} {near[0]}"
+
+
+def parser(verbs: Sequence[Verb]) -> argparse.ArgumentParser:
+    """The parser; `options.run` is the verb's function, whose name and docstring the help shows."""
+    result = _Parser(
+        prog="autoshard",
+        allow_abbrev=False,
+        description="Split a PyTorch model over a cluster: capture, search, write the program, prove it, simulate it.",
+        epilog=EXIT_CODES,
+    )
+    result.add_argument("--version", action="version", version=f"autoshard {__version__}")
+    added = result.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    for run in verbs:
+        _OPTIONS[run.__name__](_verb(added, run))
+    return result
+
+
+def _verb(verbs: Any, run: Verb) -> argparse.ArgumentParser:
+    text = (run.__doc__ or "").strip()
+    parser: argparse.ArgumentParser = verbs.add_parser(run.__name__, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    kinds = "file.py:callable, package.module:callable, a torch.export .pt2 file, or a graph saved by `autoshard trace`"
+    parser.add_argument("model", metavar="MODEL", help=kinds)
+    _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
+    parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], help="default fp32")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
+    parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    output = path("--output")
+    parser.add_argument("-o", "--output", type=output, required=True, metavar="FILE", help="such as model.graph.json")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument(
+        "--mesh", help="named axes, slowest links first: dp=2,tp=2; without it --devices searches for one"
+    )
+    parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
+    out = f"default {DEFAULT_OUT}/"
+    parser.add_argument("--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
+    devices = "find the best mesh of N devices; or check --mesh"
+    parser.add_argument("--devices", type=whole("--devices"), metavar="N", help=devices)
+    limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
+    parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
+    _add_search_options(parser)
+    parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
+    parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
+    parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
+    _add_verify_options(parser)
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    levels = "0 ratio (least communication and repeated work), 1 memory (least), 2 speed (default)"
+    parser.add_argument("--level", default="2", help=levels)
+    pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None)"
+    parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
+    parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="such pins in a .toml or .json file")
+    parser.add_argument("--solver", help="dp (default), ilp, propagation, recursive, exhaustive")
+    engine = "of --solver ilp: highs (default), or pulp:CBC, pulp:GUROBI, …"
+    parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
+    parser.add_argument("--no-all-to-all", action="store_true", help="no all-to-all: redistributions, halos, experts")
+    limit = "stop the search after this long, such as 30s, and keep the best plan so far; Ctrl-C does the same"
+    parser.add_argument("--time-limit", type=quantity("--time-limit", "seconds"), metavar="TIME", help=limit)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    what = "a parameter, input, operator, module or pattern; default: the dearest choices"
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
+    why = 'what it would cost to do this instead, such as "Shard(1)@tp", or why it can\'t be'
+    parser.add_argument("--why-not", metavar="HOW", help=why)
+
+
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("one", type=path("A"), metavar="A", help="a package, or its plan.json")
+    parser.add_argument("other", type=path("B"), metavar="B", help="another one of the same model")
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=path("DIR"), metavar="DIR", help="a package written by `autoshard plan`")
+    _add_verify_options(parser)
+
+
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    _add_pairs(parser, "--verify-with", "verify_with", "other arguments for the callable while verifying (n_layer=2)")
+    backends = "gloo: a process a device, up to 16; lockstep: all devices in one process"
+    parser.add_argument("--backend", choices=["gloo", "lockstep"], default="gloo", help=backends)
+    parser.add_argument("--full", action="store_true", help="verify at full size, whatever it takes")
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    output = "default DIR/timeline.json, or DIR/FORMAT/"
+    parser.add_argument("-o", "--output", type=path("--output"), metavar="PATH", help=output)
+    formats = "profiler: as torch.profiler writes, a file a rank; chakra: execution traces; memory: torch's snapshot"
+    parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="default DIR/report.html")
+
+
+def _add_profiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hardware", required=True, metavar="NAME", help="the profile to start from: peaks and links")
+    out = "the profile to write; its constants go beside it"
+    parser.add_argument("--out", required=True, type=path("--out"), metavar="FILE.toml", help=out)
+    parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default="cpu", help="default cpu")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default float32"
+    )
+    several = "measure collectives between this many processes too; default 1"
+    parser.add_argument("--processes", type=whole("--processes"), default=1, metavar="N", help=several)
+    earlier = "fit these earlier measurements again"
+    parser.add_argument("--measured", type=path("--measured"), metavar="FILE", help=earlier)
+
+
+def _add_prove(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operators", nargs="*", metavar="OP", help="aten.linear or linear; default: the whole table")
+    several = "a mesh to prove on, may be repeated; default tp=2, tp=3 and dp=2,tp=2"
+    parser.add_argument("--mesh", action="append", default=[], help=several)
+    seeds = "random operands per strategy; default 1"
+    parser.add_argument("--seeds", type=whole("--seeds", most=MOST_SEEDS), default=1, metavar="N", help=seeds)
+
+
+def _add_pairs(parser: argparse.ArgumentParser, option: str, dest: str, text: str) -> None:
+    parser.add_argument(option, dest=dest, nargs="+", action="extend", type=_pair, default=[], metavar="K=V", help=text)
+
+
+def _pair(text: str) -> tuple[str, str | int | float | bool]:
+    """`n_layer=2` -> ("n_layer", 2): integers, floats, true and false are recognised, the rest is text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "trace": _add_trace,
+    "plan": _add_plan,
+    "verify": _add_verify,
+    "simulate": _add_simulate,
+    "report": _add_report,
+    "explain": _add_explain,
+    "diff": _add_diff,
+    "estimate": estimate_command.add_options,
+    "profiles": _add_profiles,
+    "calibrate": _add_calibrate,
+    "prove": _add_prove,
+}

@@ -1,0 +1,258 @@
+"""A cluster as devices and links, read from a TOML profile, with the constants of the cost formulas for its devices.
+
+`Hardware.text` is the whole profile as text (the file, then the constants it names), so that a plan can embed it and
+`parse_hardware` gives the same `Hardware` back. All figures are SI: bytes, bytes/s one way per device, seconds, FLOP/s.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from autoshard import units
+from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
+from autoshard.cluster.profile_schema import Link, read_constants, read_links, read_peaks
+from autoshard.errors import UsageError
+from autoshard.ir.mesh import Mesh
+from autoshard.system.data_files import data_folder
+from autoshard.system.files import LARGEST_TOML, parse_toml, read_text
+
+__all__ = ["Figure", "Hardware", "Link", "check_mesh", "check_precision", "hardware_text", "list_profiles",
+           "load_hardware", "parse_hardware"]  # fmt: skip
+
+SCHEMA_VERSION = 1
+PRECISION_DTYPES = {"fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32")}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Where a number comes from: `kind` is measured, datasheet, derived or default."""
+
+    key: str
+    value: str
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`links` are innermost (fastest) first; `constants` are those of the formulas, by dotted key.
+
+    `calibrated`: the constants were fitted to measurements of this device; `error` says how well. `cores` are units
+    that compute on their own (streaming multiprocessors, AI cores); it and `l2_bytes` are 0 where unknown.
+    `fitted_dtypes`: of the products and attention that the constants were fitted to.
+    """
+
+    name: str
+    summary: str
+    text: str
+    devices_per_node: int
+    memory_bytes: float
+    usable_memory: float
+    memory_bandwidth: float
+    launch_seconds: float
+    peaks: tuple[tuple[str, float], ...]
+    links: tuple[Link, ...]
+    constants: tuple[tuple[str, float], ...]
+    error: str
+    figures: tuple[Figure, ...]
+    calibrated: bool = True
+    l2_bytes: float = 0.0
+    cores: float = 0.0
+    fitted_dtypes: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.text, self.memory_bandwidth, self.launch_seconds, self.peaks, self.links))
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Memory of a device that a plan may use."""
+        return self.memory_bytes * self.usable_memory
+
+    @property
+    def max_devices(self) -> int:
+        return self.links[-1].devices
+
+    @cached_property
+    def _constants(self) -> dict[str, float]:
+        return dict(self.constants)
+
+    def constant(self, key: str) -> float:
+        return self._constants[key]
+
+    @cached_property
+    def _peaks(self) -> dict[str, float]:
+        return dict(self.peaks)
+
+    def peak_flops(self, dtype: str) -> float:
+        """FLOP/s of matrix products in `dtype`; UsageError where the device has none."""
+        if dtype not in self._peaks:
+            have = ", ".join(self._peaks)
+            hint = _precision_hint(self) if "float" in dtype else f"floats at the operator that multiplies {dtype}"
+            raise UsageError(f"{self.name} can't compute in {dtype}: it has {have}", hint)
+        return self._peaks[dtype]
+
+
+def _precision_hint(hardware: Hardware) -> str:
+    fitting = [name for name, dtypes in PRECISION_DTYPES.items() if set(dtypes) <= set(hardware._peaks)]
+    return " or ".join(f"--precision {name}" for name in fitting)
+
+
+def check_precision(hardware: Hardware, precision: str) -> None:
+    """UsageError where the devices lack a dtype that `precision` computes in, e.g. bf16-mixed on the Ascend 910A."""
+    if precision not in PRECISION_DTYPES:
+        raise UsageError(f"unknown precision {precision!r}: expected {', '.join(PRECISION_DTYPES)}", "--precision fp32")
+    missing = [dtype for dtype in PRECISION_DTYPES[precision] if dtype not in hardware._peaks]
+    if missing:
+        message = f"--precision {precision}: {hardware.name} has no {' and no '.join(missing)}"
+        raise UsageError(message, _precision_hint(hardware))
+
+
+def check_mesh(hardware: Hardware, mesh: Mesh) -> None:
+    """UsageError where the mesh is larger than the profile's cluster."""
+    if mesh.size > hardware.max_devices:
+        raise UsageError(
+            f"mesh {mesh} has {mesh.size} devices: {hardware.name} describes at most {hardware.max_devices}", larger()
+        )
+
+
+def check_devices(hardware: Hardware, devices: int) -> None:
+    """UsageError where there are more than the profile's cluster has."""
+    if devices > hardware.max_devices:
+        raise UsageError(f"--devices {devices}: {hardware.name} describes at most {hardware.max_devices}", larger())
+
+
+def larger() -> str:
+    """What to try where there are more devices than a profile has."""
+    return "fewer devices, or a copy of the profile with larger links: autoshard profiles NAME > mine.toml"
+
+
+def list_profiles() -> tuple[str, ...]:
+    """The names of the profiles that ship with autoshard."""
+    return tuple(sorted(path.stem for path in data_folder("hardware_profiles").glob("*.toml")))
+
+
+def load_hardware(name_or_path: str) -> Hardware:
+    """A shipped profile by name, or a profile file by path (ends in `.toml`)."""
+    path = Path(name_or_path)
+    if not name_or_path.endswith(".toml"):
+        if name_or_path not in list_profiles():
+            raise _unknown(name_or_path)
+        path = data_folder("hardware_profiles") / f"{name_or_path}.toml"
+    return parse_hardware(_read(path), str(path))
+
+
+def _unknown(name: str) -> UsageError:
+    known = list_profiles()
+    near = [profile for profile in known if name and name.lower() in profile]
+    near += [profile for profile in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) if not near]
+    hint = " or ".join(near) or "one of these, or a path that ends in .toml"
+    return UsageError(f"unknown hardware profile {name!r}: there are {', '.join(known)}", hint)
+
+
+def _read(path: Path) -> str:
+    hint = "`autoshard profiles` for those that ship, `autoshard profiles NAME > mine.toml` for a copy"
+    return read_text(path, "the hardware profile", hint, LARGEST_TOML)
+
+
+def hardware_text(hardware: Hardware) -> str:
+    """The profile with its constants, verbatim TOML: `parse_hardware(hardware_text(hw)) == hw`."""
+    return hardware.text
+
+
+def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
+    """Raises InvalidFileError that names every fault with its line. `where` is what the messages call the text."""
+    root = _parse(text, where, _places(text, where))
+    root.expect("schema", SCHEMA_VERSION)
+    root.faults.raise_all()
+    if "constants" not in root.data and (path := _costmodel_path(root, where)) is not None:
+        own = text.rstrip()
+        text = f"{own}\n\n{_read(path)}"
+        root = _parse(text, where, _places(text, where, own.count("\n") + 2, str(path)))
+    hardware = _hardware(root, text)
+    root.faults.raise_all()
+    return hardware
+
+
+def _places(text: str, where: str, own_lines: int = 0, then: str = "") -> Callable[[str], str]:
+    """File and line of a key; the lines after the first `own_lines` are of the file `then`."""
+
+    def place(key: str) -> str:
+        line = line_of(lines(), key)
+        return f"{then}:{line - own_lines}" if then and line > own_lines else f"{where}:{line}"
+
+    @cache
+    def lines() -> dict[str, int]:  # only where there is a fault to tell
+        return line_numbers(text)
+
+    return place
+
+
+def _hardware(root: Table, text: str) -> Hardware:
+    device = root.table("device")
+    constants = root.table("constants") if root.has("constants") else Table({}, Silent(root.faults.place), "constants")
+    about = constants.table("about")
+    hardware = Hardware(
+        root.text("name"),
+        root.text("summary"),
+        text,
+        root.integer("devices_per_node"),
+        device.figure("memory", units.parse_bytes),
+        device.fraction("usable_memory"),
+        device.figure("memory_bandwidth", units.parse_bandwidth),
+        device.figure("launch_overhead", units.parse_seconds, zero=True),
+        read_peaks(device.table("peak")),
+        read_links(root),
+        read_constants(constants),
+        about.text("error"),
+        tuple(Figure(*row) for row in figures(root.data)),
+        about.text("calibration", ("fitted", "none")) == "fitted" if about.has("calibration") else True,
+        device.figure("l2", units.parse_bytes) if device.has("l2") else 0.0,
+        device.number("cores") if device.has("cores") else 0.0,
+        tuple(about.text("dtypes").replace(",", " ").split()) if about.has("dtypes") else (),
+    )
+    root.expect("schema", SCHEMA_VERSION)
+    about.text("name")
+    about.text("date")
+    root.text("costmodel")
+    _check_node(root, hardware)
+    for table in (device, about, root):
+        table.finish()
+    return hardware
+
+
+def _check_node(root: Table, hardware: Hardware) -> None:
+    """Groups of the innermost links fill nodes, or nodes fill such a group."""
+    node, inner = hardware.devices_per_node, hardware.links[0].devices if hardware.links else 0
+    if inner and node > hardware.max_devices:
+        root.fault("devices_per_node", f"a node of {node}: the links join {hardware.max_devices}")
+    elif inner > 0 and node > 0 and inner % node and node % inner:
+        root.fault("devices_per_node", f"nodes of {node} and groups of {inner} devices (links[0]) do not fit together")
+
+
+def _parse(text: str, where: str, place: Callable[[str], str]) -> Table:
+    return Table(parse_toml(text, where, PROFILE_HINT), Faults(place))
+
+
+def _costmodel_path(root: Table, where: str) -> Path | None:
+    """The file of the constants: shipped, or a path from the profile's own folder where the name ends in `.toml` (as
+    `autoshard calibrate` writes). None after a fault."""
+    name = root.text("costmodel")
+    if name.endswith(".toml"):
+        return Path(where).parent / name
+    folder = data_folder("costmodels")
+    known = sorted(path.stem for path in folder.glob("*.toml"))
+    if name in known:
+        return folder / f"{name}.toml"
+    if root.has("costmodel"):
+        near = difflib.get_close_matches(name, known, n=1)
+        did = f"; did you mean {near[0]!r}?" if near else ""
+        root.fault("costmodel", f"unknown cost model {name!r}: there are {', '.join(known)}{did}")
+    return None

@@ -1,0 +1,261 @@
+"""Pins applied to a formulation: which choices stay at which node, or the reason why none does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from autoshard.constraints import shard_counts
+from autoshard.constraints.pins import Pin, Want
+from autoshard.errors import UsageError
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.formulate import Formulation, Site
+from autoshard.ir.graph import Graph
+from autoshard.ir.layout import Layout, Partial, Replicate, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.rules import explain, instance
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.candidates import candidates
+
+_NARROWER = "a pattern that matches less, or one of the two pins only"
+_RESULTS = "after ->, a count for each dim of each result: {}"
+NEAREST = 3  # shown where a pin is not offered
+
+
+@dataclass(frozen=True, eq=False)
+class Pinned:
+    """`formulation` with only the choices that the pins leave; `nodes` are those that a pin decided about."""
+
+    formulation: Formulation
+    nodes: frozenset[int]
+
+
+def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
+    """Raises UsageError where a pin names nothing, is not offered (with the nearest that are), or two disagree."""
+    keep: dict[int, list[int]] = {}
+    taken: dict[int, list[int]] = {}
+    by: dict[int, Pin] = {}
+    for pin in pins:
+        for node in nodes_of(formulation, pin):
+            fitting = _offered(formulation, formulation.sites[node], pin)
+            both = [s for s in keep.get(node, fitting) if s in fitting]
+            if not both:
+                name = label(formulation.graph, formulation.sites[node])
+                raise UsageError(f"pins {str(by[node])!r} and {pin.text!r} contradict each other at {name}", _NARROWER)
+            keep[node], by[node] = both, pin
+            if pin.out_cuts is not None:
+                taken |= _taken(formulation, node, pin, both)
+    return Pinned(narrowed(formulation, keep, taken), frozenset(keep))
+
+
+# --- what a pin names -----------------------------------------------------------------------------------------------
+
+
+def nodes_of(formulation: Formulation, pin: Pin) -> list[int]:
+    """The nodes that `pin.what` names: an exact name before patterns, and of patterns modules first."""
+    names = _names(formulation)
+    kinds = [pin.kind] if pin.kind else ["parameter", "input", "op", "module"]
+    for kind in kinds:
+        if pin.what in names[kind]:
+            return names[kind][pin.what]
+    for kind in [pin.kind] if pin.kind else ["module", "parameter", "input", "op"]:
+        found = [n for name, nodes in names[kind].items() if fnmatchcase(name, pin.what) for n in nodes]
+        if found:
+            return sorted(set(found))
+    known = [name for kind in kinds for name in names[kind]]
+    inner = f"{pin.what}.*"
+    near = [inner] if any(fnmatchcase(name, inner) for name in names["module"]) else []
+    near += difflib.get_close_matches(pin.what, known, n=NEAREST, cutoff=0.3)
+    what = f"{pin.kind} is" if pin.kind else "parameter, input, operator or module is"
+    quoted = f"pin {pin.text!r}: " if pin.text != pin.what else ""  # a name alone is no pin: explain asks, too
+    raise UsageError(f"{quoted}no {what} called {pin.what!r}", " or ".join(near) or "autoshard explain DIR lists them")
+
+
+def _names(formulation: Formulation) -> dict[str, dict[str, list[int]]]:
+    """Kind of name -> name -> nodes. Operators that depend on nothing are the same everywhere and can't be pinned."""
+    graph = formulation.graph
+    paths = {stored.tensor: (stored.path, *stored.ties) for stored in (*graph.parameters, *graph.buffers)}
+    found: dict[str, dict[str, list[int]]] = {"parameter": {}, "input": {}, "op": {}, "module": {}}
+    for n, site in enumerate(formulation.sites):
+        if site.kind in ("parameter", "buffer"):
+            found["parameter"] |= {path: [n] for path in paths[site.name]}
+        elif site.kind == "input":
+            found["input"][site.name] = [n]
+        elif site.kind == "op" and not set(graph.by_op[site.name].results) <= graph.constants:
+            found["op"][site.name] = [n]
+            found["module"].setdefault(graph.by_op[site.name].module, []).append(n)
+    return found
+
+
+def label(graph: Graph, site: Site) -> str:
+    if site.kind != "op":
+        return {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}.get(site.name, site.name)
+    op = graph.by_op[site.name]
+    return f"{op.name} ({op.target}{f' in {op.module}' if op.module else ''})"
+
+
+# --- what it leaves -------------------------------------------------------------------------------------------------
+
+
+def _offered(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
+    """The choices of the site that fit the pin, at least one."""
+    if pin.cuts is not None:
+        return _cut(formulation, site, pin, pin.cuts)
+    fitting = fitting_choices(formulation, site, pin.wants)
+    if not fitting:
+        raise UsageError(*refusal(formulation, site, pin.wants, f"pin {pin.text!r}: "))
+    return fitting
+
+
+def fitting_choices(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list[int]:
+    """The choices that do what is wanted in the layout of the tensor, or of the operator's first result."""
+    return [s for s, score in enumerate(_scores(formulation, site, wants)) if score == len(wants)]
+
+
+def _scores(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list[int]:
+    """How many of the wants each choice fulfils."""
+    graph, mesh = formulation.graph, formulation.mesh
+    if site.kind != "op":
+        rank = len(graph.tensor(site.name).shape)
+        return [sum(_does(layout, None, want, mesh, rank) for want in wants) for layout in site.layouts]
+    rank = len(graph.tensor(graph.by_op[site.name].results[0]).shape)
+    return [sum(_does(s.results[0], s, want, mesh, rank) for want in wants) for s in site.strategies]
+
+
+def _does(layout: Layout, strategy: Strategy | None, want: Want, mesh: Mesh, rank: int) -> bool:
+    axis = mesh.index(want.axis)
+    placement = layout.placements[axis]
+    if want.kind == "shard":
+        return isinstance(placement, Shard) and placement.dim == (want.dim + rank if want.dim < 0 else want.dim)
+    if want.kind == "choice":
+        choice = strategy.choices[axis] if strategy else None
+        return choice is not None and want.text in (str(choice), choice.factor)
+    if want.kind == "exact":
+        return str(placement) == want.text
+    return isinstance(placement, Replicate if want.kind == "replicate" else Partial)
+
+
+def refusal(formulation: Formulation, site: Site, wants: Sequence[Want], quoted: str) -> tuple[str, str]:
+    """(what is not offered and why, the nearest that is)."""
+    graph, mesh = formulation.graph, formulation.mesh
+    reasons = [reason for want in wants for reason in _reasons(formulation, site, want)]
+    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    text, kind = ",".join(map(str, wants)), "strategy" if site.kind == "op" else "layout"
+    message = f"{quoted}{label(graph, site)} offers no {kind} with {text} on {mesh}{why}"
+    scores = _scores(formulation, site, wants)
+    best = sorted(range(len(scores)), key=lambda s: -scores[s])
+    return message, "the nearest offered: " + _listed(choice_text(site, s, mesh) for s in best)
+
+
+def choice_text(site: Site, choice: int, mesh: Mesh) -> str:
+    """A choice as one could pin it: `Shard(0)@dp,Replicate@tp`; of an operator, the layout of its first result."""
+    if site.kind != "op":
+        return layout_text(site.layouts[choice], mesh)
+    return layout_text(site.strategies[choice].results[0], mesh)
+
+
+def layout_text(layout: Layout, mesh: Mesh) -> str:
+    return ",".join(f"{_torch_text(p)}@{name}" for p, name in zip(layout.placements, mesh.names, strict=True))
+
+
+def _torch_text(placement: Shard | Replicate | Partial) -> str:
+    if isinstance(placement, Shard):
+        return f"Shard({placement.dim})" if (placement.blocks, placement.unit) == (1, 1) else str(placement)
+    return type(placement).__name__
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return " or ".join(list(dict.fromkeys(texts))[:NEAREST])
+
+
+def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
+    """Why an axis can't do that here, as far as the operator's rule says."""
+    graph, mesh = formulation.graph, formulation.mesh
+    tensor = graph.tensor(site.name if site.kind != "op" else graph.by_op[site.name].results[0])
+    rank = len(tensor.shape)
+    dim = want.dim + rank if want.dim < 0 else want.dim
+    if want.kind == "shard" and not 0 <= dim < rank:
+        return [f"it has {rank} dims"]
+    if site.kind != "op":
+        even = want.kind == "shard" and tensor.shape[dim] < mesh.axis_size(want.axis)
+        return [f"dim {dim} of {tensor.shape[dim]} leaves devices with nothing"] if even else []
+    op = graph.by_op[site.name]
+    factors: tuple[str, ...] = (want.text.partition("/")[0],)
+    if want.kind == "shard":
+        factors = tuple(instance(graph, op).rule.results[0].dims[dim].factors)
+    if want.kind == "choice" and not {*factors} & {*instance(graph, op).rule.factors, "=", "+"}:
+        return [f"its rule is {instance(graph, op)}"]
+    left_out = explain(graph, op, mesh, candidates(graph, mesh))
+    wanted = {*factors, *(f"{factor}@{want.axis}" for factor in factors)}
+    return [f"{name}: {reason}" for name, reason in left_out if name in wanted or name == op.target]
+
+
+def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[int, ...] | None]) -> list[int]:
+    """The choices with these cut counts; UsageError with the reason and the nearest."""
+    graph, mesh = formulation.graph, formulation.mesh
+    if site.kind == "op":
+        shapes = shard_counts.operand_shapes(graph, graph.by_op[site.name])
+        offered = [shard_counts.of_operands(s, shapes, mesh) for s in site.strategies]
+        found = shard_counts.matched(wanted, len(graph.by_op[site.name].operands), shapes)
+        bound = instance(graph, graph.by_op[site.name])
+        reason = shard_counts.problem(found, bound, mesh) if not isinstance(found, str) else found
+    else:
+        offered = [(shard_counts.counts(layout, len(graph.tensor(site.name).shape), mesh),) for layout in site.layouts]
+        found = shard_counts.matched(wanted, 1, [(site.name, graph.tensor(site.name).shape)])
+        reason = shard_counts.impossible(found, mesh) if not isinstance(found, str) else found
+    if isinstance(found, str) or reason:
+        rows = offered
+    else:
+        fitting = [s for s, own in enumerate(offered) if shard_counts.agree(found, own)]
+        if fitting:
+            return fitting
+        rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
+        reason = _rule_reason(formulation, site) or "no strategy cuts so"
+    name = label(graph, site)
+    raise UsageError(
+        f"pin {pin.text!r}: {name}: {reason}", "the nearest offered: " + _listed(map(shard_counts.text, rows))
+    )
+
+
+def _rule_reason(formulation: Formulation, site: Site) -> str:
+    if site.kind != "op":
+        return ""
+    graph, mesh = formulation.graph, formulation.mesh
+    left_out = explain(graph, graph.by_op[site.name], mesh, candidates(graph, mesh))
+    single = [f"{name}: {reason}" for name, reason in left_out if " " not in name]
+    return "; ".join(dict.fromkeys(single[:2]))
+
+
+def _free(results: Sequence[str], graph: Graph) -> str:
+    """Cuts that leave every result whole: `((1, 1),)`."""
+    return str(tuple((1,) * len(graph.tensor(name).shape) for name in results))
+
+
+def _taken(formulation: Formulation, node: int, pin: Pin, fitting: Sequence[int]) -> dict[int, list[int]]:
+    """Value -> the layouts in which its consumers may take it, for results whose cuts the pin says."""
+    graph, mesh = formulation.graph, formulation.mesh
+    site = formulation.sites[node]
+    if site.kind != "op" or pin.out_cuts is None:
+        without = pin.text.partition("->")[0].strip()
+        raise UsageError(f"pin {pin.text!r}: only an operator has results to cut", f"--pin {without!r}")
+    results = graph.by_op[site.name].results
+    found = shard_counts.matched(pin.out_cuts, len(results), [(name, graph.tensor(name).shape) for name in results])
+    if isinstance(found, str):
+        raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {found}", _RESULTS.format(_free(results, graph)))
+    kept: dict[int, list[int]] = {}
+    for position, wanted in enumerate(found):
+        if wanted is None:
+            continue
+        reason = shard_counts.result_problem(wanted, [site.strategies[s].results[position] for s in fitting], mesh)
+        if reason:
+            raise UsageError(f"pin {pin.text!r}: {label(graph, site)}: {reason}", "other counts after ->, or none")
+        for v, value in enumerate(formulation.values):
+            if value.tensor == results[position] and not value.tied:
+                own = [shard_counts.counts(layout, len(wanted), mesh) for layout in value.targets]
+                kept[v] = [t for t, cut in enumerate(own) if cut == wanted]
+                if not kept[v]:
+                    near = "the nearest offered: " + _listed(shard_counts.text([cut]) for cut in own)
+                    raise UsageError(f"pin {pin.text!r}: no consumer of {value.tensor} takes it so", near)
+    return kept

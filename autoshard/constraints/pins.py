@@ -1,0 +1,168 @@
+"""What a person fixes before the search: `WHAT=HOW`, from the command line or a TOML or JSON file.
+
+WHAT is the path of a parameter or buffer, the name of an input, of an operator or of a module, or a pattern of these
+(`*.mlp.c_fc`); `parameter:`, `input:`, `op:` and `module:` before it say which is meant. HOW is one of
+
+- placements by axis, `Shard(0)@dp,Replicate@tp`; axes that it does not name stay free. `S1/3*64@tp` means that very
+  shard, `n@tp` that very factor of an operator's rule;
+- cut counts for each dim of each operand, `((4, 2), None)`, None being free, and where the result is to be cut further,
+  `((4, 2), (2, 1)) -> ((8, 1),)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InvalidFileError, UsageError
+from autoshard.ir.layout import parse_placement
+from autoshard.ir.mesh import Mesh
+from autoshard.system.files import LARGEST_TOML, parse_json, parse_toml, read_text
+
+KINDS = ("parameter", "input", "op", "module")
+EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
+FILE_EXAMPLE = """a line such as "*.mlp.c_fc" = "Shard(2)@tp" in a .toml file"""
+_TORCH = re.compile(r"^(Shard)\((-?\d+)\)$|^(Replicate|Partial)(?:\(\))?$")
+Cut = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one axis is to do: `kind` is shard (of `dim`), replicate, partial, exact or choice (`text` says which)."""
+
+    axis: str
+    kind: str
+    text: str
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.text}@{self.axis}"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """`text` as typed. Either `wants`, or `cuts` of every operand and `out_cuts` of every result (None: free)."""
+
+    what: str
+    text: str
+    wants: tuple[Want, ...] = ()
+    cuts: tuple[Cut, ...] | None = None
+    out_cuts: tuple[Cut, ...] | None = None
+    kind: str = ""  # of KINDS, where the pin says so
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_pin(text: str, mesh: Mesh) -> Pin:
+    """`WHAT=HOW` -> Pin. UsageError says which part is wrong."""
+    what, equals, how = text.partition("=")
+    if not equals or not what.strip() or not how.strip():
+        raise UsageError(f"pin {text!r}: expected WHAT=HOW", EXAMPLE)
+    what, how = what.strip(), how.strip()
+    kind, colon, rest = what.partition(":")
+    if colon and kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, 1) or ["parameter"]
+        hint = f"{near[0]}:{rest}={how}"
+        raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", hint)
+    kind, what = (kind, rest) if colon else ("", what)
+    if how.startswith(("(", "[")):
+        cuts, out_cuts = parse_cuts(how, text)
+        return Pin(what, text, (), cuts, out_cuts, kind)
+    return Pin(what, text, parse_wants(how, mesh, f"pin {text!r}"), kind=kind)
+
+
+def parse_wants(how: str, mesh: Mesh, quoted: str) -> tuple[Want, ...]:
+    """`Shard(0)@dp,n@tp` -> one Want an axis. `quoted` is what an error says it is about: `pin 'fc=n@tp'`."""
+    wants = tuple(_want(part.strip(), mesh, quoted) for part in how.split(","))
+    for want in wants:
+        if sum(other.axis == want.axis for other in wants) > 1:
+            raise UsageError(f"{quoted}: axis {want.axis} is used twice", "one placement an axis")
+    return wants
+
+
+def _want(part: str, mesh: Mesh, quoted: str) -> Want:
+    placement, at, axis = part.rpartition("@")
+    if not at:
+        placement, axis = part, mesh.names[0] if len(mesh.names) == 1 else ""
+    if axis not in mesh.names:
+        said = f"unknown mesh axis {axis!r}" if axis else "no mesh axis"
+        hint = " or ".join(f"{placement}@{name}" for name in mesh.names)
+        raise UsageError(f"{quoted}: {said} in {part!r}, the mesh {mesh} has {', '.join(mesh.names)}", hint)
+    torch = _TORCH.match(placement)
+    if torch and torch[1]:
+        return Want(axis, "shard", placement, int(torch[2]))
+    if torch:
+        return Want(axis, torch[3].lower(), torch[3])
+    try:
+        return Want(axis, "exact", str(parse_placement(placement)))
+    except ValueError:
+        if re.fullmatch(r"[=+~\w./*]+", placement):
+            return Want(axis, "choice", placement)
+        expected = "Shard(DIM), Replicate, Partial, or a factor of the operator's rule"
+        raise UsageError(f"{quoted}: can't read {placement!r}: expected {expected}", _meant(placement, axis)) from None
+
+
+def _meant(placement: str, axis: str) -> str:
+    """The nearest placement, `Shard(0)@tp`, with the dim that was said."""
+    name, dim = re.match(r"\w*", placement), re.search(r"-?\d+", placement)
+    near = difflib.get_close_matches(name[0].title() if name else "", ("Shard", "Replicate", "Partial"), 1) or ["Shard"]
+    return f"{near[0]}({dim[0] if dim else 0})@{axis}" if near[0] == "Shard" else f"{near[0]}@{axis}"
+
+
+def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None]:
+    """`((4, 2), None) -> ((8, 1),)` -> cuts of the operands, and of the results where they are said."""
+    operands, arrow, results = how.partition("->")
+    return _cuts(operands, text), _cuts(results, text) if arrow else None
+
+
+def _cuts(part: str, text: str) -> tuple[Cut, ...]:
+    try:
+        value = ast.literal_eval(part.strip())
+    except (ValueError, SyntaxError, MemoryError):
+        raise UsageError(f"pin {text!r}: can't read the cuts {part.strip()!r}", EXAMPLE) from None
+    if isinstance(value, (tuple, list)) and value and all(type(item) is int for item in value):
+        value = (value,)  # of one tensor: (4, 1) is ((4, 1),)
+    if not isinstance(value, (tuple, list)):
+        raise UsageError(f"pin {text!r}: expected a tuple of cuts for each operand, got {part.strip()}", EXAMPLE)
+    return tuple(_cut(item, text) for item in value)
+
+
+def _cut(item: Any, text: str) -> Cut:
+    if item is None:
+        return None
+    if not isinstance(item, (tuple, list)) or not all(type(count) is int for count in item):
+        raise UsageError(f"pin {text!r}: expected whole numbers, one a dim, or None, got {item!r}", EXAMPLE)
+    if any(count < 1 for count in item):
+        bad = next(count for count in item if count < 1)
+        raise UsageError(f"pin {text!r}: a cut must be at least 1, got {bad}", EXAMPLE)
+    return tuple(item)
+
+
+def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin, ...]:
+    """The pins of the file, then those of the command line."""
+    return tuple(parse_pin(text, mesh) for text in (*(_file_texts(path) if path else ()), *texts))
+
+
+def _file_texts(path: Path) -> list[str]:
+    """The file's table of pins (all of it, or its table `pins`) as `WHAT=HOW`."""
+    content = read_text(path, "the pins", "--pins with a .toml or .json file", LARGEST_TOML)
+    parse = parse_json if path.suffix == ".json" else parse_toml
+    data: Any = parse(content, f"the file of pins {path}", FILE_EXAMPLE)
+    table = data.get("pins", data) if isinstance(data, dict) else data
+    if not isinstance(table, dict):
+        raise InvalidFileError(f"the pins {path}: expected a table of WHAT = HOW", FILE_EXAMPLE)
+    return [f"{what}={_how(how, what, path)}" for what, how in table.items()]
+
+
+def _how(how: Any, what: str, path: Path) -> str:
+    if isinstance(how, str):
+        return how
+    if isinstance(how, list):
+        return repr(how)
+    raise InvalidFileError(f"the pins {path}: {what} is {how!r}, expected text or a list of cuts", FILE_EXAMPLE)

@@ -1,0 +1,131 @@
+"""Layouts as cut counts, the original interface's notation: how often each dim of each operand is cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import Layout, Partial, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.instance import Instance
+from autoshard.rules.algebra.strategy import Strategy
+
+Counts = tuple[int, ...]
+Named = tuple[str, tuple[int, ...]]  # a tensor's name and shape
+
+
+def counts(layout: Layout, rank: int, mesh: Mesh) -> Counts:
+    """How many parts each of the `rank` dims is in."""
+    result = [1] * rank
+    for placement, size in zip(layout.placements, mesh.sizes, strict=True):
+        if isinstance(placement, Shard):
+            result[placement.dim] *= size
+    return tuple(result)
+
+
+def of_operands(strategy: Strategy, tensors: Sequence[Named | None], mesh: Mesh) -> tuple[Counts | None, ...]:
+    """Cut counts of every operand; None where it is absent."""
+    pairs = zip(strategy.operands, tensors, strict=True)
+    return tuple(counts(layout, len(tensor[1]), mesh) if layout and tensor else None for layout, tensor in pairs)
+
+
+def operand_shapes(graph: Graph, op: Op) -> list[Named | None]:
+    """Name (of a parameter, its path) and shape of each operand."""
+    paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
+    return [None if name is None else (paths.get(name, name), graph.tensor(name).shape) for name in op.operands]
+
+
+def text(own: Sequence[Counts | None]) -> str:
+    """`((4, 2), (2, 1))`, absent operands left out."""
+    return str(tuple(cut for cut in own if cut is not None))
+
+
+def agree(wanted: Sequence[Counts | None], own: Sequence[Counts | None]) -> bool:
+    return distance(wanted, own) == 0
+
+
+def distance(wanted: Sequence[Counts | None], own: Sequence[Counts | None]) -> float:
+    """How far apart the cuts are, 0 where all that are wanted are there."""
+    total = 0.0
+    for asked, cut in zip(wanted, own, strict=True):
+        if asked is not None and cut is not None:
+            total += sum(abs(math.log2(a / b)) for a, b in zip(asked, cut, strict=True))
+    return total
+
+
+def matched(
+    wanted: Sequence[Counts | None], positions: int, tensors: Sequence[Named | None]
+) -> tuple[Counts | None, ...] | str:
+    """The cuts by position (absent operands may be left out when counting), or what is wrong with their number."""
+    present = [i for i, tensor in enumerate(tensors) if tensor is not None]
+    if len(wanted) not in (positions, len(present)):
+        names = ", ".join(tensor[0] for tensor in tensors if tensor is not None)
+        return f"cuts of {len(wanted)}, but there are {len(present)} tensors: {names}"
+    own: list[Counts | None] = [None] * positions
+    for position, cut in zip(range(positions) if len(wanted) == positions else present, wanted, strict=True):
+        tensor = tensors[position]
+        if cut is not None and tensor is None:
+            return f"operand {position} is absent: expected None, got {cut}"
+        if cut is not None and tensor is not None and len(cut) != len(tensor[1]):
+            return f"{tensor[0]} has {len(tensor[1])} dims {list(tensor[1])}, but {cut} cuts {len(cut)}"
+        own[position] = cut
+    return tuple(own)
+
+
+def impossible(wanted: Sequence[Counts | None], mesh: Mesh) -> str:
+    """Why the mesh has no such cuts: each is a product of sizes of axes, and an axis cuts a tensor once."""
+    possible = sorted({math.prod(some) for n in range(len(mesh.sizes) + 1) for some in combinations(mesh.sizes, n)})
+    for cut in wanted:
+        for count in cut or ():
+            if count not in possible:
+                return f"a cut of {count} is no product of the axes of {mesh}: {', '.join(map(str, possible))}"
+        if cut and math.prod(cut) > mesh.size:
+            return f"{cut} needs {math.prod(cut)} devices, {mesh} has {mesh.size}"
+    return ""
+
+
+def problem(wanted: Sequence[Counts | None], bound: Instance, mesh: Mesh) -> str:
+    """Why an operator can't be cut so: the mesh, one loop cut twice differently, more devices than there are."""
+    reason = impossible(wanted, mesh)
+    if reason:
+        return reason
+    loops: dict[str, tuple[int, int, int]] = {}  # factor -> (cut, operand, dim)
+    for position, (cut, term) in enumerate(zip(wanted, bound.rule.operands, strict=True)):
+        for dim, count in enumerate(cut or ()):
+            factors = term.dims[dim].factors if term is not None else ()
+            if len(factors) == 1:
+                before = loops.setdefault(factors[0], (count, position, dim))
+                if before[0] != count:
+                    return _unequal(factors[0], before, (count, position, dim))
+            elif not factors and count > 1:
+                return f"dim {dim} of operand {position} can't be cut"
+    return _too_many({factor: cut for factor, (cut, _, _) in loops.items() if cut > 1}, mesh)
+
+
+def _unequal(factor: str, one: tuple[int, int, int], other: tuple[int, int, int]) -> str:
+    places = " and ".join(f"dim {dim} of operand {position}" for _, position, dim in (one, other))
+    return f"{places} are one loop ({factor}) and must be cut equally, got {one[0]} and {other[0]}"
+
+
+def _too_many(loops: dict[str, int], mesh: Mesh) -> str:
+    needed = math.prod(loops.values())
+    if needed <= mesh.size:
+        return ""
+    spelt = " x ".join(f"{factor} {cut}" for factor, cut in loops.items())
+    return f"it needs {needed} devices ({spelt}), {mesh} has {mesh.size}"
+
+
+def result_problem(wanted: Counts, results: Sequence[Layout], mesh: Mesh) -> str:
+    """Why a result can't be left so: beyond its own cuts a dim can only take the axes on which it is a sum."""
+    allowed: list[set[int]] = [set() for _ in wanted]
+    for layout in results:
+        summed = math.prod(n for p, n in zip(layout.placements, mesh.sizes, strict=True) if isinstance(p, Partial))
+        for dim, own in enumerate(counts(layout, len(wanted), mesh)):
+            allowed[dim] |= {own, own * summed}
+    for dim, count in enumerate(wanted):
+        if count not in allowed[dim]:
+            possible = " or ".join(map(str, sorted(allowed[dim])))
+            return f"dim {dim} of the result can be cut {possible} times after these cuts, not {count}"
+    return ""

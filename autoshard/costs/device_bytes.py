@@ -1,0 +1,45 @@
+"""Bytes on the device that holds most, and the seconds of an optimizer step, which memory bandwidth bounds."""
+
+from __future__ import annotations
+
+import math
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.ir.graph import DTYPE_BYTES, Graph, Parameter, Tensor
+from autoshard.ir.layout import Layout, largest_shape
+from autoshard.ir.mesh import Mesh
+
+OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0}  # state tensors per parameter, in the parameter's dtype (sgd: no momentum)
+OPTIMIZER_PASSES = {"adamw": 7, "sgd": 3}  # tensors read or written by a fused step: p g m v -> p m v; p g -> p
+
+
+def activation_bytes(tensor: Tensor, layout: Layout, mesh: Mesh) -> float:
+    return float(math.prod(largest_shape(tensor.shape, layout, mesh)) * DTYPE_BYTES[tensor.dtype])
+
+
+def is_trained(graph: Graph, parameter: Parameter) -> bool:
+    return parameter.trainable and graph.loss is not None
+
+
+def parameter_bytes(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
+    """Parameter, and where it is trained its gradient and optimizer state, all stored in `layout`.
+
+    Masters are what the graph holds: float32 under every `--precision`, low-precision copies are casts in the graph.
+    """
+    return sum(parameter_parts(graph, parameter, layout, mesh))
+
+
+def parameter_parts(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> tuple[float, float, float]:
+    """Bytes of (parameter, gradient, optimizer state)."""
+    size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh)
+    if not is_trained(graph, parameter):
+        return size, 0.0, 0.0
+    return size, size, size * OPTIMIZER_MOMENTS[graph.optimizer]
+
+
+def optimizer_seconds(hardware: Hardware, graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
+    """Update of one parameter. No launch: one fused kernel updates a whole list of parameters."""
+    if not is_trained(graph, parameter):
+        return 0.0
+    size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh) * OPTIMIZER_PASSES[graph.optimizer]
+    return size / (hardware.memory_bandwidth * hardware.constant("memory.elementwise"))

@@ -1,0 +1,258 @@
+"""The statements of one forward: operators, visible collectives, calls of inner modules and loops over them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autoshard import redistribute
+from autoshard.code_text import fresh, quoted
+from autoshard.emit.code_lines import statement
+from autoshard.emit.variable_names import MOVES
+from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
+from autoshard.program.module_scopes import RANDOM, random_index, reads_of, results_of
+from autoshard.program.module_tree import Call, Loop
+
+if TYPE_CHECKING:
+    from autoshard.emit.classes import ClassWriter
+
+_DEFAULTS: dict[str, LocalAttribute] = {
+    "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean", "keepdim": False, "padding_idx": -1,
+    "is_causal": False, "scale": None, "enable_gqa": False,
+}  # fmt: skip
+_GRAD_DEFAULTS = {
+    "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
+    "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
+}  # fmt: skip
+_ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "dropout", "relu", "gelu", "silu"))
+
+
+class Body:
+    """The statements of forward."""
+
+    def __init__(self, owner: ClassWriter) -> None:
+        self.owner = owner
+        self.program = owner.package.program
+        self.names = owner.naming.names
+        self.pending: tuple[str, str] | None = None  # (value, expression) that the next statement takes in
+        self.uses: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        for i, item in enumerate(owner.definition.body):
+            read = item.arguments if isinstance(item, Call | Loop) else reads_of(item)
+            for value in read:
+                if value is not None:
+                    self.uses[value] = self.uses.get(value, 0) + 1
+                    self.last[value] = i
+        self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
+
+    def items(self) -> Iterator[list[str]]:
+        body = self.owner.definition.body
+        for i, item in enumerate(body):
+            for new, value in self.owner.naming.copies.get(i, []):
+                yield statement(f"{new} = {self.text(value)}", 2)
+            if isinstance(item, Call):
+                yield self._call(item)
+            elif isinstance(item, Loop):
+                yield self._loop(i, item)
+            elif isinstance(item, Collective):
+                yield self._assign(item.result, self._collective(item), self._reason(item))
+            else:
+                following = body[i + 1] if i + 1 < len(body) else None
+                yield self._compute(item, following)
+                if item.again:
+                    yield self._again(item)
+                yield from self._let_go(i, item)
+
+    def _again(self, op: Compute) -> list[str]:
+        """What the backward of this operator gathers before all else. It follows the operator at once."""
+        made = [self.names[v] for v in results_of(op) if self.program.value(v).requires_grad and self.names[v] != "_"]
+        weights = ", ".join(map(self.owner.operand, op.again))
+        if len(made) == 1:
+            return statement(f"regather_before({made[0]}, {weights})", 2)
+        results = ", ".join(made)
+        return statement(f"{results} = regather_before(({results}), {weights})", 2) if made else []
+
+    def _let_go(self, i: int, op: Compute) -> Iterator[list[str]]:
+        """A weight that was gathered for this use: its name would keep it whole to the end of forward."""
+        done = [v for v in dict.fromkeys(reads_of(op)) if v is not None and self.last[v] == i and v not in self.kept]
+        gathered = self.owner.package.gathered
+        names = [self.names[v] for v in done if v in gathered and self.names.get(v) not in self._made(op)]
+        if names and self.pending is None:
+            yield statement(f"del {', '.join(names)}", 2)
+
+    def _made(self, op: Compute) -> set[str]:
+        return {self.names[value] for value in results_of(op) if value in self.names}
+
+    def text(self, value: str | None) -> str:
+        if self.pending is not None and value == self.pending[0]:
+            expression, self.pending = self.pending[1], None
+            return expression
+        return "None" if value is None else self.owner.operand(value)
+
+    def _assign(self, value: str, expression: str, comment: str = "") -> list[str]:
+        return statement(f"{self.names[value]} = {expression}", 2, comment)
+
+    def _targets(self, results: list[str | None]) -> str:
+        return ", ".join("_" if value is None else self.names[value] for value in results)
+
+    # --- calls ---
+
+    def _call(self, call: Call) -> list[str]:
+        arguments = ", ".join(self.text(value) for value in call.arguments)
+        expression = f"{self.owner.access(call.path)}({arguments})"
+        return statement(f"{self._targets(list(call.results))} = {expression}" if call.results else expression, 2)
+
+    def _loop(self, i: int, loop: Loop) -> list[str]:
+        stem, _, first = loop.paths[0].rpartition(".")
+        each, held = self.owner.container(stem)
+        start, stop = int(first), int(first) + len(loop.paths)
+        if not held.is_list:
+            each = f"({', '.join(map(self.owner.access, loop.paths))})"
+        elif len(loop.paths) < len(held.items):
+            each += f"[{start or ''}:{stop if stop < len(held.items) else ''}]"
+        variable = fresh("block", self.names.values())
+        carried, slots = dict(loop.carried), self.owner.naming.carried
+        arguments = [slots[i, a] if a in carried else self.text(value) for a, value in enumerate(loop.arguments)]
+        targets = {r: slots[i, a] for a, r in carried.items()}
+        results = [targets.get(r) or ("_" if v is None else self.names[v]) for r, v in enumerate(loop.results)]
+        inner_call = f"{', '.join(results)} = {variable}({', '.join(arguments)})"
+        return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3)]
+
+    # --- operators ---
+
+    def _compute(self, op: Compute, following: object) -> list[str]:
+        expression = self._variant(op) if op.variant else self._plain(op)
+        results = list(results_of(op))
+        if len(results) == 1:
+            if self._merges(op, following, expression):
+                self.pending = (results[0], expression)
+                return []
+            left = self._left(op)
+            if left != self.names[results[0]]:
+                return statement(f"{left} = {expression}", 2)
+            return self._assign(results[0], expression, self._layout_note(op))
+        return statement(f"{self._left(op)} = {expression}", 2)
+
+    def _left(self, op: Compute) -> str:
+        names = [self.names[value] for value in results_of(op)]
+        if op.variant:
+            return ", ".join(names)
+        return self.owner.speller.assigned(op.target, op.operands, dict(op.attributes), names)
+
+    def _plain(self, op: Compute) -> str:
+        texts = [None if value is None else self.text(value) for value in op.operands]
+        if op.results and op.results[0] in self.owner.package.casts:
+            return f"cast_weight({texts[0]}, torch.{self.program.value(op.results[0]).dtype})"
+        expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
+        self.owner.uses_device |= self.owner.speller.device in expression
+        return expression
+
+    def _variant(self, op: Compute) -> str:
+        """A call of the runtime."""
+        operands = [self.text(value) for value in op.operands]
+        if op.variant == "random_attention":
+            operands += ["None"] * (4 - len(operands))
+        else:
+            operands = operands[: max((i + 1 for i, value in enumerate(op.operands) if value is not None), default=0)]
+        if op.variant in RANDOM:
+            self.owner.uses_random = True
+            operands.append(self.owner.ours("random"))
+        keywords = {k: v for k, v in op.attributes if not (k in _DEFAULTS and v == _DEFAULTS[k])}
+        arguments = [f"{name}={self._argument(op, name, value)}" for name, value in keywords.items()]
+        for role, axes in op.axes:
+            names = [self.owner.axis(axis) for axis in axes]
+            arguments.append(f"{role}=({', '.join(names)}{',' if len(names) == 1 else ''})")
+        return f"{op.variant}({', '.join([*operands, *arguments])})"
+
+    def _argument(self, op: Compute, name: str, value: LocalAttribute) -> str:
+        if name != "index" or op.variant not in RANDOM:
+            return self.owner.speller.literal(value)
+        number = random_index(op)
+        assert number is not None
+        if self.owner.is_root:
+            return str(number)
+        offset = number - self.owner.definition.random_base
+        return self.owner.ours("first_random") + (f" + {offset}" if offset else "")
+
+    def _merges(self, op: Compute, following: object, expression: str) -> bool:
+        """True where the next statement is a method call on this value alone: `x.reshape(...).transpose(1, 2)`."""
+        if not isinstance(following, Compute) or following.variant or not {op.target, following.target} <= MOVES:
+            return False
+        value = op.results[0]
+        alone = self.uses.get(value) == 1 and value not in self.kept and following.operands[0] == value
+        return alone and len(expression) < 70
+
+    def _layout_note(self, op: Compute) -> str:
+        """The layout of a result that lies otherwise than the first operand."""
+        first = next((v for v in op.operands if v is not None and v in self.names), None)
+        result = self.program.value(op.results[0])
+        moves = op.target in MOVES or op.target in _ELEMENTWISE
+        if moves or first is None or self.program.value(first).layout == result.layout or not result.shape:
+            return ""
+        return f"{result.shape} {result.layout.on(self.program.mesh)}"
+
+    # --- collectives ---
+
+    def _collective(self, step: Collective) -> str:
+        arguments = [self.text(step.operand), self.owner.axis(*step.axes)]
+        if step.forward in redistribute.BY_INDEX:
+            return self._by_index(step, arguments)
+        name, grad = redistribute.runtime_call(step.before[0], step.after[0])
+        if name == "all_to_all":
+            assert step.joined is not None and step.cut is not None
+            arguments += [str(step.joined.dim), str(step.cut.dim), *self._cut(step, step.joined, "joined_", True)]
+            arguments += self._cut(step, step.cut, "cut_", False)
+        elif (cut := step.joined or step.cut) is not None:
+            arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
+        name = "regather" if name == "all_gather" and step.again else name
+        arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
+        return f"{name}({', '.join(arguments)})"
+
+    def _by_index(self, step: Collective, arguments: list[str]) -> str:
+        """An exchange: the global shape, and how the tensor lies before and after."""
+        before, after = (self.program.value(name) for name in (step.operand, step.result))
+        arguments += [self.owner.speller.literal(before.shape), quoted(str(before.layout)), quoted(str(after.layout))]
+        arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
+        if step.again:
+            arguments.append("again=True")
+        return f"exchange({', '.join(arguments)})"
+
+    def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
+        """The keywords of a cut dim that differ from the defaults."""
+        arguments = [f"{prefix}blocks={cut.blocks}"] if cut.blocks != 1 else []
+        arguments += [f"{prefix}unit={cut.unit}"] if cut.unit != 1 else []
+        if joined and not self._divides(step, cut):
+            arguments.insert(0, f"{prefix}size={self.owner.size(cut.size)}")
+        return arguments
+
+    def _divides(self, step: Collective, cut: DimCut) -> bool:
+        """True where every device along the axis holds an equal part, so that the runtime can tell the length."""
+        mesh = self.program.mesh
+        local = self.program.value(step.operand).local_shape[cut.dim]
+        parts = math.prod(mesh.axis_size(axis) for axis in step.axes)
+        if local.is_even(mesh) and cut.size.is_even(mesh):
+            return local.largest(mesh) * parts == cut.size.largest(mesh)
+        return False
+
+    def _reason(self, step: Collective) -> str:
+        """The reason, with graph names in the words of a reader of the class."""
+        inner = _last_name(step.module) if step.module != self.owner.definition.path else ""
+
+        def readable(match: re.Match[str]) -> str:
+            word = match[0]
+            if word == self.program.value(step.operand).tensor:
+                return next((n for n in map(self.names.get, (step.result, step.operand)) if n and n != "_"), word)
+            if word in self.owner.package.targets and not step.reason.startswith("sum the "):
+                return inner or self.owner.package.targets[word]
+            return word
+
+        return re.sub(r"[A-Za-z_]\w*", readable, step.reason)
+
+
+def _last_name(path: str) -> str:
+    """What a reader calls a module: `c_fc` of h.0.mlp.c_fc, `emb.0` of emb.0."""
+    parts = path.split(".")
+    start = next((i for i in reversed(range(len(parts))) if not parts[i].isdecimal()), 0)
+    return ".".join(parts[start:])

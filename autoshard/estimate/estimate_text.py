@@ -1,0 +1,105 @@
+"""An estimate as the command prints it, as JSON, and its pipeline as a Chrome trace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.step import Estimate
+from autoshard.estimate.transformer import PRECISIONS
+from autoshard.units import format_bytes, format_flop_rate, format_seconds
+
+MICROSECONDS = 1e6
+
+
+def text(made: Estimate, hardware: Hardware) -> str:
+    """What is estimated, where a step's time goes, and what fills the memory."""
+    model, run = made.model, made.run
+    where = f"dp={run.dp},tp={run.tp},pp={run.pp} ({run.devices} devices) of {hardware.name}"
+    lines = [
+        f"transformer of {made.parameters / 1e9:.4g} billion parameters: {model.layers} layers, hidden {model.hidden}, "
+        f"{model.heads} heads, sequence {model.sequence}",
+        f"{run.batch} sequences a step on {where}, {run.precision}, {run.optimizer}: {run.micro_batches} micro-batches "
+        f"of {run.micro_batch} a replica, {run.schedule}, recompute {run.recompute}, ZeRO {run.zero}",
+        "",
+        f"step {format_seconds(made.step_seconds)}: {made.tokens_per_second:,.0f} tokens/s, "
+        f"{format_flop_rate(made.flops_per_device)} a device{_utilisation(made, hardware)}",
+        *(
+            f"  {name:<40} {format_seconds(seconds):>10}  {seconds / made.step_seconds:6.1%}"
+            for name, seconds in _shown(made)
+        ),
+        f"  error band {made.band}",
+        *_ignored(made),
+        "",
+        f"memory of the fullest device {format_bytes(made.memory.peak)}: {_fits(made, hardware)}",
+        *(f"  {name:<40} {format_bytes(size):>10}" for name, size in asdict(made.memory).items() if size),
+    ]
+    return "\n".join(lines)
+
+
+def _ignored(made: Estimate) -> list[str]:
+    """Settings that say nothing at these sizes."""
+    run = made.run
+    idle = {
+        "--sequence-parallel": run.sequence_parallel and run.tp == 1,
+        f"--zero {run.zero}": run.zero > 0 and run.dp == 1,
+        f"--schedule {run.schedule}": run.schedule != "1f1b" and run.pp == 1,
+    }
+    names = [name for name, holds in idle.items() if holds]
+    return [f"ignored: {', '.join(names)}, there is nothing to share it with"] if names else []
+
+
+def _shown(made: Estimate) -> list[tuple[str, float]]:
+    return [(name, seconds) for name, seconds in made.parts if seconds > 0]
+
+
+def _utilisation(made: Estimate, hardware: Hardware) -> str:
+    return f", {made.flops_per_device / hardware.peak_flops(PRECISIONS[made.run.precision]):.1%} of peak"
+
+
+def _fits(made: Estimate, hardware: Hardware) -> str:
+    room, peak = hardware.usable_memory_bytes, made.memory.peak
+    verdict = "fits" if peak <= room else f"does not fit, {format_bytes(peak - room)} too much for"
+    return f"{verdict} the {format_bytes(room)} that may be used"
+
+
+def as_dict(made: Estimate, hardware: Hardware) -> dict[str, Any]:
+    """The same, in SI units."""
+    return {
+        "model": asdict(made.model),
+        "run": asdict(made.run),
+        "hardware": hardware.name,
+        "devices": made.run.devices,
+        "parameters": made.parameters,
+        "step_seconds": made.step_seconds,
+        "error_band": asdict(made.band),
+        "parts_seconds": dict(made.parts),
+        "tokens_per_second": made.tokens_per_second,
+        "flops_per_device": made.flops_per_device,
+        "memory_bytes": asdict(made.memory) | {"peak": made.memory.peak},
+        "fits": made.memory.peak <= hardware.usable_memory_bytes,
+    }
+
+
+def pipeline_trace(made: Estimate) -> dict[str, Any]:
+    """Chrome trace JSON: a thread per stage, an event per forward and backward of a micro-batch."""
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": {"name": f"stage {stage}"}}
+        for stage in range(made.run.pp)
+    ]
+    kinds = {"F": "forward", "B": "backward"}
+    events = [
+        {
+            "ph": "X",
+            "name": f"{kinds[p.slot.kind]} {p.slot.micro_batch}"
+            + (f".{p.slot.chunk}" if made.run.interleave > 1 else ""),
+            "cat": kinds[p.slot.kind],
+            "pid": 0,
+            "tid": p.stage,
+            "ts": p.start_seconds * MICROSECONDS,
+            "dur": p.duration_seconds * MICROSECONDS,
+        }
+        for p in made.placed
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": names + events, "otherData": {"step_seconds": made.step_seconds}}

@@ -1,0 +1,98 @@
+"""What replicas exchange of the parameters of each piece, and how much of it a step waits for.
+
+ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 1 shards the optimizer, so that gradients are reduce-scattered
+and updated weights gathered once a step; stage 2 the gradients too, which are scattered after every micro-batch; stage
+3 the weights too, which are gathered for every forward and again for every backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.collective import joint_seconds
+from autoshard.estimate.transformer import Run
+from autoshard.estimate.transformer_graph import EMBEDDING, layer
+from autoshard.estimate.transformer_program import DATA, LAYERS, Built
+from autoshard.ir.layout import largest_shape
+from autoshard.ir.program import Collective, Compute, Program
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Seconds of a piece's collectives over the data axis: its weights gathered, its gradients reduced.
+
+    `reduce_seconds` is of a reduce-scatter where ZeRO is on, else of an all-reduce. `parameters` are those of a device.
+    """
+
+    parameters: int
+    gather_seconds: float
+    reduce_seconds: float
+
+
+@dataclass(frozen=True)
+class Syncs:
+    embedding: Sync
+    layer: Sync
+    head: Sync
+
+
+def syncs(built: Built, run: Run, hardware: Hardware) -> Syncs:
+    """Of the pieces of one stage's program."""
+    return Syncs(*(_sync(built, run, hardware, path) for path in (EMBEDDING, layer(LAYERS - 1), "head")))
+
+
+def _sync(built: Built, run: Run, hardware: Hardware, path: str) -> Sync:
+    count = held(built, path)
+
+    def seconds(kind: str, item_bytes: int) -> float:
+        return joint_seconds(hardware, built.mesh, (DATA,), kind, float(count * item_bytes)) if count else 0.0
+
+    reduced = seconds("reduce_scatter" if run.zero else "all_reduce", run.gradient_bytes)
+    return Sync(count, seconds("all_gather", run.weight_bytes) if run.zero else 0.0, reduced)
+
+
+def held(built: Built, path: str) -> int:
+    """Parameters of a piece on one device."""
+    own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
+    return sum(math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own)
+
+
+def parameter_collectives(program: Program) -> frozenset[int]:
+    """Instructions that move a parameter, or a cast of one, rather than an activation: no micro-batch runs them, for
+    gradients accumulate before they are reduced."""
+    values = {parameter.value for parameter in program.parameters}
+    found = set()
+    for index, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Collective) and instruction.operand in values:
+            values.add(instruction.result)
+            found.add(index)
+        if isinstance(instruction, Compute) and set(_operands(instruction.operands)) <= values and instruction.operands:
+            values.update(instruction.results)
+    return frozenset(found)
+
+
+def _operands(operands: Iterable[str | None]) -> list[str]:
+    return [operand for operand in operands if operand is not None]
+
+
+def waiting(compute: Sequence[float], gathers: Sequence[float], reductions: Sequence[float], overlap: bool) -> float:
+    """Seconds that pieces in a row wait for their collectives, which run one after the other on their own stream.
+
+    Without `overlap` for all of them. With it, a piece's gather starts as the piece before it does, and its reduction
+    when it ends: the first gather and the last reduction have nothing beside them.
+    """
+    if not overlap:
+        return sum(gathers) + sum(reductions)
+    device = 0.0
+    ready = stream = gathers[0] if gathers else 0.0
+    for index, seconds in enumerate(compute):
+        begun = max(device, ready)
+        device = begun + seconds
+        if index + 1 < len(compute) and gathers[index + 1]:
+            ready = stream = max(stream, begun) + gathers[index + 1]
+        if reductions[index]:
+            stream = max(stream, device) + reductions[index]
+    return max(device, stream) - sum(compute)

@@ -1,0 +1,118 @@
+"""Bytes on a device of one pipeline stage: what stays, what micro-batches in flight keep, and the working peak."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autoshard.estimate.gradient_sync import held
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
+from autoshard.estimate.transformer_program import LAYERS, Built
+from autoshard.ir.layout import Shard
+from autoshard.ir.program import Collective
+from autoshard.simulate.memory_curve import Span, plan_memory
+from autoshard.simulate.pipeline_schedule import Slot, most_in_flight
+
+# (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
+STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}
+SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4)}
+# Megatron-LM's fused cross entropy works in place: nothing is `working`.
+LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept."""
+
+    embedding: float
+    layer: float
+    core: float
+    head: float
+    input: float  # of a layer
+    working: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest device."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.working
+
+
+@lru_cache(maxsize=1024)
+def kept(built: Built) -> Kept:
+    """Of the program's last layer, which stands for all."""
+    program = built.program
+    plan = plan_memory(program, built.graph, accumulates=True)
+    turn = len(program.instructions) - 1  # the last step of the forward
+    alive = [
+        span for span in plan.spans if span.start <= turn < span.last and span.held.kind in ("activation", "extra")
+    ]
+    module = [getattr(instruction, "module", "") for instruction in program.instructions]
+
+    def of(path: str) -> float:
+        inside = (module[s.start] == path or module[s.start].startswith(f"{path}.") for s in alive)
+        return sum(_bytes(s, built) for s, own in zip(alive, inside, strict=True) if own)
+
+    first = min(i for i, m in enumerate(module) if m.startswith(layer(LAYERS - 1)))
+    given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
+    everything = sum(span.held.bytes for span in alive)
+    return Kept(
+        of(EMBEDDING),
+        of(layer(LAYERS - 1)),
+        of(core(LAYERS - 1)),
+        of(HEAD),
+        given,
+        max(plan.bytes_of(*LASTING)) - plan.static_bytes - everything,
+    )
+
+
+def _bytes(span: Span, built: Built) -> float:
+    """What is gathered for use is kept as its shard, as Megatron-LM does: its second gather hides behind a product."""
+    instruction = built.program.instructions[span.start]
+    if isinstance(instruction, Collective):
+        pairs = zip(instruction.axes, instruction.before, strict=True)
+        return span.held.bytes / math.prod(built.mesh.axis_size(a) for a, p in pairs if isinstance(p, Shard))
+    return span.held.bytes
+
+
+def _feeds(span: Span, first: int, module: Sequence[str]) -> bool:
+    """The residual stream that enters the last layer: the last kept value of the layer before."""
+    before = [i for i in range(first) if module[i] == layer(LAYERS - 2)]
+    return bool(before) and span.start == before[-1]
+
+
+def stage_memory(
+    built: Built, model: Transformer, run: Run, parameters: int, order: Sequence[Slot], stage: int
+) -> Memory:
+    """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
+    sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
+    shares = [run.dp if run.zero >= least else 1 for least in (3, 2, 1)]
+    weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
+    # ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too.
+    whole = held(built, layer(LAYERS - 1)) * min(1 + run.overlap, model.layers // run.pp) if run.dp > 1 else 0
+    weights += whole * run.weight_bytes * (run.zero == 3)
+    gradients += whole * sizes[1] * (run.zero >= 2)
+    own = kept(built)
+    each, again = {
+        "none": (own.layer, 0.0),
+        "selective": (own.layer - own.core, own.core),
+        "full": (own.input, own.layer),
+    }[run.recompute]
+    layers = model.layers // (run.pp * run.interleave)
+    first, last = stage == 0, stage == run.pp - 1
+    # What the embedding gives its layer is that layer's input, which is counted there.
+    ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
+    in_flight = most_in_flight(order)
+    return Memory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)

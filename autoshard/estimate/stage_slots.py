@@ -1,0 +1,147 @@
+"""Seconds of every slot of a pipeline: a stage's layers, its ends, and the host that starts their kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
+from autoshard.estimate.pieces import Piece, Pieces
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.simulate.pipeline_schedule import Slot
+
+_NOTHING = Piece(0.0, 0.0, 0.0, 0.0, 0, 0)
+Part = tuple[str, float]  # a name, seconds
+
+
+@dataclass(frozen=True)
+class Host:
+    """The processor that starts kernels, `dispatch_seconds` each, ahead of the device as far as it can.
+
+    A stretch takes the soft maximum (an `exponent`-norm) of both times: within it now one waits and now the other.
+    """
+
+    dispatch_seconds: float = 0.0
+    exponent: float = 3.0
+
+    def bound(self, seconds: float, kernels: int) -> float:
+        """Seconds of work that the device does in `seconds`, started as `kernels` operators."""
+        own = kernels * self.dispatch_seconds
+        if own <= 0:
+            return seconds
+        largest, q = max(seconds, own), self.exponent
+        total: float = largest * ((seconds / largest) ** q + (own / largest) ** q) ** (1 / q)
+        return total
+
+
+@dataclass(frozen=True)
+class Stages:
+    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. All stages have as many layers."""
+
+    model: Transformer
+    run: Run
+    made: Pieces
+    syncs: Syncs
+    host: Host
+
+    @property
+    def layers(self) -> int:
+        """Of one chunk."""
+        return self.model.layers // (self.run.pp * self.run.interleave)
+
+    @property
+    def again(self) -> Piece:
+        """What runs forward once more in the backward of a layer."""
+        return {"none": _NOTHING, "selective": self.made.core, "full": self.made.layer}[self.run.recompute]
+
+    @property
+    def slowdown(self) -> float:
+        """What the host makes of a layer's seconds, forward and backward together: it runs ahead over both."""
+        own, again = self.made.layer, self.again
+        seconds = own.forward_seconds + own.backward_seconds + again.forward_seconds
+        kernels = own.forward_kernels + own.backward_kernels + again.forward_kernels
+        return self.host.bound(seconds, kernels) / seconds
+
+    def seconds(self, stage: int, slot: Slot) -> float:
+        return sum(self._computed(stage, slot)) + self.replica_seconds(stage, slot)
+
+    def _computed(self, stage: int, slot: Slot) -> list[float]:
+        """Seconds of the pieces of a slot, in forward order."""
+        own = self.made.layer
+        each = own.forward_seconds if slot.kind == "F" else own.backward_seconds + self.again.forward_seconds
+        first, last = self._ends(stage, slot)
+        embedding = [self._end_seconds(self.made.embedding, slot)] * first
+        return [*embedding, *[each * self.slowdown] * self.layers, *[self._end_seconds(self.made.head, slot)] * last]
+
+    def _end_seconds(self, piece: Piece, slot: Slot) -> float:
+        if slot.kind == "F":
+            return self.host.bound(piece.forward_seconds, piece.forward_kernels)
+        return self.host.bound(piece.backward_seconds, piece.backward_kernels)
+
+    def _ends(self, stage: int, slot: Slot) -> tuple[bool, bool]:
+        """Whether the slot runs the embedding, and the head: the first part of the model, and the last."""
+        part = slot.chunk * self.run.pp + stage
+        return part == 0, part == self.run.pp * self.run.interleave - 1
+
+    def _synced(self, stage: int, slot: Slot) -> list[Sync]:
+        """What replicas exchange of the pieces of a slot, in forward order."""
+        first, last = self._ends(stage, slot)
+        return [*[self.syncs.embedding] * first, *[self.syncs.layer] * self.layers, *[self.syncs.head] * last]
+
+    def replica_seconds(self, stage: int, slot: Slot) -> float:
+        """What every micro-batch waits for its replicas: gathered weights (ZeRO 3), scattered gradients (2 and 3)."""
+        gathers, reduces = self.run.zero == 3, self.run.zero >= 2 and slot.kind == "B"
+        return self._waiting(stage, slot, gathers, reduces)
+
+    def step_end_seconds(self, stage: int) -> float:
+        """What a step waits for its replicas once: gradients reduced (below ZeRO 2), new weights gathered (1 and 2)."""
+        chunks = range(self.run.interleave)
+        reduced = sum(self._waiting(stage, Slot("B", 0, chunk), False, self.run.zero < 2) for chunk in chunks)
+        gathered = sum(self._waiting(stage, Slot("F", 0, chunk), self.run.zero in (1, 2), False) for chunk in chunks)
+        return reduced + gathered
+
+    def _waiting(self, stage: int, slot: Slot, gathers: bool, reduces: bool) -> float:
+        if self.run.dp == 1 or not (gathers or reduces):
+            return 0.0
+        computed, synced = self._computed(stage, slot), self._synced(stage, slot)
+        if slot.kind == "B":
+            computed, synced = computed[::-1], synced[::-1]
+        gather = [sync.gather_seconds * gathers for sync in synced]
+        return waiting(computed, gather, [sync.reduce_seconds * reduces for sync in synced], self.run.overlap)
+
+    def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
+        """What a stage is busy with in a step; they add up to the seconds of its slots."""
+        own, again = self.made.layer, self.again
+        count = self.layers * sum(slot.kind == "F" for slot in order)
+        communication = own.forward_communication_seconds + own.backward_communication_seconds
+        compute = own.forward_seconds + own.backward_seconds - communication
+        stalled = (compute + communication + again.forward_seconds) * (self.slowdown - 1)
+        return (
+            ("layers: compute", count * compute),
+            ("layers: computed again", count * (again.forward_seconds - again.forward_communication_seconds)),
+            ("layers: tensor-parallel communication", count * (communication + again.forward_communication_seconds)),
+            ("layers: waiting for the host", count * stalled),
+            ("embedding and head", sum(sum(self._end_parts(stage, slot)) for slot in order)),
+            ("weights and gradients of each micro-batch", sum(self.replica_seconds(stage, slot) for slot in order)),
+        )
+
+    def _end_parts(self, stage: int, slot: Slot) -> list[float]:
+        first, last = self._ends(stage, slot)
+        pieces = [self.made.embedding] * first + [self.made.head] * last
+        return [self._end_seconds(piece, slot) for piece in pieces]
+
+    def families(self, stage: int, order: list[Slot]) -> dict[str, float]:
+        """The seconds of the same slots by what prices them (see costs/bands.py); waiting for the host is left out."""
+        found: dict[str, float] = {}
+        for slot in order:
+            for piece, times in self._pieces(stage, slot):
+                for name, seconds in piece.forward_families if slot.kind == "F" else piece.backward_families:
+                    found[name] = found.get(name, 0.0) + times * seconds
+            for name, seconds in self.again.forward_families if slot.kind == "B" else ():
+                found[name] = found.get(name, 0.0) + self.layers * seconds
+            found["collective"] = found.get("collective", 0.0) + self.replica_seconds(stage, slot)
+        return found
+
+    def _pieces(self, stage: int, slot: Slot) -> list[tuple[Piece, int]]:
+        """What runs in a slot, and how often."""
+        first, last = self._ends(stage, slot)
+        return [(self.made.layer, self.layers), (self.made.embedding, int(first)), (self.made.head, int(last))]

@@ -1,0 +1,74 @@
+"""What follows the last backward of a stage: gradients summed over replicas and tied stages, weights updated."""
+
+from __future__ import annotations
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.collective import joint_seconds
+from autoshard.estimate.gradient_sync import held
+from autoshard.estimate.stage_slots import Part
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer_graph import EMBEDDING, layer
+from autoshard.estimate.transformer_program import LAYERS, Built
+from autoshard.ir.mesh import Mesh
+
+# Bytes that pass memory per parameter in the optimizer: AdamW reads p g m v and writes p m v in float32, clipping reads
+# g; half-precision weights add unscaled gradients (read 2, write 4) and the copy back (write 2).
+TRAFFIC_BYTES = {
+    ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40, ("fp16", "adamw"): 40,
+    ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24, ("fp16", "sgd"): 24,
+}  # fmt: skip
+
+
+def tail(
+    built: Built, model: Transformer, run: Run, hardware: Hardware, stage: int, replica_seconds: float
+) -> tuple[Part, ...]:
+    """Gradient synchronisation and optimizer of one device of `stage`; under ZeRO it updates its share.
+
+    `replica_seconds`: what the step waits for its replicas once (`Stages.step_end_seconds`).
+    """
+    count = stage_parameters(built, model, run, stage)
+    own = count / (run.dp if run.zero else 1)
+    bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
+    update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / bandwidth
+    return (
+        ("gradient synchronisation", replica_seconds + _tied_seconds(model, run, hardware, stage)),
+        ("optimizer", update),
+    )
+
+
+def _tied_seconds(model: Transformer, run: Run, hardware: Hardware, stage: int) -> float:
+    """The gradients of a tied embedding are summed between the first stage and the last."""
+    if not model.tied or run.pp == 1 or stage not in (0, run.pp - 1):
+        return 0.0
+    size = float(table_size(model, run) * run.gradient_bytes)
+    return joint_seconds(hardware, whole_mesh(run), (0,), "send_receive", size)  # both ways at once
+
+
+def whole_mesh(run: Run) -> Mesh:
+    """All devices, stages outermost."""
+    return Mesh((("pp", run.pp), ("dp", run.dp), ("tp", run.tp)))
+
+
+def send_seconds(model: Transformer, run: Run, hardware: Hardware) -> float:
+    """A micro-batch's activations to the next stage: each tensor-parallel device its slice, gathered there."""
+    if run.pp == 1:
+        return 0.0
+    mesh = whole_mesh(run)
+    size = float(run.micro_batch * model.sequence * model.hidden * run.activation_bytes)
+    gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (2,), "all_gather", size)
+    return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
+
+
+def stage_parameters(built: Built, model: Transformer, run: Run, stage: int) -> int:
+    """How many parameters a device of `stage` holds."""
+    total = held(built, layer(LAYERS - 1)) * model.layers // run.pp
+    if stage == 0:
+        total += held(built, EMBEDDING)
+    if stage == run.pp - 1:
+        total += held(built, "head") + (table_size(model, run) if model.tied and run.pp > 1 else 0)
+    return total
+
+
+def table_size(model: Transformer, run: Run) -> int:
+    """Parameters of a device's share of the embedding."""
+    return model.vocabulary * model.hidden // run.tp

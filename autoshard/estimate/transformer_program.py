@@ -1,0 +1,102 @@
+"""The Program of a standard transformer under data and tensor parallelism, as Megatron-LM cuts it.
+
+Shoeybi et al. 2019 (arXiv:1909.08053): column-parallel, then row-parallel linears, heads and vocabulary split; with
+sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) what lies between is cut along the sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer_graph import Written, transformer_graph
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import Placement, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Node
+from autoshard.ir.program import Program
+from autoshard.program.lower import lower
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.build_plan import Origin, plan_of
+
+DATA, TENSOR = 0, 1  # mesh axes
+LAYERS = 2  # of the program: the last one stands for every layer of the model
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """The program of one micro-batch on one stage's devices, with its graph and mesh (dp, tp)."""
+
+    program: Program
+    graph: Graph
+    mesh: Mesh
+
+
+def build(model: Transformer, run: Run, hardware: Hardware) -> Built:
+    """The embedding, two layers and the loss of `model`, one micro-batch per device."""
+    short = replace(model, layers=LAYERS)
+    return _built(short, run.micro_batch, run.dp, run.tp, run.sequence_parallel, run.precision, run.optimizer, hardware)
+
+
+@lru_cache(maxsize=1024)
+def _built(
+    model: Transformer, micro_batch: int, dp: int, tp: int, sequence_parallel: bool, precision: str, optimizer: str,
+    hardware: Hardware,
+) -> Built:  # fmt: skip
+    written = transformer_graph(model, micro_batch * dp, precision, optimizer)
+    mesh = Mesh((("dp", dp), ("tp", tp)))
+    stream = "S1" if sequence_parallel else "R"
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        return _is_wanted(written, op, strategy, mesh, stream)
+
+    formulation = _stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed))
+    solution = solvers.solve(formulation.problem)
+    plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
+    return Built(lower(plan, written.graph), written.graph, mesh)
+
+
+def _is_wanted(written: Written, op: Op, strategy: Strategy, mesh: Mesh, stream: str) -> bool:
+    split = written.splits.get(op.name)
+    if split is None:  # a cast: it goes along with what it casts
+        return True
+    result = strategy.results[0].placements
+    data = (
+        mesh.sizes[DATA] == 1 or op.name in _constants(written) or _fits(result[DATA], "S0") or not _shape(written, op)
+    )
+    if mesh.sizes[TENSOR] == 1 or not data:
+        return data
+    if split == "vocabulary":
+        return strategy.choices[TENSOR].factor == "vocabulary"
+    return _fits(result[TENSOR], stream if split == "stream" else split)
+
+
+def _constants(written: Written) -> frozenset[str]:
+    return frozenset(op.name for op in written.graph.ops if op.results[0] in written.graph.constants)
+
+
+def _shape(written: Written, op: Op) -> tuple[int, ...]:
+    return written.graph.tensor(op.results[0]).shape
+
+
+def _fits(placement: Placement, wanted: str) -> bool:
+    """Blocks, units and the gradient's form are left to the solver."""
+    text = f"S{placement.dim}" if isinstance(placement, Shard) else str(placement).removesuffix("+")
+    return text == wanted
+
+
+def _stored_whole(formulation: Formulation) -> Formulation:
+    """Parameters are not cut over the data axis: optimizer sharding is priced once a step, outside."""
+    nodes: list[Node] = []
+    for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
+        if site.kind == "parameter":
+            cut = np.array([isinstance(layout.placements[DATA], Shard) for layout in site.layouts])
+            node = replace(node, seconds=np.where(cut, np.inf, node.seconds))
+        nodes.append(node)
+    return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))

@@ -1,0 +1,498 @@
+"""Graph + strategies + costs -> Problem: which node and which value of the problem stands for what of the graph.
+
+Nodes, in this order: inputs, parameters, buffers, ops, sinks. A sink is a demand at the end of the step: the loss must
+be whole or partial (its seed gradient is 1 either way), an output must not be partial, a buffer's new value must lie as
+the buffer is stored.
+
+Times: op i runs forward at i and backward at 2 * ops - 1 - i.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard import costs, redistribute, rules
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.variants import EXCHANGING
+from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter, Tensor
+from autoshard.ir.layout import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_PARTIAL,
+    Layout,
+    Placement,
+    Shard,
+    largest_shape,
+    local_sizes,
+    normalise,
+)
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+from autoshard.rules.algebra.strategy import Strategy
+
+TIE_SECONDS = 1e-9  # a partial value, or a gradient of one, is passed on only where that pays
+STORED = ("input", "parameter", "buffer")
+Allowed = Callable[[Op, Strategy], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What a node of the problem stands for: `kind` is input, parameter, buffer, op or sink; `name` the tensor or op.
+
+    `strategies` of an op, or the storage `layouts` of a tensor; a sink has layouts too.
+    """
+
+    kind: str
+    name: str
+    layouts: tuple[Layout, ...] = ()
+    strategies: tuple[Strategy, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ValueSite:
+    """The tensor behind a value of the problem, with the layouts that its source and target indices mean."""
+
+    tensor: str
+    sources: tuple[Layout, ...]
+    targets: tuple[Layout, ...]
+    tied: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Formulation:
+    """The problem and its meaning: `sites[n]` is node n, `values[v]` is value v."""
+
+    graph: Graph
+    mesh: Mesh
+    hardware: Hardware
+    problem: Problem
+    sites: tuple[Site, ...]
+    values: tuple[ValueSite, ...]
+    all_to_all: bool = True  # may redistributions exchange
+
+
+def formulate(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    capacity_bytes: float,
+    allowed: Allowed | None = None,
+    all_to_all: bool = True,
+) -> Formulation:
+    """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
+    without `all_to_all` no redistribution exchanges anything, nor does a variant.
+
+    What repeats is made once: equal operators share a `Kind`, equal layouts at an end of a value an `End`, and equal
+    nodes and values their arrays, by which a solver sees what repeats.
+    """
+    kinds = _kinds(graph, mesh, allowed, all_to_all)
+    sites, ends = _Sites(graph, mesh, kinds).made()
+    index = {(site.kind, site.name): n for n, site in enumerate(sites)}
+    pricer = Pricer(graph, mesh, hardware, all_to_all)
+    nodes = tuple(pricer.node(site, kinds) for site in sites)
+    pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
+    values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
+    problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
+    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, all_to_all)
+
+
+# --- kinds and ends: what repeats -----------------------------------------------------------------------------------
+
+
+class End:
+    """The layout that each choice of a node gives or needs; its distinct layouts, by first mention; `index` into them.
+
+    Compared by identity: equal operators share their ends.
+    """
+
+    def __init__(self, layouts: Iterable[Layout]) -> None:
+        every = tuple(layouts)
+        self.distinct = tuple(dict.fromkeys(every))
+        position = {layout: index for index, layout in enumerate(self.distinct)}
+        self.index: Integers = np.array([position[layout] for layout in every], dtype=np.int64)
+
+
+class Kind:
+    """What all equal operators share: strategies, and an end for every operand (None where absent) and result."""
+
+    def __init__(self, strategies: tuple[Strategy, ...], op: Op) -> None:
+        self.strategies = strategies
+        columns = zip(*(strategy.operands for strategy in strategies), strict=True)
+        self.operands = tuple(
+            None if name is None else End(map(_present, column))
+            for name, column in zip(op.operands, columns, strict=True)
+        )
+        self.results = tuple(End(column) for column in zip(*(s.results for s in strategies), strict=True))
+
+
+def _present(layout: Layout | None) -> Layout:
+    assert layout is not None
+    return layout
+
+
+def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) -> dict[str, Kind]:
+    """Op name -> its kind. `allowed` may tell equal operators apart."""
+    candidates = rules.candidates(graph, mesh)
+    offered: dict[object, tuple[Strategy, ...]] = {}
+    known: dict[object, Kind] = {}
+    found: dict[str, Kind] = {}
+    for op in graph.ops:
+        same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
+        key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same)
+        if key not in offered:
+            every = rules.strategies(graph, op, mesh, candidates)
+            usable = every if all_to_all else [s for s in every if s.variant not in EXCHANGING]
+            offered[key] = tuple(strategy for strategy in usable if _consistent(op, strategy))
+        strategies, chosen = offered[key], None
+        if allowed:
+            chosen = tuple(index for index, strategy in enumerate(strategies) if allowed(op, strategy)) or None
+        if (key, chosen) not in known:
+            kept = strategies if chosen is None else tuple(strategies[index] for index in chosen)
+            known[key, chosen] = Kind(kept, op)
+        found[op.name] = known[key, chosen]
+    return found
+
+
+def _consistent(op: Op, strategy: Strategy) -> bool:
+    """An op that reads one tensor twice must need it in one layout."""
+    first: dict[str, Layout | None] = {}
+    return all(
+        operand is None or first.setdefault(operand, layout) == layout
+        for operand, layout in zip(op.operands, strategy.operands, strict=True)
+    )
+
+
+# --- sites: what chooses among what ---------------------------------------------------------------------------------
+
+
+class _Sites:
+    """All nodes in order, and the end of each stored tensor and sink; equal ones share their layouts."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, kinds: dict[str, Kind]) -> None:
+        self.graph, self.mesh, self.kinds = graph, mesh, kinds
+        self.stored: dict[object, End] = {}
+        self.sites: list[Site] = []
+        self.ends: dict[tuple[str, str], End] = {}
+
+    def made(self) -> tuple[list[Site], dict[tuple[str, str], End]]:
+        graph = self.graph
+        for name in graph.inputs:
+            self.store("input", name, _input_layouts)
+        for parameter in graph.parameters:
+            self.store("parameter", parameter.tensor, storage_layouts)
+        for buffer in graph.buffers:
+            self.store("buffer", buffer.tensor, _buffer_layouts)
+        self.sites += [Site("op", op.name, strategies=self.kinds[op.name].strategies) for op in graph.ops]
+        for position, name in enumerate(graph.outputs):
+            self.add("sink", f"output{position}:{name}", End(self.sink_layouts(name)))
+        for stored, name in graph.buffer_updates:
+            self.add("sink", f"update{stored}:{name}", self.ends["buffer", stored])
+        return self.sites, self.ends
+
+    def add(self, kind: str, name: str, end: End) -> None:
+        self.sites.append(Site(kind, name, end.distinct))
+        self.ends[kind, name] = end
+
+    def store(
+        self, kind: str, name: str, layouts: Callable[[Tensor, Iterable[Layout], Mesh], tuple[Layout, ...]]
+    ) -> None:
+        """The end of a stored tensor, from what its consumers ask for."""
+        tensor = self.graph.tensor(name)
+        uses = {id(end): end for op, position in self.graph.consumers[name] if (end := self.end_of(op, position))}
+        key = (kind, tensor.shape, tuple(uses))
+        if key not in self.stored:
+            wanted = dict.fromkeys(layout for end in uses.values() for layout in end.distinct)
+            self.stored[key] = End(layouts(tensor, wanted, self.mesh))
+        self.add(kind, name, self.stored[key])
+
+    def end_of(self, op: Op, position: int) -> End | None:
+        return self.kinds[op.name].operands[position]
+
+    def sink_layouts(self, name: str) -> tuple[Layout, ...]:
+        """The layouts an output may be left in: what its producer offers, without what the end of a step can't take."""
+        tensor = self.graph.tensor(name)
+        producer = self.graph.producers.get(name)
+        if producer is None:
+            return next(self.ends[kind, name].distinct for kind in STORED if (kind, name) in self.ends)
+        found = {Layout.replicated(self.mesh): None}
+        for layout in self.kinds[producer.name].results[producer.results.index(name)].distinct:
+            placements = layout.placements
+            if name == self.graph.loss:
+                placements = tuple(p if p == PARTIAL else REPLICATE for p in placements)
+            else:
+                placements = tuple(map(_plain, placements))
+            found.setdefault(normalise(Layout(placements), tensor.shape, self.mesh))
+        return tuple(found)
+
+
+def _plain(placement: Placement) -> Placement:
+    return placement if isinstance(placement, Shard) else REPLICATE
+
+
+def _input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    """An input or buffer arrives as a consumer wants it: sharded or replicated, never partial."""
+    found = {Layout.replicated(mesh): None}
+    for layout in wanted:
+        found.setdefault(Layout(tuple(map(_plain, layout.placements))))
+    return tuple(found)
+
+
+def _buffer_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    return tuple(layout for layout in _input_layouts(tensor, wanted, mesh) if _storable(tensor, layout, mesh))
+
+
+def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    """Where a parameter may be kept between steps (its optimizer layout).
+
+    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one
+    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing.
+    """
+    alphabet: dict[Placement, None] = {REPLICATE: None}
+    for layout in wanted:
+        for placement in layout.placements:
+            alphabet.setdefault(_plain(placement))
+    for dim in range(len(tensor.shape)):
+        alphabet.setdefault(Shard(dim))
+    per_axis = [list(alphabet) if size > 1 else [REPLICATE] for size in mesh.sizes]
+    found: dict[Layout, None] = {}
+    for placements in itertools.product(*per_axis):
+        layout = Layout(placements)
+        if _storable(tensor, layout, mesh):
+            found.setdefault(normalise(layout, tensor.shape, mesh))
+    return tuple(layout for layout in found if _storable(tensor, layout, mesh))
+
+
+def _storable(tensor: Tensor, layout: Layout, mesh: Mesh) -> bool:
+    last = tuple(size - 1 for size in mesh.sizes)
+    for dim, size in enumerate(local_sizes(tensor.shape, layout, mesh)):
+        kinds = {(shard.blocks, shard.unit) for shard in size.shards}
+        if len(kinds) > 1 or any(tensor.shape[dim] % (blocks * unit) for blocks, unit in kinds):
+            return False
+        if size.shards and size.evaluate(mesh, last) == 0:
+            return False
+    return True
+
+
+# --- demands: who needs which tensor --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Demand:
+    """A tensor with its producer node and end, and its consumer nodes with theirs."""
+
+    tensor: str
+    producer: int
+    source: End
+    consumers: tuple[int, ...]
+    needs: tuple[End, ...]
+    tied: bool = False  # producer and consumer must choose the same layout; nothing moves
+
+
+def _demands(
+    graph: Graph, kinds: dict[str, Kind], ends: dict[tuple[str, str], End], index: dict[tuple[str, str], int]
+) -> list[_Demand]:
+    uses: dict[str, dict[int, End]] = {}
+    for op in graph.ops:
+        node = index["op", op.name]
+        for operand, end in zip(op.operands, kinds[op.name].operands, strict=True):
+            if operand is not None and end is not None:
+                uses.setdefault(operand, {}).setdefault(node, end)
+    sinks = [(f"output{position}:{name}", name) for position, name in enumerate(graph.outputs)]
+    sinks += [(f"update{buffer}:{name}", name) for buffer, name in graph.buffer_updates]
+    for sink, name in sinks:
+        uses.setdefault(name, {}).setdefault(index["sink", sink], ends["sink", sink])
+    demands: list[_Demand] = []
+    for buffer, name in graph.buffer_updates:
+        sink = f"update{buffer}:{name}"
+        stored = ends["buffer", buffer]
+        demands.append(
+            _Demand(buffer, index["buffer", buffer], stored, (index["sink", sink],), (ends["sink", sink],), tied=True)
+        )
+    for tensor in graph.tensors:
+        if tensor.name in uses:
+            own = uses[tensor.name]
+            op_ = graph.producers.get(tensor.name)
+            key = ("op", op_.name) if op_ else next((k, tensor.name) for k in STORED if (k, tensor.name) in ends)
+            source = kinds[op_.name].results[op_.results.index(tensor.name)] if op_ else ends[key]
+            demands.append(_Demand(tensor.name, index[key], source, tuple(own), tuple(own.values())))
+    return demands
+
+
+# --- prices ---------------------------------------------------------------------------------------------------------
+
+
+class Pricer:
+    """Seconds and bytes of nodes and values, remembered by content so that repeated layers are priced once."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool) -> None:
+        self.graph, self.mesh, self.hardware, self.all_to_all = graph, mesh, hardware, all_to_all
+        self.time = {op.name: position for position, op in enumerate(graph.ops)}
+        self.horizon = max(1, 2 * len(graph.ops) if graph.loss else len(graph.ops))
+        self.parameters = {p.tensor: p for p in graph.parameters}
+        self._ops: dict[Kind, tuple[Floats, Floats]] = {}
+        self._moves: dict[object, _Moves] = {}
+        self._pairs: dict[object, Floats] = {}
+        self._bytes: dict[object, Floats] = {}
+        self._stores: dict[object, tuple[Floats, Floats]] = {}
+        self._shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
+
+    def backward_time(self, time: int) -> int:
+        return self.horizon - 1 - time if self.graph.loss else time
+
+    def node(self, site: Site, kinds: dict[str, Kind]) -> Node:
+        if site.kind == "op":
+            return self._op_node(self.graph.by_op[site.name], kinds[site.name])
+        if site.kind == "parameter":
+            return self._parameter_node(self.parameters[site.name], site.layouts)
+        count = len(site.layouts)
+        return Node(site.name, np.zeros(count), np.zeros(count))
+
+    def _op_node(self, op: Op, kind: Kind) -> Node:
+        if kind not in self._ops:
+            self._ops[kind] = self._op_costs(op, kind)
+        seconds, sizes = self._ops[kind]
+        time = self.time[op.name]
+        return Node(op.name, seconds, sizes, (time, self.backward_time(time) + 1))
+
+    def _op_costs(self, op: Op, kind: Kind) -> tuple[Floats, Floats]:
+        """Seconds and kept bytes of every strategy; those of equal local shapes are priced once."""
+        kept = self.graph.loss is not None
+        locals_ = [
+            self._local_shapes(name, end)
+            for name, end in (
+                *zip(op.operands, kind.operands, strict=True),
+                *zip(op.results, kind.results, strict=True),
+            )
+            if name is not None and end is not None
+        ]
+        known: dict[object, tuple[float, float]] = {}
+        found = np.zeros((2, len(kind.strategies)))
+        for s, strategy in enumerate(kind.strategies):
+            key = s if strategy.variant else tuple(shapes[s] for shapes in locals_)
+            if key not in known:
+                size = costs.kept_bytes(self.graph, op, strategy, self.mesh) if kept else 0.0
+                known[key] = sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, strategy)), size
+            seconds, size = known[key]
+            found[:, s] = seconds + _ties(strategy), size
+        return found[0], found[1]
+
+    def _local_shapes(self, name: str, end: End) -> list[tuple[int, ...]]:
+        """The local shape of a tensor under each choice at an end."""
+        own = [self._local_shape(self.graph.tensor(name).shape, layout) for layout in end.distinct]
+        return [own[index] for index in end.index]
+
+    def _local_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+        if (shape, layout) not in self._shapes:
+            self._shapes[shape, layout] = largest_shape(shape, layout, self.mesh)
+        return self._shapes[shape, layout]
+
+    def _parameter_node(self, parameter: Parameter, layouts: tuple[Layout, ...]) -> Node:
+        tensor = self.graph.tensor(parameter.tensor)
+        key = (tensor.shape, tensor.dtype, parameter.trainable, id(layouts))
+        if key not in self._stores:
+            seconds = [costs.optimizer_seconds(self.hardware, self.graph, parameter, x, self.mesh) for x in layouts]
+            sizes = [costs.parameter_bytes(self.graph, parameter, x, self.mesh) for x in layouts]
+            self._stores[key] = (np.array(seconds), np.array(sizes, dtype=float))
+        seconds_array, bytes_array = self._stores[key]
+        return Node(parameter.tensor, seconds_array, bytes_array, (0, self.horizon))
+
+    def value(self, demand: _Demand, sites: list[Site]) -> tuple[Value, ValueSite]:
+        tensor = self.graph.tensor(demand.tensor)
+        facts = costs.moving_facts(self.graph, tensor)
+        key = (facts, demand.tensor in self.parameters, demand.tied, id(demand.source), *map(id, demand.needs))
+        if key not in self._moves:
+            self._moves[key] = self._moves_of(tensor, demand)
+        moves = self._moves[key]
+        value = Value(
+            tensor.name,
+            demand.producer,
+            demand.consumers,
+            demand.source.index,
+            moves.needed,
+            moves.seconds,
+            moves.sizes,
+            tuple(self._interval(demand, sites[consumer]) for consumer in demand.consumers),
+        )
+        return value, ValueSite(tensor.name, demand.source.distinct, moves.targets, demand.tied)
+
+    def _moves_of(self, tensor: Tensor, demand: _Demand) -> _Moves:
+        targets = tuple(dict.fromkeys(layout for end in demand.needs for layout in end.distinct))
+        position = {layout: index for index, layout in enumerate(targets)}
+        needed = tuple(np.array([position[x] for x in end.distinct], dtype=np.int64)[end.index] for end in demand.needs)
+        sources = demand.source.distinct
+        seconds = _tie(sources, targets) if demand.tied else self._pair_seconds(tensor, sources, targets)
+        sizes = self._sizes(tensor, targets)
+        if tensor.name in self.parameters:
+            sizes = _beside_storage(sizes, sources, targets)
+        return _Moves(targets, needed, seconds, sizes)
+
+    def _sizes(self, tensor: Tensor, layouts: tuple[Layout, ...]) -> Floats:
+        key = (tensor.shape, tensor.dtype, layouts)
+        if key not in self._bytes:
+            numels = [math.prod(self._local_shape(tensor.shape, layout)) for layout in layouts]
+            self._bytes[key] = np.array(numels, dtype=float) * DTYPE_BYTES[tensor.dtype]
+        return self._bytes[key]
+
+    def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+        key = (costs.moving_facts(self.graph, tensor), tensor.name in self.parameters, sources, targets)
+        if key not in self._pairs:
+            terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
+            self._pairs[key] = redistribute.all_pairs(sources, targets, terms)
+            if tensor.name in self.graph.weights and tensor.name not in self.parameters:
+                self._pairs[key] = self._pairs[key] + _late(sources, targets)
+        return self._pairs[key]
+
+    def _interval(self, demand: _Demand, consumer: Site) -> tuple[int, int]:
+        """From the producer's forward to the consumer's backward if autograd keeps the operand, else to its forward."""
+        if consumer.kind != "op":
+            return (0, 0)
+        op = self.graph.by_op[consumer.name]
+        made = self.graph.producers.get(demand.tensor)
+        start = self.time[made.name] if made else self.time[op.name]
+        end = self.time[op.name]
+        saved = any(op.operands[position] == demand.tensor for position in op.saved.operands)
+        if saved and demand.tensor in self.graph.weights:
+            saved = False  # a stored parameter is charged once, by its own node; what is gathered of it is not kept
+        return (start, self.backward_time(end) + 1 if saved and self.graph.loss else end + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """What equal values share: the distinct targets, the target of each choice of each consumer, seconds and bytes."""
+
+    targets: tuple[Layout, ...]
+    needed: tuple[Integers, ...]
+    seconds: Floats
+    sizes: Floats
+
+
+def _beside_storage(sizes: Floats, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+    """What a use of a weight takes at least beside what is stored: nothing where it may be stored as it is used."""
+    stored = {_as_stored(source) for source in sources}
+    return np.where([_as_stored(target) in stored for target in targets], 0.0, sizes)
+
+
+def _as_stored(layout: Layout) -> Layout:
+    """A partial gradient changes nothing about the value."""
+    return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
+
+
+def _late(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+    """The gradient of a weight that is cast is best left partial until it is reduced with others, after backward."""
+    pairs = [[zip(source.placements, target.placements, strict=True) for target in targets] for source in sources]
+    partial = [[sum(pair == (REPLICATE, REPLICATE_PARTIAL) for pair in own) for own in row] for row in pairs]
+    return 2 * TIE_SECONDS * np.array(partial, dtype=float)
+
+
+def _ties(strategy: Strategy) -> float:
+    return TIE_SECONDS * sum(choice.kind in ("linear", "repeat_partial") for choice in strategy.choices)
+
+
+def _tie(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+    """Free where the layouts are the same, forbidden elsewhere."""
+    return np.array([[0.0 if source == target else np.inf for target in targets] for source in sources])

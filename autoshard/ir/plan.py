@@ -1,0 +1,166 @@
+"""The Plan: every decision of a search. With the graph it reproduces everything after it, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+
+SCHEMA_VERSION = 3
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one choice costs by the additive model, on the device that holds most; all parts add up to the objective.
+
+    `compute_seconds`: forward and backward, or the optimizer's update; `repeated_seconds`: what of it other devices do
+    too. `communication_seconds`: collectives inside it, and the redistributions made for it (for the first of several
+    consumers). `memory_bytes`: what it keeps alive at the peak. `runner_up` is the best other choice while everything
+    else stays as it is, `runner_up_seconds` what it would cost more; "" where there is no other.
+    """
+
+    compute_seconds: float = 0.0
+    repeated_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    memory_bytes: float = 0.0
+    runner_up: str = ""
+    runner_up_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """The strategy of one op (choices as text, mesh order), its variant, predicted seconds, and who decided."""
+
+    op: str
+    strategy: str
+    variant: str
+    forward_seconds: float
+    backward_seconds: float
+    decided_by: str = "search"
+    parts: Parts = Parts()
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """Where an input, parameter or buffer is stored. `name` is the graph tensor, `path` what a person calls it."""
+
+    name: str
+    path: str
+    layout: Layout
+    decided_by: str = "search"
+    parts: Parts = Parts()
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """One step of a redistribution: `axes` go from `before` to `after` (placements as text) at once.
+
+    `forward` and `backward` name what it does to the value and the gradient, as in `Collective`.
+    """
+
+    axes: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    forward: str
+    backward: str
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.before)} → {' '.join(self.after)} over {' and '.join(self.axes)}"
+
+
+@dataclass(frozen=True)
+class RedistributionPlan:
+    """One materialisation: graph tensor `tensor` from `source` to `target` for `consumers` (op names), step by step.
+
+    Seconds are predicted, forward and backward.
+    """
+
+    tensor: str
+    source: Layout
+    target: Layout
+    consumers: tuple[str, ...]
+    steps: tuple[PlanStep, ...]
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The solver's word on the additive problem, in seconds: objective of this plan and a bound on every plan's.
+
+    `level_objective` and `level_bound` are the same for what the level minimises: seconds of communication and
+    repeated work (level 0), bytes (level 1), seconds (level 2). A bound of 0 says nothing.
+    """
+
+    solver: str
+    status: str
+    objective_seconds: float
+    lower_bound_seconds: float
+    level_objective: float = 0.0
+    level_bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A whole plan that was simulated: how it was found, its objective, and the step and memory of its program.
+
+    `outcome`: chosen, not better, or too large.
+    """
+
+    name: str
+    outcome: str
+    objective_seconds: float
+    predicted_seconds: float
+    predicted_peak_bytes: float
+
+
+@dataclass(frozen=True)
+class MeshTried:
+    """One mesh of the mesh search. `outcome`: chosen, slower, too large, not better by its bound, out of time.
+
+    `bound_seconds` is what no plan on it can be below; the predictions are 0 where no plan was made on it.
+    """
+
+    mesh: Mesh
+    outcome: str
+    bound_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    predicted_peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss."""
+
+    level: int = 2
+    pins: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    meshes: tuple[MeshTried, ...] = ()
+    notes: tuple[str, ...] = ()
+    outputs_seconds: float = 0.0  # redistributions that only the end of the step needs: no choice's part
+    all_to_all: bool = True  # may redistributions exchange
+    cut_short: bool = False  # by the clock, or Ctrl-C
+
+
+@dataclass(frozen=True)
+class Plan:
+    graph_hash: str
+    model: str  # what the user named: file.py:callable, package.module:callable, file.pt2, file.graph.json
+    model_arguments: tuple[tuple[str, str | int | float | bool], ...]  # keyword arguments given to the callable
+    mesh: Mesh
+    hardware: str  # profile name
+    hardware_text: str  # the resolved profile, verbatim TOML
+    precision: str
+    optimizer: str
+    inputs: tuple[TensorPlan, ...]
+    parameters: tuple[TensorPlan, ...]
+    buffers: tuple[TensorPlan, ...]
+    ops: tuple[OpPlan, ...]
+    redistributions: tuple[RedistributionPlan, ...]
+    predicted_seconds: float  # of one step
+    predicted_peak_bytes: float  # per device
+    capacity_bytes: float
+    certificate: Certificate
+    versions: tuple[tuple[str, str], ...] = ()
+    search: Search = Search()

@@ -1,0 +1,74 @@
+"""Plans as versioned JSON: the same plan is the same text, byte for byte, one decision a line for readable diffs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InvalidFileError
+from autoshard.ir.codec import decode, encode
+from autoshard.ir.plan import SCHEMA_VERSION, Plan
+from autoshard.system.files import parse_json, read_text, write_text
+
+KIND = "autoshard.plan"
+_AGAIN = "make the plan again with `autoshard plan`"
+
+
+def dumps(plan: Plan) -> str:
+    """The plan as JSON text that ends with a newline."""
+    lines = [f'"kind": "{KIND}"', f'"schema_version": {SCHEMA_VERSION}']
+    for field in dataclasses.fields(plan):
+        lines.append(f"{_text(field.name)}: {_block(encode(getattr(plan, field.name)))}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def loads(text: str, where: str = "plan") -> Plan:
+    """The plan written by `dumps`. InvalidFileError names the file (`where`) and the key that is wrong."""
+    data = parse_json(text, where, _AGAIN)
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise InvalidFileError(
+            f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
+        )
+    if data.get("schema_version") != SCHEMA_VERSION:
+        found = data.get("schema_version")
+        raise InvalidFileError(
+            f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",
+            _AGAIN,
+        )
+    body = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
+    try:
+        plan: Plan = decode(Plan, body, "plan")
+    except ValueError as error:
+        raise InvalidFileError(f"{where} is damaged: {error}", _AGAIN) from None
+    return plan
+
+
+def save(plan: Plan, path: str | Path) -> None:
+    """Write `path` whole or not at all."""
+    write_text(Path(path), dumps(plan))
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan file; InvalidFileError if it is missing, damaged, or of another kind or version."""
+    return loads(read_text(Path(path), "the plan", _AGAIN), str(path))
+
+
+def plan_hash(plan: Plan) -> str:
+    """Sixteen hex digits that change with any decision, prediction or input of the plan."""
+    return hashlib.sha256(dumps(plan).encode()).hexdigest()[:16]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _block(value: Any) -> str:
+    """JSON text; a list of records takes one line a record, a record with lists one line a field."""
+    if isinstance(value, dict) and any(isinstance(item, list) for item in value.values()):
+        return "{\n  " + ",\n  ".join(f"{_text(name)}: {_text(item)}" for name, item in value.items()) + "\n }"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n  " + ",\n  ".join(_text(item) for item in value) + "\n ]"
+    return _text(value)

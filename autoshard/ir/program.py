@@ -1,0 +1,155 @@
+"""The plan applied to the graph: what every device runs, as data. Emission, simulation and proof read only this.
+
+A Program is SPMD: sizes are `LocalSize` expressions, never one rank's number. `instructions` is the forward in
+execution order; the backward follows by autograd, each `Collective` bringing its own
+backward (see `redistribute.table`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoshard.ir.graph import Attribute
+from autoshard.ir.layout import Layout, LocalSize, Placement
+from autoshard.ir.mesh import Mesh
+
+LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One local tensor. `shape` is global. `tensor` is the graph tensor it holds (several values may hold one)."""
+
+    name: str
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    local_shape: tuple[LocalSize, ...]
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A local operator. `operands` and `results` are value names; `attributes` are already those of the shard.
+
+    `variant` is "" or the name of a function of the runtime; `axes` then gives its axis names by role,
+    e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))). `again`: gathered weights that autograd does not keep for this
+    operator; its backward begins by making each anew from what is stored.
+    """
+
+    op: str
+    target: str
+    operands: tuple[str | None, ...]
+    attributes: tuple[tuple[str, LocalAttribute], ...]
+    results: tuple[str, ...]
+    module: str
+    source: str
+    strategy: str
+    variant: str = ""
+    axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    again: tuple[str, ...] = ()  # values, see `program.weights`
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One step of a redistribution, over one mesh axis or several at once: `before` -> `after`, a placement an axis.
+
+    `forward` and `backward` are what it does to the value and to the gradient: an entry of the pair table, the same for
+    all its axes, or what goes by index sets (`exchange`, `gather`, `pick`, `pad`: see `redistribute.table.BY_INDEX`).
+
+    By the table, for a cut or a joined dim, `size` is the dim as it is *without* these axes (cut by the outer axes
+    only), `blocks` the number of equal blocks that this local dim holds, each cut by chunk_bounds over the joined axes
+    in multiples of `unit`.
+    An all-to-all has them twice: for the dim that is joined (`before.dim`) and the one that is cut (`after.dim`).
+
+    `again`: it gathers a weight for use; what autograd keeps is what is stored. `gradient_dtype`: the one in which the
+    gradient is moved and summed, "" for the value's own.
+    """
+
+    axes: tuple[str, ...]  # in mesh order
+    before: tuple[Placement, ...]
+    after: tuple[Placement, ...]
+    forward: str
+    backward: str
+    operand: str
+    result: str
+    module: str
+    reason: str
+    joined: DimCut | None = None  # by the table: the dim of `before`, where that is a Shard
+    cut: DimCut | None = None  # by the table: the dim of `after`, where that is a Shard
+    again: bool = False
+    gradient_dtype: str = ""
+
+
+@dataclass(frozen=True)
+class DimCut:
+    """How one axis, or several joined, cut dim `dim` of a local tensor: length `size` in `blocks` equal blocks, each in
+    multiples of `unit`."""
+
+    dim: int
+    size: LocalSize
+    blocks: int = 1
+    unit: int = 1
+
+
+@dataclass(frozen=True)
+class ProgramParameter:
+    """A parameter or buffer as each device stores it.
+
+    `path` is its state-dict name, `ties` other names of the same tensor. `shape` is the original (global) shape.
+    `split_shape` is the shape it is held in: dims with blocked or unit shards are unflattened, so that `split_layout`
+    has plain shards only, e.g. (2304, 768) with `S0/3*64` is held as (3, 12, 64, 768) with `S1`.
+    """
+
+    value: str
+    path: str
+    ties: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    split_shape: tuple[int, ...]
+    split_layout: Layout
+    trainable: bool
+    init: tuple[str | float, ...] = ()
+    persistent: bool = True  # a buffer of the state dict
+
+
+@dataclass(frozen=True)
+class GradientBucket:
+    """Parameters whose local gradients are partial over `axes` after backward and are all-reduced together, flat."""
+
+    axes: tuple[str, ...]
+    dtype: str
+    parameters: tuple[str, ...]  # paths
+
+
+Instruction = Compute | Collective
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    mesh: Mesh
+    values: tuple[Value, ...]
+    inputs: tuple[str, ...]  # value names, in the order of the model's inputs
+    parameters: tuple[ProgramParameter, ...]
+    buffers: tuple[ProgramParameter, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[str, ...]
+    loss: str | None  # value name; its layout has `P` (seed gradient 1 on each) and `R` (seed 1) only
+    buffer_updates: tuple[tuple[str, str], ...]  # (buffer value, new value), same layout
+    gradient_buckets: tuple[GradientBucket, ...]
+    modules: tuple[tuple[str, str], ...]  # module path -> original class name
+    precision: str
+    optimizer: str
+    training: bool
+    schemas: tuple[str, ...] = ()  # the graph's
+
+    @cached_property
+    def by_name(self) -> dict[str, Value]:
+        return {value.name: value for value in self.values}
+
+    def value(self, name: str) -> Value:
+        return self.by_name[name]

@@ -1,0 +1,62 @@
+"""What a recipe may hold: a graph file that was passed on must not bring code of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from keyword import iskeyword
+
+from autoshard.ir.graph import Attribute, Call, Graph
+from autoshard.ir.graph_fault import GraphFault, require
+
+_TARGET = re.compile(r"aten\.[A-Za-z_]\w*\.[A-Za-z_]\w*|values|packed|result", re.ASCII)
+_WORD = re.compile(r"%(\d+)(\.\d+)?|torch\.[a-z0-9_]+|[A-Za-z_][A-Za-z0-9_]*|", re.ASCII)
+_PACKED = re.compile(r"[A-Za-z0-9+/]*=*", re.ASCII)
+
+
+def check_recipes(graph: Graph) -> None:
+    """GraphFault names the first call that is more than names and numbers: calls become code."""
+    paths = {stored.path for stored in graph.parameters + graph.buffers}
+    made = [path for recipe in graph.recipes for path in recipe.paths]
+    require(len(made) == len(set(made)), "two recipes make one tensor")
+    for recipe in graph.recipes:
+        require(recipe.paths and set(recipe.paths) <= paths, f"a recipe makes {recipe.paths}, not all of the model")
+        require(recipe.calls, f"the recipe of {recipe.paths[0]} is empty")
+        for number, call in enumerate(recipe.calls):
+            _check_call(call, number, f"call {number} of the recipe of {recipe.paths[0]}")
+
+
+def _check_call(call: Call, number: int, where: str) -> None:
+    require(_TARGET.fullmatch(call.target), f"{where} is {call.target!r}")
+    for name, _ in call.keywords:
+        plain = name.isidentifier() and name.isascii() and not iskeyword(name)
+        require(plain, f"{where} has the keyword {name!r}")
+    given = (*call.arguments, *(value for _, value in call.keywords))
+    if call.target in ("values", "packed"):
+        _check_numbers(where, given)
+        given = given[:2]
+    for word in _words(given):
+        found = _WORD.fullmatch(word)
+        if found is None:
+            raise GraphFault(f"{where} has {word!r}")
+        require(found[1] is None or int(found[1]) < number, f"{where} takes {word}, which is not there yet")
+
+
+def _check_numbers(where: str, given: tuple[Attribute, ...]) -> None:
+    named = len(given) == 3 and isinstance(given[0], str) and given[0].startswith("torch.")
+    require(named, f"{where}: dtype")
+    shape, numbers = given[1:]
+    require(isinstance(shape, tuple) and all(type(size) is int for size in shape), f"{where}: shape")
+    if isinstance(numbers, tuple):
+        plain = all(type(number) in (int, float, bool) for number in numbers)
+    else:
+        plain = _PACKED.fullmatch(str(numbers)) is not None
+    require(plain, f"{where}: numbers")
+
+
+def _words(value: Attribute) -> Iterable[str]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _words(item)
+    elif isinstance(value, str):
+        yield value

@@ -1,0 +1,1 @@
+"""The files of a package, and the folder that they are written to."""

@@ -1,0 +1,139 @@
+"""A package: what its files are made of, and how they are read back. Heavy rooms are imported where they are used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.errors import InvalidFileError
+from autoshard.package import output_folder
+from autoshard.system.files import parse_json, write_text
+
+if TYPE_CHECKING:
+    from autoshard.cluster.hardware import Hardware
+    from autoshard.ir.graph import Graph
+    from autoshard.ir.plan import Plan
+    from autoshard.ir.program import Program
+    from autoshard.search.pareto_front import Point
+    from autoshard.simulate import Timeline
+
+PLAN = "plan.json"
+GRAPH = "graph.json"
+TIMELINE = "timeline.json"
+REPORT = "report.html"
+VERIFICATION = "verification.json"
+SEARCH_LOG = "search.log"
+PARETO = "pareto.json"
+PARETO_PLOT = "pareto.svg"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan carried to its program and simulated step."""
+
+    plan: Plan
+    graph: Graph
+    hardware: Hardware
+    program: Program
+    timeline: Timeline
+
+
+def build(plan: Plan, graph: Graph, hardware: Hardware) -> Built:
+    """Lower the plan and simulate its program."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    program = lower(plan, graph)
+    return Built(plan, graph, hardware, program, simulate(program, graph, hardware))
+
+
+def package_files(built: Built, front: tuple[Point, ...] = ()) -> dict[str, str]:
+    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report.
+
+    `front`: see pareto.py.
+    """
+    from autoshard.emit import emit
+    from autoshard.ir import graph_json, plan_json
+
+    files = dict(emit(built.program, built.plan, built.graph))
+    files |= {PLAN: plan_json.dumps(built.plan), GRAPH: graph_json.dumps(built.graph)}
+    if front:
+        from autoshard.search import pareto_front
+
+        files |= {PARETO: pareto_front.as_json(front), PARETO_PLOT: pareto_front.plot(front, f"{built.plan.mesh}")}
+    return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, None)}
+
+
+def log_text(log: Sequence[tuple[str, float]]) -> str:
+    """Wall seconds by what was done, and how often: it stands beside the plan, as it differs from run to run."""
+    spent: dict[str, list[float]] = {}
+    for what, seconds in log:
+        spent.setdefault(what, []).append(seconds)
+    lines = [
+        f"{sum(own):10.3f} s  {what}" + (f", {len(own)} times" if len(own) > 1 else "") for what, own in spent.items()
+    ]
+    return "\n".join([*lines, f"{sum(seconds for _, seconds in log):10.3f} s  in all"]) + "\n"
+
+
+def trace_text(timeline: Timeline) -> str:
+    """The timeline as a Chrome trace, which Perfetto opens."""
+    from autoshard.simulate import chrome_trace
+
+    return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
+
+
+def report_text(built: Built, verification: Mapping[str, Any] | None) -> str:
+    """The self-contained HTML page."""
+    from autoshard.report import render
+
+    return render(built.plan, built.graph, built.program, built.hardware, built.timeline, verification)
+
+
+def write_output(package: Path, output: Path | None, name: str, text: str) -> Path:
+    """Write to `output`, or as file `name` of the package; gives the path written."""
+    if output is not None:
+        write_text(output, text)
+        return output
+    output_folder.update_package(root_of(package), {name: text})
+    return root_of(package) / name
+
+
+def root_of(package: Path) -> Path:
+    """The folder of a package named by itself or by its plan.json."""
+    return package.parent if package.name == PLAN else package
+
+
+def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
+    """The plan, graph and hardware of a package folder (or of its plan.json), checked to belong together."""
+    from autoshard.cluster.hardware import parse_hardware
+    from autoshard.ir import graph_json, plan_json
+    from autoshard.replay.plan_check import check_plan
+    from autoshard.rules.operator_check import check_saved
+
+    root = root_of(path)
+    if not root.is_dir():
+        raise InvalidFileError(
+            f"there is no package at {root}", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
+        )
+    plan = plan_json.loads(output_folder.read_file(root, PLAN), str(root / PLAN))
+    graph = check_saved(graph_json.loads(output_folder.read_file(root, GRAPH), str(root / GRAPH)), str(root / GRAPH))
+    if graph_json.graph_hash(graph) != plan.graph_hash:
+        raise InvalidFileError(f"{root / GRAPH} is not the graph that {root / PLAN} was made for", output_folder.AGAIN)
+    hardware = parse_hardware(plan.hardware_text, f"{root / PLAN}, profile {plan.hardware}")
+    check_plan(plan, graph, hardware, str(root / PLAN))
+    return plan, graph, hardware
+
+
+def read_verification(package: Path) -> dict[str, Any] | None:
+    """What `verify` found about this package, or None where it was not verified."""
+    root = root_of(package)
+    if not (root / VERIFICATION).exists():
+        return None
+    hint = f"autoshard verify {root}"
+    result = parse_json(output_folder.read_file(root, VERIFICATION), str(root / VERIFICATION), hint)
+    if not isinstance(result, dict) or not isinstance(result.get("passed"), bool):
+        raise InvalidFileError(f"{root / VERIFICATION} is damaged: it does not say what passed", hint)
+    return result

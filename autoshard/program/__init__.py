@@ -1,0 +1,1 @@
+"""A plan applied to its graph: what every device runs, and the module structure of its code."""

@@ -1,0 +1,40 @@
+"""What an instruction reads, makes and shares, and what autograd keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.costs.compute import VIEWS
+from autoshard.ir.graph import Graph, Saved
+from autoshard.ir.program import Collective, Instruction
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an instruction reads and makes; `aliases`: result position -> operand position whose storage it shares."""
+
+    operands: tuple[str | None, ...]
+    results: tuple[str, ...]
+    aliases: dict[int, int]
+    saved: Saved
+
+    @property
+    def kept(self) -> list[str]:
+        """The values that autograd keeps."""
+        return self.kept_without(())
+
+    def kept_without(self, positions: tuple[int, ...]) -> list[str]:
+        """The same without the operands at these positions."""
+        kept = [self.operands[i] for i in self.saved.operands if i not in positions]
+        return [name for name in (*kept, *(self.results[i] for i in self.saved.results)) if name is not None]
+
+
+def facts(instruction: Instruction, graph: Graph) -> Facts:
+    if isinstance(instruction, Collective):
+        aliases = {0: 0} if instruction.forward == "" else {}
+        return Facts((instruction.operand,), (instruction.result,), aliases, Saved())
+    op = graph.by_op[instruction.op]
+    aliases = dict(op.saved.aliases)
+    if op.target in VIEWS and not aliases:
+        aliases = dict.fromkeys(range(len(op.results)), 0)
+    return Facts(instruction.operands, instruction.results, aliases, op.saved)

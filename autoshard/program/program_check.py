@@ -1,0 +1,107 @@
+"""`check(program, graph)`: the invariants of a Program, run after lowering in tests and by `--check`."""
+
+from __future__ import annotations
+
+from autoshard import redistribute
+from autoshard.ir.graph import Graph
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard, local_sizes
+from autoshard.ir.program import Collective, Compute, Program, ProgramParameter
+from autoshard.program.weights import GATHERS
+from autoshard.rules.algebra.strategy import Strategy
+
+
+def check(program: Program, graph: Graph, strategies: dict[str, Strategy]) -> None:
+    """AssertionError that names the value or op which breaks an invariant. `strategies`: op name -> its choice."""
+    _check_values(program, graph)
+    known = {*program.inputs, *(p.value for p in (*program.parameters, *program.buffers))}
+    for instruction in program.instructions:
+        if isinstance(instruction, Collective):
+            _check_collective(program, instruction, known)
+            known.add(instruction.result)
+        else:
+            _check_compute(program, instruction, strategies[instruction.op], known)
+            known.update(instruction.results)
+    assert [i.op for i in program.instructions if isinstance(i, Compute)] == [op.name for op in graph.ops]
+    assert known >= {*program.outputs, *(new for _, new in program.buffer_updates)}
+    _check_ends(program)
+    _check_gradients(program)
+
+
+def _check_values(program: Program, graph: Graph) -> None:
+    names = [value.name for value in program.values]
+    assert len(set(names)) == len(names), "value names are unique"
+    for value in program.values:
+        tensor = graph.tensor(value.tensor)
+        assert (value.shape, value.dtype) == (tensor.shape, tensor.dtype), value.name
+        assert value.local_shape == local_sizes(value.shape, value.layout, program.mesh), value.name
+        assert value.requires_grad or REPLICATE_PARTIAL not in value.layout.placements, value.name
+
+
+def _check_collective(program: Program, step: Collective, known: set[str]) -> None:
+    assert step.operand in known and step.result not in known, step
+    operand, result = program.value(step.operand), program.value(step.result)
+    own = redistribute.step_of(step, program.mesh)
+    assert operand.tensor == result.tensor, step
+    assert own.applied(operand.layout) == result.layout, step
+    assert not step.again or step.forward in GATHERS, step
+    if own.by_index:
+        assert own.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
+        return
+    pairs = {(redistribute.kind(x), redistribute.kind(y)) for x, y in zip(step.before, step.after, strict=True)}
+    assert len(pairs) == 1, step
+    pair = pairs.pop()
+    assert (step.forward, step.backward) == (redistribute.FORWARD[pair], redistribute.BACKWARD[pair]), step
+    assert (step.joined is not None, step.cut is not None) == (pair[0] == "S", pair[1] == "S"), step
+
+
+def _check_compute(program: Program, compute: Compute, strategy: Strategy, known: set[str]) -> None:
+    assert compute.strategy == str(strategy), compute.op
+    assert program.loss is not None or not compute.again, compute.op
+    assert known.issuperset(compute.again), compute.op
+    for name, layout in zip(compute.operands, strategy.operands, strict=True):
+        assert (name is None) == (layout is None), compute.op
+        if name is not None:
+            assert name in known, (compute.op, name)
+            assert program.value(name).layout == layout, (compute.op, name, program.value(name).layout, layout)
+    for name, layout in zip(compute.results, strategy.results, strict=True):
+        assert name not in known and program.value(name).layout == layout, (compute.op, name)
+
+
+def _check_ends(program: Program) -> None:
+    if program.loss is not None:
+        placements = program.value(program.loss).layout.placements
+        assert all(p in (PARTIAL, REPLICATE) for p in placements), (program.loss, placements)
+    for name in program.outputs:
+        if name != program.loss:
+            assert PARTIAL not in program.value(name).layout.placements, name
+    for buffer, new in program.buffer_updates:
+        assert program.value(buffer).layout == program.value(new).layout, buffer
+
+
+def _check_gradients(program: Program) -> None:
+    """A parameter's gradient is whole in its storage layout once its bucket is reduced; every bucket is needed."""
+    reduced = {path: bucket.axes for bucket in program.gradient_buckets for path in bucket.parameters}
+    for parameter in program.parameters:
+        entered = program.value(parameter.value).layout
+        partial = tuple(
+            name
+            for name, placement in zip(program.mesh.names, entered.placements, strict=True)
+            if placement == REPLICATE_PARTIAL
+        )
+        assert partial == (reduced.get(parameter.path, ()) if parameter.trainable else ()), parameter.path
+        _check_storage(parameter, entered)
+
+
+def _check_storage(parameter: ProgramParameter, entered: Layout) -> None:
+    whole = tuple(REPLICATE if p == REPLICATE_PARTIAL else p for p in entered.placements)
+    assert parameter.layout.placements == whole, parameter.path
+    assert all(p.blocks == p.unit == 1 for p in parameter.split_layout.placements if isinstance(p, Shard)), (
+        parameter.path
+    )
+    count = 1
+    for size in parameter.split_shape:
+        count *= size
+    original = 1
+    for size in parameter.shape:
+        original *= size
+    assert count == original, parameter.path

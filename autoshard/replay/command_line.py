@@ -1,0 +1,37 @@
+"""The command that makes a plan again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from autoshard.cluster.hardware import parse_hardware
+from autoshard.ir.plan import OpPlan, Plan
+
+
+def command(plan: Plan, training: bool = True) -> str:
+    """`training`: of the plan's graph. What ended the search early, a clock or Ctrl-C, is in no command."""
+    parts = ["autoshard plan", shlex.quote(plan.model) if plan.model else "MODEL"]
+    if plan.model_arguments:
+        parts += ["--with", *(shlex.quote(f"{name}={value}") for name, value in plan.model_arguments)]
+    parts += [f"--mesh {plan.mesh}", f"--hardware {shlex.quote(plan.hardware)}"]
+    if not plan.model.endswith(".json"):
+        parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
+        parts += ["--eval"] * (not training)
+    deciders = {style_of(op) for op in plan.ops} - {""}
+    parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]
+    if plan.search.level != 2:
+        parts.append(f"--level {plan.search.level}")
+    if plan.certificate.solver not in ("dp", *deciders):
+        parts.append(f"--solver {shlex.quote(plan.certificate.solver)}")
+    if not plan.search.all_to_all:
+        parts.append("--no-all-to-all")
+    usable = parse_hardware(plan.hardware_text).usable_memory_bytes
+    if math.isfinite(plan.capacity_bytes) and plan.capacity_bytes != usable:
+        parts.append(f"--memory-limit '{plan.capacity_bytes:.17g} B'")
+    return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
+
+
+def style_of(op: OpPlan) -> str:
+    """The strategy option behind a choice: megatron, random:1; "" where it was searched for, pinned or propagated."""
+    return "" if op.decided_by.startswith(("search", "pin", "propagated")) else op.decided_by

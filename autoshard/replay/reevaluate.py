@@ -1,0 +1,148 @@
+"""A plan that was made before: its figures by today's costs, and what has changed since, in a reader's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autoshard import __version__
+from autoshard.cluster.hardware import list_profiles, load_hardware
+from autoshard.formulation.cost_breakdown import parts
+from autoshard.formulation.formulate import Formulation, Site
+from autoshard.ir.layout import Layout
+from autoshard.ir.plan import OpPlan, Plan, TensorPlan
+from autoshard.ir.problem import objective
+from autoshard.search.build_plan import priced, with_parts
+from autoshard.search.objectives import level_value
+from autoshard.solvers.common.result import FEASIBLE
+from autoshard.units import format_seconds
+
+TOLERANCE = 1e-6  # of a figure: what sums in another order may differ by
+Decided = OpPlan | TensorPlan
+
+
+@dataclass(frozen=True)
+class Today:
+    """`plan` with today's figures, or as it was made where `offered` is False: a choice of it is no longer offered.
+
+    `notes` are sentences on what has changed; none where nothing has.
+    """
+
+    plan: Plan
+    notes: tuple[str, ...]
+    offered: bool = True
+
+
+def today(plan: Plan, formulation: Formulation) -> Today:
+    """Every figure of the plan made again: parts, objective, simulated step. `formulation`: of its own search."""
+    choice = choice_of(plan, formulation)
+    if choice is None:
+        note = "this autoshard does not offer all choices of the plan any more: the figures are those in plan.json"
+        return Today(plan, (*origin(plan), note), False)
+    own = parts(formulation, choice)
+    now = with_parts(priced(plan, formulation.graph, formulation.hardware), formulation, own)
+    seconds = objective(formulation.problem, choice)
+    ends = [part for part, site in zip(own, formulation.sites, strict=True) if site.kind == "sink"]
+    outputs = sum(part.compute_seconds + part.communication_seconds for part in ends)
+    now = replace(now, search=replace(now.search, outputs_seconds=outputs))
+    changed = moved(plan, seconds, now.predicted_seconds)
+    if not changed:  # the certificate holds; a random plan has no parts of its own
+        kept = replace(now, predicted_seconds=plan.predicted_seconds, predicted_peak_bytes=plan.predicted_peak_bytes)
+        return Today(kept, origin(plan))
+    level = level_value(formulation, plan.search.level, choice)
+    certificate = replace(
+        plan.certificate,
+        status=FEASIBLE,
+        objective_seconds=seconds,
+        lower_bound_seconds=0.0,  # of the costs that it was proved by
+        level_objective=level,
+        level_bound=0.0,
+    )
+    return Today(replace(now, certificate=certificate), (*origin(plan), changed))
+
+
+def moved(plan: Plan, objective_seconds: float, predicted_seconds: float) -> str:
+    """That costs have changed since the plan was made; "" where they have not."""
+    then, step = plan.certificate.objective_seconds, plan.predicted_seconds
+    if _close(then, objective_seconds) and _close(step, predicted_seconds):
+        return ""
+    was = f"objective {format_seconds(then)}, predicted step {format_seconds(step)}"
+    return f"costs have changed since this plan was made ({was}): figures are today's, and no bound holds for them"
+
+
+def resimulated(plan: Plan, step_seconds: float) -> tuple[str, ...]:
+    """What a reader of a timeline made today should know of its plan."""
+    if _close(plan.predicted_seconds, step_seconds):
+        return origin(plan)
+    then = format_seconds(plan.predicted_seconds)
+    return (*origin(plan), f"simulated anew: when the plan was made, its predicted step was {then}")
+
+
+def origin(plan: Plan) -> tuple[str, ...]:
+    """That another version made the plan, or that its profile has changed since; the plan holds its own profile."""
+    made = dict(plan.versions).get("autoshard", __version__)
+    notes = [f"this plan was made by autoshard {made}, this is {__version__}"] if made != __version__ else []
+    if plan.hardware in list_profiles() and load_hardware(plan.hardware).text != plan.hardware_text:
+        notes.append(f"the profile {plan.hardware} has changed since: the figures are of the one that the plan holds")
+    return tuple(notes)
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other))
+
+
+# --- the choices of a plan ------------------------------------------------------------------------------------------
+
+
+def decisions(plan: Plan) -> list[tuple[str, Decided]]:
+    """(kind, decision) of everything that was chosen."""
+    stored = (("input", plan.inputs), ("parameter", plan.parameters), ("buffer", plan.buffers))
+    return [*((kind, t) for kind, tensors in stored for t in tensors), *(("op", op) for op in plan.ops)]
+
+
+def said(decided: Decided) -> str:
+    return decided.strategy if isinstance(decided, OpPlan) else str(decided.layout)
+
+
+def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
+    """Node -> the index of the plan's choice, where the formulation offers it. Sinks are no choices."""
+    texts = {(kind, d.op if isinstance(d, OpPlan) else d.name): said(d) for kind, d in decisions(plan)}
+    found = {}
+    for n, site in enumerate(formulation.sites):
+        offered = [str(choice) for choice in site.strategies or site.layouts]
+        text = texts.get((site.kind, site.name))
+        if text in offered:
+            found[n] = offered.index(text)
+    return found
+
+
+def choice_of(plan: Plan, formulation: Formulation) -> tuple[int, ...] | None:
+    """The plan's choice at every node, None where one is not offered."""
+    found = chosen(plan, formulation)
+    made = _layouts(formulation, found)
+    ends = {move.tensor: move.target for move in plan.redistributions if "output" in move.consumers}
+    buffers = {buffer.name: buffer.layout for buffer in plan.buffers}
+    for n, site in enumerate(formulation.sites):
+        if site.kind == "sink":
+            layout = _end(site, {**made, **ends}, buffers)
+            if layout in site.layouts:
+                found[n] = site.layouts.index(layout)
+    return tuple(found[n] for n in range(len(formulation.sites))) if len(found) == len(formulation.sites) else None
+
+
+def _end(site: Site, outputs: Mapping[str, Layout], buffers: Mapping[str, Layout]) -> Layout | None:
+    """Where a sink wants its tensor: an output as it is or as redistributed for it, an update as the buffer lies."""
+    kind, _, tensor = site.name.partition(":")
+    return buffers.get(kind.removeprefix("update")) if kind.startswith("update") else outputs.get(tensor)
+
+
+def _layouts(formulation: Formulation, found: Mapping[int, int]) -> dict[str, Layout]:
+    """Tensor -> the layout that its producer leaves it in."""
+    made: dict[str, Layout] = {}
+    for n, choice in found.items():
+        site = formulation.sites[n]
+        if site.kind == "op":
+            made |= dict(zip(formulation.graph.by_op[site.name].results, site.strategies[choice].results, strict=True))
+        else:
+            made[site.name] = site.layouts[choice]
+    return made

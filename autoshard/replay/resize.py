@@ -1,0 +1,156 @@
+"""The decisions of a plan, carried over to the same model at other sizes (fewer layers, a shorter sequence)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoshard import rules
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph_json import graph_hash
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, PlanStep, RedistributionPlan, TensorPlan
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.build_plan import priced, redistribution
+
+Key = tuple[str, str, int]  # (module, target, ordinal among these): a name of an op that holds across sizes
+Place = tuple[Key, int]  # an operand of an op; outputs are ops of their own
+
+
+def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: Mesh | None = None) -> Plan:
+    """`plan` of `full` on `reduced`, and on another `mesh` of the same axes where one is given.
+
+    Ops answer to each other by module path and position in their module, stored tensors by their path, and a
+    redistribution keeps its steps where it joins the same layouts for the same operand. Raises UsageError where a
+    decision has no counterpart.
+    """
+    mesh = mesh or plan.mesh
+    strategies = _strategies(plan, full, reduced, mesh)
+    decided = {op.op: op for op in plan.ops}
+    names = {key: op.name for key, op in keyed_ops(full).items()}
+    ops = {
+        op.name: replace(decided[names[key]], op=op.name, strategy=str(strategies[op.name]))
+        for key, op in keyed_ops(reduced).items()
+    }
+    inputs, parameters, buffers = (_carried(t, reduced, full) for t in (plan.inputs, plan.parameters, plan.buffers))
+    draft = replace(
+        plan,
+        mesh=mesh,
+        graph_hash=graph_hash(reduced),
+        inputs=inputs,
+        parameters=parameters,
+        buffers=buffers,
+        ops=tuple(ops[op.name] for op in reduced.ops),
+        redistributions=(),
+    )
+    needed = _needed(draft, plan, full, reduced, strategies)
+    redistributions = tuple(_carried_steps(need, draft, reduced, hardware) for need in needed)
+    return priced(replace(draft, redistributions=redistributions), reduced, hardware)
+
+
+def with_rules_of(full: Graph, reduced: Graph) -> Graph:
+    """`reduced` with what `full` says of its operators: discovered rules, by module and position, and their code."""
+    rules = {key: full.rule_of[op.name] for key, op in keyed_ops(full).items() if op.name in full.rule_of}
+    found = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
+    return replace(reduced, discovered=found, registrations=full.registrations)
+
+
+def keyed_ops(graph: Graph) -> dict[Key, Op]:
+    counts: dict[tuple[str, str], int] = {}
+    keyed = {}
+    for op in graph.ops:
+        number = counts.get((op.module, op.target), 0)
+        counts[op.module, op.target] = number + 1
+        keyed[op.module, op.target, number] = op
+    return keyed
+
+
+def _strategies(plan: Plan, full: Graph, reduced: Graph, mesh: Mesh) -> dict[str, Strategy]:
+    candidates, full_candidates = rules.candidates(reduced, mesh), rules.candidates(full, plan.mesh)
+    decided = {op.op: op.strategy for op in plan.ops}
+    full_ops = keyed_ops(full)
+    strategies = {}
+    for key, op in keyed_ops(reduced).items():
+        if key not in full_ops:
+            raise UsageError(
+                f"{op.name} ({op.target} in {op.module or 'the model'}) has no counterpart at full size",
+                "reduce sizes only (layers, sequence, vocabulary), not the structure of a layer",
+            )
+        name = full_ops[key].name
+        text = rules.carry(decided[name], full_candidates.refinements(full_ops[key]), candidates.refinements(op))
+        strategies[op.name] = rules.find(reduced, op, mesh, candidates, text)
+    return strategies
+
+
+def _carried(tensors: Sequence[TensorPlan], reduced: Graph, full: Graph) -> tuple[TensorPlan, ...]:
+    present = {p.path: p.tensor for p in (*reduced.parameters, *reduced.buffers)}
+    present |= dict(zip(full.inputs, reduced.inputs, strict=True))
+    return tuple(replace(t, name=present[t.path]) for t in tensors if t.path in present)
+
+
+class _Need:
+    """A tensor that is needed in another layout than it is made in, for whom, and the steps known for it, if any."""
+
+    def __init__(self, tensor: str, source: Layout, target: Layout) -> None:
+        self.tensor, self.source, self.target = tensor, source, target
+        self.consumers: list[str] = []
+        self.steps: tuple[PlanStep, ...] | None = None
+
+
+def _needed(draft: Plan, plan: Plan, full: Graph, graph: Graph, strategies: dict[str, Strategy]) -> list[_Need]:
+    known = _known_steps(plan, full)
+    sources = {t.name: t.layout for t in (*draft.inputs, *draft.parameters, *draft.buffers)}
+    needs: dict[tuple[str, Layout], _Need] = {}
+
+    def ask(tensor: str, target: Layout, consumer: str, place: Place) -> None:
+        if target != sources[tensor]:
+            need = needs.setdefault((tensor, target), _Need(tensor, sources[tensor], target))
+            need.consumers.append(consumer)
+            redistributed = known.get(place)
+            if redistributed and (redistributed.source, redistributed.target) == (need.source, target):
+                need.steps = redistributed.steps
+
+    for key, op in keyed_ops(graph).items():
+        strategy = strategies[op.name]
+        for position, (name, layout) in enumerate(zip(op.operands, strategy.operands, strict=True)):
+            if name is not None and layout is not None:
+                ask(name, layout, op.name, (key, position))
+        sources |= dict(zip(op.results, strategy.results, strict=True))
+    for position, name in enumerate(graph.outputs):
+        place = (("", "output", position), 0)
+        if place in known:
+            ask(name, known[place].target, "output", place)
+    stored = {t.name: t.layout for t in draft.buffers}
+    for position, (buffer, name) in enumerate(graph.buffer_updates):
+        ask(name, stored[buffer], "buffer update", (("", "update", position), 0))
+    return list(needs.values())
+
+
+def _known_steps(plan: Plan, full: Graph) -> dict[Place, RedistributionPlan]:
+    known: dict[Place, RedistributionPlan] = {}
+    keys = {op.name: key for key, op in keyed_ops(full).items()}
+    for r in plan.redistributions:
+        for consumer in r.consumers:
+            if consumer in keys:
+                operands = full.by_op[consumer].operands
+                known |= {(keys[consumer], i): r for i, name in enumerate(operands) if name == r.tensor}
+            elif consumer == "output":
+                known[("", "output", full.outputs.index(r.tensor)), 0] = r
+    return known
+
+
+def _carried_steps(need: _Need, draft: Plan, graph: Graph, hardware: Hardware) -> RedistributionPlan:
+    made = redistribution(
+        graph,
+        draft.mesh,
+        hardware,
+        need.tensor,
+        need.source,
+        need.target,
+        need.consumers,
+        draft.search.all_to_all,
+    )
+    return replace(made, steps=need.steps) if need.steps is not None else made

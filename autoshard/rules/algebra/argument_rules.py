@@ -1,0 +1,130 @@
+"""What the files of the table share: rules that depend on arguments, and the arguments of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from string import ascii_lowercase
+
+from autoshard.ir.graph import Attribute, Graph, Op
+from autoshard.ir.layout import AxisShard, Layout, LocalSize, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.instance import Instance
+from autoshard.rules.algebra.strategy import Strategy
+
+LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]  # as in program.model, which stands downstream
+
+
+class NoRule(Exception):
+    """Raised by a rule function for arguments it has no rule for: the operator can only be repeated."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator as a rule function sees it. `shapes` are the operands' (None: absent), `results` the results'."""
+
+    op: Op
+    shapes: tuple[tuple[int, ...] | None, ...]
+    dtypes: tuple[str | None, ...]
+    results: tuple[tuple[int, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of operand 0."""
+        shape = self.shapes[0]
+        assert shape is not None, self.op.name
+        return shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def present(self) -> int:
+        """How many tensor operands there are."""
+        return sum(shape is not None for shape in self.shapes)
+
+    def get(self, name: str, default: Attribute = None) -> Attribute:
+        return dict(self.op.attributes).get(name, default)
+
+    def integer(self, name: str, default: int = 0) -> int:
+        value = self.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def dim(self, name: str = "dim", default: int = 0, rank: int | None = None) -> int:
+        """A dim argument, counted from 0. Raises NoRule for a tensor that has no dims."""
+        rank = self.rank if rank is None else rank
+        if rank < 1:
+            raise NoRule
+        return self.integer(name, default) % rank
+
+    def dims(self, name: str = "dim") -> tuple[int, ...]:
+        """A dims argument, counted from 0; None or () means all."""
+        value = self.get(name)
+        listed = (value,) if isinstance(value, int) else integers(value)
+        return tuple(dim % self.rank for dim in listed) if listed and self.rank else tuple(range(self.rank))
+
+
+@dataclass(frozen=True)
+class Local:
+    """One operator with its strategy, as the functions that rewrite arguments see it."""
+
+    graph: Graph
+    op: Op
+    instance: Instance
+    strategy: Strategy
+    mesh: Mesh
+
+    def sizes(self, shape: Sequence[int], layout: Layout) -> tuple[LocalAttribute, ...]:
+        """The local shape: plain integers where nothing cuts a dim."""
+        return tuple(size if size.shards else size.size for size in local_sizes(shape, layout, self.mesh))
+
+    def operand(self, position: int) -> tuple[LocalAttribute, ...]:
+        facts, layout = self.instance.operands[position], self.strategy.operands[position]
+        assert facts is not None and layout is not None
+        return self.sizes(facts.shape, layout)
+
+    def result(self, position: int = 0) -> tuple[LocalAttribute, ...]:
+        return self.sizes(self.instance.results[position].shape, self.strategy.results[position])
+
+    def factor(self, name: str) -> LocalAttribute:
+        """The local size of a factor."""
+        chosen = zip(self.mesh.names, self.strategy.choices, strict=True)
+        cuts = tuple(AxisShard(axis, c.blocks, c.unit) for axis, c in chosen if c.factor == name)
+        return LocalSize(self.instance.size[name], cuts) if cuts else self.instance.size.get(name, 1)
+
+    def axes(self, *factors: str) -> tuple[str, ...]:
+        """The mesh axes on these factors, in mesh order."""
+        return tuple(n for n, c in zip(self.mesh.names, self.strategy.choices, strict=True) if c.factor in factors)
+
+
+RuleFor = Callable[[Call], str]
+Localise = Callable[[Local], dict[str, LocalAttribute]]
+Axes = tuple[tuple[str, tuple[str, ...]], ...]
+LocaliseVariant = Callable[[Local], tuple[dict[str, LocalAttribute], Axes]]
+
+
+def integers(value: Attribute) -> tuple[int, ...]:
+    return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
+
+
+def letters(count: int) -> list[str]:
+    return list(ascii_lowercase[:count])
+
+
+def term(dims: Sequence[str]) -> str:
+    return " ".join(dims) or "()"
+
+
+def replaced(dims: Sequence[str], changes: dict[int, str]) -> str:
+    """A term with some dims written anew; a dim written as "" is left out."""
+    return term([text for text in (changes.get(i, d) for i, d in enumerate(dims)) if text])
+
+
+def parts(sizes: Sequence[int], factor: str) -> list[str]:
+    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals where it is 1, or 0."""
+    unit = gcd(*sizes)
+    if unit == 1:
+        return [str(size) for size in sizes]
+    return ["0" if not size else factor if size == unit else f"({size // unit} {factor})" for size in sizes]

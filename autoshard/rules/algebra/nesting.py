@@ -1,0 +1,67 @@
+"""Several mesh axes on one factor, or on several factors of one dim: what is held, and what can't be.
+
+A cut is (parts, blocks, unit): an axis of `parts` devices cuts, in each of `blocks` global blocks, in multiples of
+`unit`. Cuts stand in mesh order. All is decided on what every device holds (partition.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from autoshard.ir.intervals import Cut, runs
+
+
+@cache
+def factor_problem(size: int, cuts: tuple[Cut, ...], may_be_empty: bool) -> str:
+    """Why these cuts of a factor can't be ("" = they can)."""
+    for _, blocks, unit in cuts:
+        if size % blocks or (size // blocks) % unit:
+            return f"{blocks} blocks in units of {unit} don't divide {size}"
+    reason = nesting_problem(size, cuts)
+    if reason:
+        return reason
+    if not may_be_empty and runs(size, cuts).some_empty:
+        parts = " x ".join(str(parts) for parts, _, _ in cuts)
+        _, blocks, unit = cuts[-1]
+        return f"some device would hold nothing: {size // blocks // unit} units over {parts} devices"
+    return ""
+
+
+@cache
+def nesting_problem(size: int, cuts: tuple[Cut, ...]) -> str:
+    """Why the cuts don't nest: blocks must not decrease, and a finer axis needs whole blocks left to it."""
+    for index in range(1, len(cuts)):
+        (_, outer, outer_unit), (_, inner, inner_unit) = cuts[index - 1], cuts[index]
+        if (outer, outer_unit) == (inner, inner_unit):
+            continue
+        if inner <= outer:
+            return f"{inner} blocks in units of {inner_unit} don't nest in {outer} blocks in units of {outer_unit}"
+        block = size // inner
+        before = runs(size, cuts[:index])
+        if (before.start % block).any() or (before.stop % block).any():
+            return f"the outer axes don't leave whole blocks of {block}"
+    return ""
+
+
+@cache
+def product_problem(sizes: tuple[int, ...], cuts: tuple[tuple[int, Cut], ...]) -> str:
+    """Why a dim (a product of parts of `sizes`) can't be cut by axes on several parts; `cuts` are (part, its cut).
+
+    Where the dim's own cuts nest, they hold exactly the product of what the parts hold: an outer part is on an outer
+    axis, and whole blocks are left to the parts inside it.
+    """
+    return nesting_problem(_product(sizes), tuple(dim_cut(sizes, part, cut) for part, cut in cuts))
+
+
+def dim_cut(sizes: Sequence[int], part: int, cut: Cut) -> Cut:
+    """The cut of a dim that a cut of its part `part` means: blocks = pre * blocks, unit = unit * post."""
+    parts, blocks, unit = cut
+    return parts, _product(sizes[:part]) * blocks, unit * _product(sizes[part + 1 :])
+
+
+def _product(sizes: Sequence[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result

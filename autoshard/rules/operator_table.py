@@ -1,0 +1,96 @@
+"""The table of operators, all kinds together, and the one way from an operator to its bound rule."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.rules.algebra.argument_rules import Call, Localise, LocaliseVariant, NoRule, RuleFor, integers
+from autoshard.rules.algebra.instance import Facts, Instance, bind, unbound
+from autoshard.rules.algebra.notation import Rule, RuleError
+from autoshard.rules.operators import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    experts,
+    images,
+    indexing,
+    linear_algebra,
+    losses,
+    normalisation,
+    random,
+    recurrent,
+    reductions,
+    views,
+    writing,
+)
+
+KINDS = (
+    linear_algebra, attention, experts, normalisation, elementwise, reductions, views,
+    indexing, writing, convolution, images, recurrent, losses, random, creation,
+)  # fmt: skip
+RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}
+LOCALISE: dict[str, Localise] = {target: function for kind in KINDS for target, function in kind.LOCALISE.items()}
+VARIANTS: dict[str, LocaliseVariant] = {name: function for kind in KINDS for name, function in kind.VARIANTS.items()}
+
+
+def has_rule(graph: Graph, op: Op) -> bool:
+    """False where the table does not know the operator (with these arguments), so that it can only be repeated."""
+    return instance(graph, op).known
+
+
+def rule_text(graph: Graph, op: Op) -> str:
+    """The line of the table, with a rule function's answer in its place, or the rule that was discovered.
+
+    Raises NoRule where there is none.
+    """
+    rule = RULES.get(op.target) or graph.rule_of.get(op.name)
+    if rule is None:
+        raise NoRule(op.target)
+    return rule if isinstance(rule, str) else rule(call(graph, op))
+
+
+def call(graph: Graph, op: Op) -> Call:
+    """The operator as rule functions see it."""
+    tensors = [None if name is None else graph.tensor(name) for name in op.operands]
+    shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
+    dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
+    return Call(op, shapes, dtypes, tuple(graph.tensor(name).shape for name in op.results))
+
+
+def instance(graph: Graph, op: Op) -> Instance:
+    """The rule of an op bound to its shapes. What depends on no input, and what has no rule, can only be repeated."""
+    if depends_on_nothing(graph, op):
+        return unbound(*_facts(graph, op), True)
+    try:
+        return bound(graph, op, rule_text(graph, op))
+    except (NoRule, RuleError):
+        return unbound(*_facts(graph, op), False)
+
+
+def depends_on_nothing(graph: Graph, op: Op) -> bool:
+    """What each device makes by itself, whatever the plan."""
+    return op.target in creation.REPEATED or all(name in graph.constants for name in op.results)
+
+
+def bound(graph: Graph, op: Op, text: str) -> Instance:
+    """A rule bound to the shapes of an op; RuleError where they contradict it."""
+    normalised = integers(dict(op.attributes).get("normalized_shape"))
+    return _bound(text, *_facts(graph, op), len(normalised) or None)
+
+
+def _facts(graph: Graph, op: Op) -> tuple[tuple[Facts | None, ...], tuple[Facts, ...]]:
+    """Of the operands and of the results."""
+    operands = tuple(None if name is None else facts_of(graph.tensor(name)) for name in op.operands)
+    return operands, tuple(facts_of(graph.tensor(name)) for name in op.results)
+
+
+@cache
+def _bound(text: str, operands: tuple[Facts | None, ...], results: tuple[Facts, ...], star: int | None) -> Instance:
+    return bind(Rule.parse(text), operands, results, star)
+
+
+def facts_of(tensor: Tensor) -> Facts:
+    """What a rule needs to know of a tensor."""
+    return Facts(tensor.shape, tensor.dtype, tensor.requires_grad)

@@ -1,0 +1,1 @@
+"""The table of operators, one file a kind."""

@@ -1,0 +1,89 @@
+"""Operators on images that are no convolutions: resizing, shuffles of pixels, samples at given points, patches."""
+
+from __future__ import annotations
+
+from autoshard.rules.algebra.argument_rules import (
+    Call,
+    Local,
+    LocalAttribute,
+    Localise,
+    LocaliseVariant,
+    NoRule,
+    RuleFor,
+    letters,
+    term,
+)
+
+
+def resize(call: Call) -> str:
+    """Repeating each pixel a whole number of times keeps blocks apart; other ways need the neighbours."""
+    nearest = "nearest" in call.op.target
+    image, result = ["b", "c"], ["b", "c"]
+    for i, (size, length) in enumerate(zip(call.shape[2:], call.results[0][2:], strict=True)):
+        apart = nearest and length % size == 0
+        image.append(f"y{i}" if apart else str(size))
+        result.append(str(length) if not apart else f"y{i}" if length == size else f"(y{i} {length // size})")
+    return f"{term(image)} -> {term(result)} | linear: 0"
+
+
+def localise_resize(local: Local) -> dict[str, LocalAttribute]:
+    """The local size of the result, where it is given as a size."""
+    given = dict(local.op.attributes)
+    return {"output_size": local.result()[2:]} if given.get("output_size") is not None else {}
+
+
+def pixel_shuffle(call: Call) -> str:
+    factor = call.integer("upscale_factor", call.integer("downscale_factor", 1))
+    fine, coarse = f"(h {factor}) (w {factor})", f"(c {factor} {factor}) h w"
+    sides = (coarse, f"c {fine}") if "upscale_factor" in dict(call.op.attributes) else (f"c {fine}", coarse)
+    return f"... {sides[0]} -> ... {sides[1]} | linear: 0"
+
+
+def patches(call: Call) -> str:
+    """(b, c h w) -> (b, c k, places): every patch of a channel."""
+    if call.rank != 4:
+        raise NoRule
+    kernel = call.results[0][1] // call.shape[1]
+    return f"b c {call.shape[2]} {call.shape[3]} -> b (c {kernel}) {call.results[0][2]} | linear: 0"
+
+
+def sample(call: Call) -> str:
+    """The image is whole, the points stand alone."""
+    spatial = call.rank - 2
+    x, y = ([f"{name}{i}" for i in range(spatial)] for name in "xy")
+    return f"b c {term(x)}, b {term(y)} {spatial} -> b c {term(y)} | whole: {term(x)}"
+
+
+def instance_norm(call: Call) -> str:
+    """Every channel of every sample alone; its image is whole."""
+    if any(shape is not None for shape in call.shapes[3:]):
+        raise NoRule  # running statistics are means over samples
+    weights = ["-" if shape is None else "c" for shape in call.shapes[1:]]
+    rest = [f"d{i}" for i in range(call.rank - 2)]
+    dims = term(["b", "c", *rest])
+    return f"{', '.join([dims, *weights])} -> {dims}" + (f" | whole: {term(rest)}" if rest else "")
+
+
+def prelu(call: Call) -> str:
+    names = letters(call.rank)
+    weight = call.shapes[1]
+    assert weight is not None
+    own = "1" if weight == (1,) else "()" if weight == () else names[1]
+    return f"{term(names)}, {own} -> {term(names)}"
+
+
+RESIZES = (
+    *(f"aten.{name}{n}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
+    "aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d", "aten.upsample_trilinear3d",
+)  # fmt: skip
+RULES: dict[str, str | RuleFor] = {
+    **dict.fromkeys(RESIZES, resize),
+    "aten.grid_sampler": sample,
+    "aten.im2col": patches,
+    "aten.instance_norm": instance_norm,
+    "aten.pixel_shuffle": pixel_shuffle,
+    "aten.pixel_unshuffle": pixel_shuffle,
+    "aten.prelu": prelu,
+}
+LOCALISE: dict[str, Localise] = dict.fromkeys(RESIZES, localise_resize)
+VARIANTS: dict[str, LocaliseVariant] = {}

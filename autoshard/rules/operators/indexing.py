@@ -1,0 +1,148 @@
+"""Look-ups: embeddings, gather, advanced indexing."""
+
+from __future__ import annotations
+
+from autoshard.rules.algebra.argument_rules import (
+    Axes,
+    Call,
+    Local,
+    LocalAttribute,
+    Localise,
+    LocaliseVariant,
+    NoRule,
+    RuleFor,
+    letters,
+    replaced,
+    term,
+)
+
+
+def embedding(call: Call) -> str:
+    """A cut vocabulary is a variant: rows that a device lacks are zero, and the result is partial."""
+    rows = "..."
+    if call.get("scale_grad_by_freq"):
+        return f"vocabulary d, {rows} -> {rows} d | whole: vocabulary ..."
+    if call.integer("padding_idx", -1) >= 0 or call.get("sparse"):
+        return f"vocabulary d, {rows} -> {rows} d | whole: vocabulary"
+    variant = "variant: vocabulary_parallel_embedding vocabulary"
+    return f"vocabulary d, {rows} -> {rows} d | sum: vocabulary | empty: vocabulary | plain: vocabulary | {variant}"
+
+
+def embedding_bag(call: Call) -> str:
+    """Ids in a matrix go with their bags; in a list they are whole, and a device takes those of its bags. Where rows
+    are cut, a bag is the sum over the devices of the rows that each has."""
+    matrix = len(call.shapes[1] or ()) == 2
+    ids, offsets = ("b l", "-") if matrix else ("n", "o")
+    weights = "-" if call.shapes[3] is None else ids
+    summed = call.get("mode") != "max"
+    whole = ["l" if matrix else "n", *(["o"] * (not matrix)), *(["vocabulary"] * (not summed))]
+    cut = ["vocabulary"] * summed + ["b"] * (not matrix)
+    options = [f"whole: {' '.join(whole)}", *(["sum: vocabulary", "empty: vocabulary"] if summed else [])]
+    options += [f"plain: {' '.join(cut)}", f"variant: parallel_embedding_bag {' '.join(cut)}"] if cut else []
+    return " | ".join([f"vocabulary d, {ids}, {offsets}, {weights} -> b d", *options])
+
+
+def gather(call: Call) -> str:
+    """Dims other than the gathered one follow the index where both are as long."""
+    index = call.shapes[1]
+    assert index is not None
+    names = letters(call.rank)
+    dim = call.dim()
+    left = [str(size) if i == dim or size != index[i] else names[i] for i, size in enumerate(call.shape)]
+    right = [names[i] if i == dim or size == index[i] else str(index[i]) for i, size in enumerate(call.shape)]
+    return f"{term(left)}, {term(right)} -> {term(right)} | linear: 0"
+
+
+def index_select(call: Call) -> str:
+    names = letters(call.rank)
+    dim = call.dim()
+    return f"{replaced(names, {dim: str(call.shape[dim])})}, {names[dim]} -> {term(names)} | linear: 0"
+
+
+def index(call: Call) -> str:
+    """x[i, j]: indexed dims are whole; the indices' dims (broadcast) stand where they do, or in front when apart."""
+    indices = call.shapes[1:]
+    if any(dtype == "bool" for dtype in call.dtypes[1:]):
+        raise NoRule
+    names = [f"x{i}" for i in range(call.rank)]
+    at = [i for i, shape in enumerate(indices) if shape is not None]
+    rank = max(len(indices[i] or ()) for i in at)
+    broadcast = [f"i{i}" for i in range(rank)]
+    sides = ["-" if s is None else _right(s, broadcast) for s in indices]
+    together = at == list(range(at[0], at[-1] + 1))
+    before = [n for i, n in enumerate(names) if i not in at and together and i < at[0]]
+    after = [n for i, n in enumerate(names) if i not in at and n not in before]
+    left = replaced(names, {i: str(call.shape[i]) for i in at})
+    result = _sized([*before, *broadcast, *after], call.results[0])
+    return f"{left}, {', '.join(sides)} -> {result} | linear: 0"
+
+
+def scatter(call: Call) -> str:
+    """Dims other than the scattered one are common where index and source are as long as the whole."""
+    shapes = [shape for shape in call.shapes if shape is not None]
+    if any(len(shape) != call.rank for shape in shapes):
+        raise NoRule
+    names, dim = letters(call.rank), call.dim()
+    common = [i != dim and all(shape[i] == call.shape[i] for shape in shapes) for i in range(call.rank)]
+    sides = [term([names[i] if common[i] else str(size) for i, size in enumerate(shape)]) for shape in shapes]
+    moves = len(shapes) == 3 and call.get("reduce") is None
+    return f"{', '.join(sides)} -> {sides[0]}" + (" | linear: 0+2" if moves else "")
+
+
+def index_add(call: Call) -> str:
+    """Rows are added one by one, so the rows themselves can be cut."""
+    names, dim = letters(call.rank), call.dim()
+    whole = replaced(names, {dim: str(call.shape[dim])})
+    return f"+{whole}, {names[dim]}, {term(names)} -> {whole} | sum: {names[dim]}"
+
+
+def slice_scatter(call: Call) -> str:
+    """The dim that is written in part is literal; select_scatter's source lacks it."""
+    names, dim = letters(call.rank), call.dim()
+    source = call.shapes[1]
+    assert source is not None
+    whole = replaced(names, {dim: str(call.shape[dim])})
+    part = replaced(names, {dim: str(source[dim]) if len(source) == call.rank else ""})
+    return f"{whole}, {part} -> {whole} | linear: 0+1"
+
+
+def _right(shape: tuple[int, ...], names: list[str]) -> str:
+    return term(
+        ["1" if size == 1 else name for size, name in zip(shape, names[len(names) - len(shape) :], strict=True)]
+    )
+
+
+def _sized(names: list[str], shape: tuple[int, ...]) -> str:
+    return term(["1" if size == 1 else name for size, name in zip(shape, names, strict=True)])
+
+
+def localise_embedding(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    return {"size": local.instance.size["vocabulary"]}, (("vocabulary", local.axes("vocabulary")),)
+
+
+def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    facts = local.instance.operands[0]
+    assert facts is not None
+    given = {key: value for key, value in local.op.attributes if value is not None}
+    matrix = local.op.operands[2] is None
+    roles = (("vocabulary", local.axes("vocabulary")), ("bags", () if matrix else local.axes("b")))
+    return {"size": facts.shape[0], **given}, tuple((role, axes) for role, axes in roles if axes)
+
+
+RULES: dict[str, str | RuleFor] = {
+    "aten.embedding": embedding,
+    "autoshard.embedding_bags": embedding_bag,
+    "aten.gather": gather,
+    "aten.index": index,
+    "aten.index_add": index_add,
+    "aten.index_select": index_select,
+    "aten.scatter": scatter,
+    "aten.scatter_add": scatter,
+    "aten.select_scatter": slice_scatter,
+    "aten.slice_scatter": slice_scatter,
+}
+LOCALISE: dict[str, Localise] = {}
+VARIANTS: dict[str, LocaliseVariant] = {
+    "parallel_embedding_bag": localise_embedding_bag,
+    "vocabulary_parallel_embedding": localise_embedding,
+}

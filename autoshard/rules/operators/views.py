@@ -1,0 +1,312 @@
+"""Views and copies that only move elements. Dims that nothing can cut are literal sizes."""
+
+from __future__ import annotations
+
+from autoshard.rules.algebra.argument_rules import (
+    Axes,
+    Call,
+    Local,
+    LocalAttribute,
+    Localise,
+    LocaliseVariant,
+    NoRule,
+    RuleFor,
+    integers,
+    letters,
+    parts,
+    replaced,
+    term,
+)
+
+
+def reshape(call: Call) -> str:
+    """The common refinement of both shapes: (4, 12) -> (4, 3, 4) is `a (b c) -> a b c`; what has none is literal."""
+    if 0 in call.shape:
+        return f"{term([str(n) for n in call.shape])} -> {term([str(n) for n in call.results[0]])} | linear: 0"
+    left: list[str] = []
+    right: list[str] = []
+    names = iter(letters(26))
+    for inputs, outputs in _groups(call.shape, call.results[0]):
+        refined = _refine(inputs, outputs)
+        if refined is None:
+            left += map(str, inputs)
+            right += map(str, outputs)
+            continue
+        named = [next(names) for _ in range(refined[2])]
+        left += [_product([named[i] for i in dim]) for dim in refined[0]]
+        right += [_product([named[i] for i in dim]) for dim in refined[1]]
+    return f"{term(left)} -> {term(right)} | linear: 0"
+
+
+def _product(names: list[str]) -> str:
+    return "1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})"
+
+
+def _groups(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """The shortest runs of dims on both sides with equal products; a run without any left dims is all ones."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(left) or j < len(right):
+        inputs: list[int] = []
+        outputs: list[int] = []
+        a = b = 1
+        if i < len(left) and (left[i] == 1 or j == len(right)):
+            groups.append(([left[i]], []))
+            i += 1
+            continue
+        if j < len(right) and (right[j] == 1 or i == len(left)):
+            groups.append(([], [right[j]]))
+            j += 1
+            continue
+        while not inputs or a != b:
+            if a <= b and i < len(left):
+                inputs.append(left[i])
+                a, i = a * left[i], i + 1
+            elif j < len(right):
+                outputs.append(right[j])
+                b, j = b * right[j], j + 1
+            else:
+                raise NoRule
+        groups.append((inputs, outputs))
+    return groups
+
+
+def _refine(inputs: list[int], outputs: list[int]) -> tuple[list[list[int]], list[list[int]], int] | None:
+    """Factor numbers of every dim on both sides, and how many; None where the sizes don't refine each other."""
+    left: list[list[int]] = [[] for _ in inputs]
+    right: list[list[int]] = [[] for _ in outputs]
+    rest_left, rest_right = list(inputs), list(outputs)
+    i = j = count = 0
+    while True:
+        while i < len(rest_left) and rest_left[i] == 1:
+            i += 1
+        while j < len(rest_right) and rest_right[j] == 1:
+            j += 1
+        if i == len(rest_left) or j == len(rest_right):
+            return left, right, count
+        size = min(rest_left[i], rest_right[j])
+        if size == 0 or rest_left[i] % size or rest_right[j] % size:
+            return None
+        left[i].append(count)
+        right[j].append(count)
+        rest_left[i], rest_right[j], count = rest_left[i] // size, rest_right[j] // size, count + 1
+
+
+def expand(call: Call) -> str:
+    """A dim of size 1 becomes a factor that the operand lacks; new dims come first."""
+    result = call.results[0]
+    names = letters(len(result))
+    own = names[len(result) - call.rank :]
+    left = ["1" if size == 1 else name for size, name in zip(call.shape, own, strict=True)]
+    return f"{term(left)} -> {term(names)} | linear: 0"
+
+
+def permute(call: Call) -> str:
+    names = letters(call.rank)
+    return f"{term(names)} -> {term([names[dim] for dim in call.dims('dims')])} | linear: 0"
+
+
+def transpose(call: Call) -> str:
+    return _exchanged(call, call.dim("dim0"), call.dim("dim1"))
+
+
+def swapaxes(call: Call) -> str:
+    return _exchanged(call, call.dim("axis0"), call.dim("axis1"))
+
+
+def _exchanged(call: Call, first: int, second: int) -> str:
+    names = letters(call.rank)
+    swapped = replaced(names, {first: names[second], second: names[first]})
+    return f"{term(names)} -> {swapped} | linear: 0"
+
+
+def reverse(call: Call) -> str:
+    """t, T, mT: the last two dims change places (all of at most two)."""
+    names = letters(call.rank)
+    last = names[-2:][::-1]
+    return f"{term(names)} -> {term(names[:-2] + last)} | linear: 0"
+
+
+def split(call: Call) -> str:
+    """Pieces are multiples of a common unit: thirds are `(3 h) -> h, h, h`, and 8, 4, 4 are `(4 h) -> (2 h), h, h`."""
+    dim = call.dim()
+    names = letters(call.rank)
+    lengths = [shape[dim] for shape in call.results]
+    whole, *pieces = parts([sum(lengths), *lengths], "h_")
+    results = ", ".join(replaced(names, {dim: piece}) for piece in pieces)
+    return f"{replaced(names, {dim: whole})} -> {results} | linear: 0".replace("h_", names[dim])
+
+
+def cat(call: Call) -> str:
+    """The mirror of split; empty legacy operands and joining one operand have no rule."""
+    dim = call.dim()
+    names = letters(call.rank)
+    lengths = [shape[dim] for shape in call.shapes if shape is not None and len(shape) == call.rank]
+    if len(lengths) != len(call.shapes):
+        raise NoRule
+    whole, *pieces = parts([sum(lengths), *lengths], "h_")
+    operands = ", ".join(replaced(names, {dim: piece}) for piece in pieces)
+    return f"{operands} -> {replaced(names, {dim: whole})} | linear: {_together(call)}".replace("h_", names[dim])
+
+
+def _together(call: Call) -> str:
+    return "+".join(str(position) for position in range(len(call.shapes)))
+
+
+def stack(call: Call) -> str:
+    names = letters(call.rank)
+    dim = call.dim(rank=call.rank + 1)
+    result = [*names[:dim], str(len(call.shapes)), *names[dim:]]
+    return f"{', '.join(term(names) for _ in call.shapes)} -> {term(result)} | linear: {_together(call)}"
+
+
+def unbind(call: Call) -> str:
+    """The dim that goes is literal: every device has all its entries."""
+    names = letters(call.rank)
+    dim = call.dim()
+    results = ", ".join(replaced(names, {dim: ""}) for _ in call.results)
+    return f"{replaced(names, {dim: str(call.shape[dim])})} -> {results} | linear: 0"
+
+
+def slice_dims(call: Call) -> str:
+    """slice, narrow, pad, unfold: a dim that changes its length is literal on both sides."""
+    names = letters(call.rank)
+    changed = [dim for dim, (a, b) in enumerate(zip(call.shape, call.results[0], strict=True)) if a != b]
+    left = replaced(names, {dim: str(call.shape[dim]) for dim in changed})
+    right = replaced(names, {dim: str(call.results[0][dim]) for dim in changed})
+    return f"{left} -> {right} | linear: 0"
+
+
+def pad(call: Call) -> str:
+    """Padding with anything but zeros is affine; a pair of paddings that keeps the length still moves elements."""
+    names = letters(call.rank)
+    pairs = integers(call.get("pad"))
+    dims = [call.rank - 1 - i for i in range(len(pairs) // 2) if pairs[2 * i] or pairs[2 * i + 1]]
+    left = replaced(names, {dim: str(call.shape[dim]) for dim in dims})
+    right = replaced(names, {dim: str(call.results[0][dim]) for dim in dims})
+    zeros = call.get("mode", "constant") != "constant" or not call.get("value")
+    return f"{left} -> {right}" + (" | linear: 0" if zeros else "")
+
+
+def moved(call: Call) -> str:
+    """flip and roll: the dims along which elements move are whole."""
+    names = letters(call.rank)
+    dims = call.dims("dims")
+    text = f"{term(names)} -> {term(names)}"
+    return text + (f" | whole: {' '.join(names[dim] for dim in dims)} | linear: 0" if dims else " | linear: 0")
+
+
+def tile(call: Call) -> str:
+    """repeat: whole copies lie after one another, a literal number of them in front of the dim."""
+    times = integers(call.get("repeats", call.get("dims")))
+    names = ["1"] * (len(times) - call.rank) + letters(call.rank)
+    right = [
+        str(n) if name == "1" else name if n == 1 else f"({n} {name})" for n, name in zip(times, names, strict=True)
+    ]
+    return f"{term(letters(call.rank))} -> {term(right)} | linear: 0"
+
+
+def repeat_interleave(call: Call) -> str:
+    """Each entry of a dim is repeated in place, the same number of times: key heads for the query heads that share
+    them. `heads` cuts the result anywhere; each device repeats the entries that it needs."""
+    times = call.get("repeats")
+    if call.present != 1 or not isinstance(times, int) or call.get("dim") is None:
+        raise NoRule
+    names = letters(call.rank)
+    own = names[call.dim()]
+    loops = f"{term(names)} -> {replaced(names, {call.dim(): f'({own} times)'})}"
+    if times == 1 or call.shape[call.dim()] == 1:
+        return f"{loops} | linear: 0"
+    return f"{loops} | linear: 0 | together: heads {own}*times repeated_part"
+
+
+def glu(call: Call) -> str:
+    names = letters(call.rank)
+    dim = call.dim(default=-1)
+    return f"{replaced(names, {dim: f'(2 {names[dim]})'})} -> {term(names)}"
+
+
+def result_shape(name: str) -> Localise:
+    """The argument that states the result's shape, on the shard."""
+    return lambda local: {name: local.result()}
+
+
+def localise_unflatten(local: Local) -> dict[str, LocalAttribute]:
+    facts = local.instance.operands[0]
+    assert facts is not None
+    given = dict(local.op.attributes)
+    sizes, dim = given.get("sizes"), given.get("dim")
+    assert isinstance(sizes, tuple) and isinstance(dim, int)
+    first = dim % len(facts.shape)
+    return {"sizes": local.result()[first : first + len(sizes)]}
+
+
+def localise_split(local: Local) -> dict[str, LocalAttribute]:
+    """A size or sizes along the split dim; chunk keeps its number."""
+    given = dict(local.op.attributes)
+    name = next((name for name in ("split_size", "split_sizes") if name in given), None)
+    if name is None:
+        return {}
+    facts, dim = local.instance.operands[0], given.get("dim", 0)
+    assert facts is not None and isinstance(dim, int)
+    lengths = tuple(local.result(i)[dim % len(facts.shape)] for i in range(len(local.op.results)))
+    return {name: lengths if isinstance(given[name], tuple) else lengths[0]}
+
+
+def localise_interleave(local: Local) -> dict[str, LocalAttribute]:
+    times = {"repeats": local.factor("times")} if local.axes("times") else {}
+    return {**times, "output_size": None}
+
+
+def localise_repeated(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+    given, x = dict(local.op.attributes), local.instance.operands[0]
+    assert x is not None and isinstance(given["dim"], int)
+    return {"repeats": given["repeats"], "dim": given["dim"] % len(x.shape)}, (("heads", local.axes("heads")),)
+
+
+SAME = "... -> ... | linear: 0"
+RULES: dict[str, str | RuleFor] = {
+    "aten._unsafe_view": reshape,
+    "aten.broadcast_to": expand,
+    "aten.cat": cat,
+    "aten.chunk": split,
+    "aten.concat": cat,
+    "aten.constant_pad_nd": pad,
+    "aten.expand": expand,
+    "aten.flatten": reshape,
+    "aten.flip": moved,
+    "aten.glu": glu,
+    "aten.mT": reverse,
+    "aten.narrow": slice_dims,
+    "aten.pad": pad,
+    "aten.permute": permute,
+    "aten.repeat": tile,
+    "aten.repeat_interleave": repeat_interleave,
+    "aten.reshape": reshape,
+    "aten.roll": moved,
+    "aten.select": unbind,
+    "aten.slice": slice_dims,
+    "aten.split": split,
+    "aten.split_with_sizes": split,
+    "aten.squeeze": reshape,
+    "aten.stack": stack,
+    "aten.swapaxes": swapaxes,
+    "aten.t": reverse,
+    "aten.transpose": transpose,
+    "aten.unbind": unbind,
+    "aten.unflatten": reshape,
+    "aten.unsqueeze": reshape,
+    "aten.view": reshape,
+}
+LOCALISE: dict[str, Localise] = {
+    "aten._unsafe_view": result_shape("size"),
+    "aten.broadcast_to": result_shape("size"),
+    "aten.expand": result_shape("size"),
+    "aten.repeat_interleave": localise_interleave,
+    "aten.reshape": result_shape("shape"),
+    "aten.split": localise_split,
+    "aten.split_with_sizes": localise_split,
+    "aten.unflatten": localise_unflatten,
+    "aten.view": result_shape("size"),
+}
+VARIANTS: dict[str, LocaliseVariant] = {"repeated_part": localise_repeated}

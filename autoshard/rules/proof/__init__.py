@@ -1,0 +1,1 @@
+"""Rules are proved: shards of random inputs, run, combined and compared; rules by experiment."""

@@ -1,0 +1,355 @@
+"""Rules by experiment, for operators that the table lacks: shard dims of small random inputs, see what recombines.
+
+A way to cut one or several operands in halves is a factor where every result is the concatenation, or the sum, of the
+halves' results. The factors make an ordinary rule, which is proved as the table's are, forward and backward: what fails
+its proof is left out. Each operator is tried in a process of its own: what it does with shapes that it does not check
+may be the end of that. Found rules are cached on disk, and proved again whenever they are read, since the code of an
+operator may change under its name. Only operators whose own arguments name no sizes can be cut this way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.ir.graph import Attribute, Graph, Op
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.operator_table import RULES
+from autoshard.rules.operators import creation
+from autoshard.rules.proof.isolated_process import apart
+from autoshard.rules.proof.operator_call import call
+from autoshard.rules.proof.rule_proof import OpCase, Operand, RunCall, prove, random_operands
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALL = (6, 10, 14, 22, 26, 34)  # sizes to try at: 2 divides them, 3 the first alone
+LARGEST = 2**20  # elements, where the small sizes do not run
+WAYS = 3000  # of cutting operands, at most
+MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
+FORMAT = 2  # of the cache, and of what is looked for
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Factor:
+    """(operand, dim) pairs that are cut together; the dim of each result they cut, None where it is summed;
+    operands that are added, not multiplied."""
+
+    operands: tuple[tuple[int, int], ...]
+    results: tuple[int | None, ...]
+    added: tuple[int, ...] = ()
+
+
+def with_discovered(
+    graph: Graph, cache: Path | None = None, run_call: RunCall | None = None
+) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with a rule for each operator that the table lacks and experiment finds, and a warning for each other.
+
+    `cache` is the folder of found rules, by default the user's. `run_call` is how packages call an operator, for the
+    proofs; by default by its schema.
+    """
+    rules: list[tuple[str, str]] = []
+    lacking: dict[str, tuple[str, str]] = {}
+    found: dict[OpCase, str | None] = {}
+    folder = cache or user_cache()
+    for op in graph.ops:
+        if op.target in RULES or op.target in creation.REPEATED or not op.target.count(".") or _is_constant(graph, op):
+            continue
+        case = case_of(graph, op)
+        if case not in found:
+            found[case] = safe_rule(case, folder, run_call)
+        rule = found[case]
+        if rule:
+            rules.append((op.name, rule))
+        else:
+            why = _NOTHING if rule is not None else _ENDED.format(_path(case, folder))
+            lacking.setdefault(op.target, (op.name, why))
+    warnings = tuple(
+        f"{target} (as in {name}) has no rule and {why}: every device repeats it"
+        for target, (name, why) in lacking.items()
+    )
+    return replace(graph, discovered=tuple(rules)), warnings
+
+
+_NOTHING = "none was found by experiment"
+_ENDED = (
+    "ended its process in an experiment (it does not check the shapes that it is given; once it does, remove {}"
+    " to try it again)"
+)
+
+
+def _is_constant(graph: Graph, op: Op) -> bool:
+    return op.target.startswith("autoshard.") or all(name in graph.constants for name in op.results)
+
+
+def case_of(graph: Graph, op: Op) -> OpCase:
+    """The operator with random operands like its own; floating ones in float64."""
+    operands: list[Operand | None] = []
+    for name in op.operands:
+        if name is None:
+            operands.append(None)
+            continue
+        tensor = graph.tensor(name)
+        floating = "float" in tensor.dtype
+        operands.append(Operand(tensor.shape, "float64" if floating else tensor.dtype, gradient=tensor.requires_grad))
+    return OpCase(op.target, tuple(operands), op.attributes)
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/autoshard/rules`, or the same under ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "autoshard" / "rules"
+
+
+def safe_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str | None:
+    """`cached_rule` in a process of its own; None where the operator ended that, which is remembered too."""
+    path = _path(case, cache)
+    if _remembered(path).get("ended"):
+        return None
+    text = apart(lambda: cached_rule(case, cache, run_call))
+    if text is None:
+        _remember(path, {"rule": "", "target": case.target, "ended": True})
+    return text
+
+
+def _remembered(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str:
+    """`discover`, remembered on disk; a remembered rule that is no longer right is looked for again."""
+    path = _path(case, cache)
+    small = reduced(case)
+    if small is None:
+        return ""
+    text = str(_remembered(path).get("rule", ""))
+    if not text or not is_right(small, text, run_call=run_call):
+        text = discover(small, run_call)
+        _remember(path, {"rule": text, "target": case.target})
+    return text
+
+
+def _path(case: OpCase, cache: Path) -> Path:
+    return cache / f"{_key(case)}.json"
+
+
+def _key(case: OpCase) -> str:
+    """Of all that a rule depends on but the operator's code: its name, torch, operands and arguments."""
+    import torch
+
+    return hashlib.sha256(repr((FORMAT, torch.__version__, case)).encode()).hexdigest()[:32]
+
+
+def _remember(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all; a cache that can't be written is no error."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+
+
+def reduced(case: OpCase) -> OpCase | None:
+    """The case at small sizes, or at its own if the operator only runs there; None where it can't be tried at all."""
+    sizes = sorted({size for operand in case.operands if operand for size in operand.shape if size > 1})
+    small = dict(zip(sizes, SMALL, strict=False))
+    candidates = [case] if len(small) < len(sizes) or _named(case, sizes) else [_resized(case, small), case]
+    for candidate in candidates:
+        count = sum(_numel(operand.shape) for operand in candidate.operands if operand)
+        if count <= LARGEST and _repeats_itself(candidate):
+            return candidate
+    return None
+
+
+def _named(case: OpCase, sizes: Sequence[int]) -> bool:
+    """Does an argument mention a size?"""
+    return any(number in sizes for _, value in case.attributes for number in _integers(value))
+
+
+def _integers(value: Attribute) -> Iterator[int]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _integers(item)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def _resized(case: OpCase, small: dict[int, int]) -> OpCase:
+    operands = tuple(o and replace(o, shape=tuple(small.get(size, size) for size in o.shape)) for o in case.operands)
+    return replace(case, operands=operands)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+def _repeats_itself(case: OpCase) -> bool:
+    """Runs, and gives the same numbers twice: a random operator has no rule."""
+    operands = random_operands(case, 0)
+    first, second = _run(case, operands), _run(case, operands)
+    return bool(first) and all(_close(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _run(case: OpCase, operands: Sequence[Tensor | None]) -> list[Tensor]:
+    """Results without a gradient, [] where the operator refuses these operands."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            results = call(case.target, operands, dict(case.attributes))
+    except Exception:
+        return []
+    listed = list(results) if isinstance(results, tuple | list) else [results]
+    return listed if all(isinstance(result, torch.Tensor) for result in listed) else []
+
+
+def discover(case: OpCase, run_call: RunCall | None = None) -> str:
+    """The rule of the operator at these sizes, as text of the notation; "" where nothing recombines."""
+    operands = random_operands(case, 0)
+    results = _run(case, operands)
+    kept: list[Factor] = []
+    for factor in _factors(case, operands, results):
+        trial = rule_of(operands, results, [*kept, factor])
+        if trial and is_right(case, trial, MESHES[:2]):
+            kept.append(factor)
+    text = rule_of(operands, results, kept)
+    floating = [str(i) for i, tensor in enumerate(operands) if tensor is not None and tensor.is_floating_point()]
+    groups: list[str] = []
+    for group in [*floating, *(["+".join(floating)] if len(floating) > 1 else [])]:
+        if is_right(case, f"{text} | linear: {', '.join([*groups, group])}", MESHES[:1]):
+            groups.append(group)
+    if not kept and not groups:
+        return ""
+    text = f"{text} | linear: {', '.join(groups)}" if groups else text
+    return text if is_right(case, text, run_call=run_call) else ""
+
+
+def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES, run_call: RunCall | None = None) -> bool:
+    """Does every strategy of the rule pass its proof?"""
+    try:
+        verdicts = (v for mesh in meshes for v in prove(case, Mesh.parse(mesh), rule=text, run_call=run_call))
+        return not any(v.failure for v in verdicts)
+    except Exception:  # whatever an operator's own code says to shapes that it does not take
+        return False
+
+
+def _factors(case: OpCase, operands: Sequence[Tensor | None], results: Sequence[Tensor]) -> Iterator[Factor]:
+    """Every way of cutting operands that recombines, those of few operands first; no dim twice."""
+    options = [[None, *(d for d, n in enumerate(t.shape) if n > 1)] if t is not None else [None] for t in operands]
+    ways = list(itertools.islice(itertools.product(*options), WAYS))
+    used: set[tuple[int, int]] = set()
+    for way in sorted(ways, key=lambda way: sum(dim is not None for dim in way)):
+        cut = tuple((position, dim) for position, dim in enumerate(way) if dim is not None)
+        if not cut or used.intersection(cut):
+            continue
+        rest = [i for i, t in enumerate(operands) if t is not None and t.is_floating_point() and way[i] is None]
+        for added in [(), *((position,) for position in rest)]:
+            joined = _joined(case, operands, results, cut, added)
+            if joined is not None:
+                used.update(cut)
+                yield Factor(cut, joined, added)
+                break
+
+
+def _joined(
+    case: OpCase,
+    operands: Sequence[Tensor | None],
+    results: Sequence[Tensor],
+    cut: Sequence[tuple[int, int]],
+    added: Sequence[int],
+) -> tuple[int | None, ...] | None:
+    """How the halves' results make the whole's: the dim to concatenate along, or None for a sum; None: they do not."""
+    halves = []
+    for half in range(2):
+        own = [t if half == 0 or i not in added or t is None else t * 0 for i, t in enumerate(operands)]
+        for position, dim in cut:
+            tensor = own[position]
+            assert tensor is not None
+            middle = (tensor.shape[dim] + 1) // 2
+            start, length = (middle, tensor.shape[dim] - middle) if half else (0, middle)
+            own[position] = tensor.narrow(dim, start, length).contiguous()
+        halves.append(_run(case, own))
+    if not all(len(parts) == len(results) for parts in halves):
+        return None
+    ways = [_join(a, b, whole) for a, b, whole in zip(*halves, results, strict=True)]
+    if any(way is None for way in ways) or (added and not any(way == _SUM for way in ways)):
+        return None
+    return tuple(None if way == _SUM else way for way in ways)
+
+
+_SUM = -1
+
+
+def _join(a: Tensor, b: Tensor, whole: Tensor) -> int | None:
+    import torch
+
+    for dim in range(whole.dim() if a.dim() == b.dim() == whole.dim() else 0):
+        rest = [i for i in range(whole.dim()) if i != dim]
+        fits = all(a.shape[i] == b.shape[i] == whole.shape[i] for i in rest)
+        if fits and 0 < a.shape[dim] < whole.shape[dim] == a.shape[dim] + b.shape[dim]:
+            return dim if _close(torch.cat([a, b], dim), whole) else None
+    return _SUM if a.shape == b.shape == whole.shape and whole.is_floating_point() and _close(a + b, whole) else None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    import torch
+
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
+
+
+def rule_of(operands: Sequence[Tensor | None], results: Sequence[Tensor], factors: Sequence[Factor]) -> str:
+    """The factors as a rule; all other dims are whole. "" where two of them claim one dim of a result."""
+    left: dict[tuple[int, int], str] = {}
+    right: dict[tuple[int, int], str] = {}
+    summed: list[str] = []
+    for number, factor in enumerate(factors):
+        name = f"f{number}"
+        position, dim = factor.operands[0]
+        tensor = operands[position]
+        assert tensor is not None
+        left.update(dict.fromkeys(factor.operands, name))
+        for index, joined in enumerate(factor.results):
+            if joined is None:
+                summed = list(dict.fromkeys([*summed, name]))
+                continue
+            times, remainder = divmod(results[index].shape[joined], tensor.shape[dim])
+            if (index, joined) in right or remainder:
+                return ""
+            right[index, joined] = name if times == 1 else f"({name} {times})"
+    added = {position for factor in factors for position in factor.added}
+    whole: list[str] = []
+    terms = [_term(i, t, left, f"x{i}_", whole, i in added) for i, t in enumerate(operands)]
+    ends = [_term(i, t, right, f"y{i}_", whole, False) for i, t in enumerate(results)]
+    options = [f"{word}: {' '.join(names)}" for word, names in (("sum", summed), ("whole", whole)) if names]
+    return " | ".join([f"{', '.join(terms)} -> {', '.join(ends)}", *options])
+
+
+def _term(
+    index: int, tensor: Tensor | None, named: dict[tuple[int, int], str], prefix: str, whole: list[str], added: bool
+) -> str:
+    """One operand or result."""
+    if tensor is None:
+        return "-"
+    dims = []
+    for dim, size in enumerate(tensor.shape):
+        name = named.get((index, dim), "1" if size == 1 else f"{prefix}{dim}")
+        if size > 1 and (index, dim) not in named:
+            whole.append(name)
+        dims.append(name)
+    return ("+" if added else "") + (" ".join(dims) or "()")

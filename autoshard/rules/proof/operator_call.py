@@ -1,0 +1,111 @@
+"""Call a torch operator from a graph's description of it: operands in schema order, other arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import LocalSize
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.schemas import PLACEMENT, Operands, bind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def evaluate(value: Any, mesh: Mesh, coordinates: Sequence[int]) -> Any:
+    """A local attribute on one device: every LocalSize as its length there."""
+    if isinstance(value, LocalSize):
+        return value.evaluate(mesh, coordinates)
+    return tuple(evaluate(item, mesh, coordinates) for item in value) if isinstance(value, tuple) else value
+
+
+def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Any:
+    """Run an operator on operands (tensor arguments in schema order, lists flattened) and attributes by name."""
+    import torch
+
+    if target == "autoshard.linear_in_out":
+        return _linear_in_out(*operands)
+    if target == "autoshard.random":  # what is drawn is the variant's
+        return torch.zeros(attributes["size"], dtype=getattr(torch, attributes["dtype"]))
+    if target == "autoshard.experts":
+        return _experts(operands, attributes)
+    if target == "autoshard.embedding_bags":
+        return _embedding_bag(*operands, **attributes)
+    if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:
+        return _batch_norm(operands, attributes)
+    from autoshard.capture.overloads import schema_of, schemas_of
+
+    schema = schema_of(target, operands, attributes)
+    if schema is None:
+        names = ", ".join(attributes) or "no attributes"
+        raise TypeError(f"no overload of {target} takes {len(operands)} operands and {names}")
+    bound = bind(schema, operands, attributes)
+    assert bound is not None, target
+    given = {name: _given(value, operands) for name, value in bound.items()}
+    switches = {a.name: True for a in schema.arguments if a.required and a.name in PLACEMENT and a.name not in given}
+    return schemas_of(target)[schema](**switches, **given)
+
+
+def _given(value: Any, operands: Sequence[Any]) -> Any:
+    if not isinstance(value, Operands):
+        return plain(value)
+    own = [operands[i] for i in value.positions]
+    return own if value.is_list else own[0]
+
+
+def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
+    return x @ weight if bias is None else x @ weight + bias
+
+
+def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    """As a person would write it: a weight for each pair of token and expert."""
+    import torch.nn.functional as F
+
+    x, up, down, chosen, weights, *biases = operands
+    if biases:
+        return _biased_experts(operands, given["limit"], given["alpha"])
+    name, _, tanh = given["activation"].partition("_")
+    options = {"approximate": "tanh"} if tanh else {}
+    count = chosen.shape[1]
+    ids = chosen.reshape(-1)
+    inner = (up[ids] @ x.repeat_interleave(count, 0).unsqueeze(-1)).squeeze(-1)
+    gate, other = inner.chunk(2, -1) if given["gated"] else (inner, 1)
+    made = (down[ids] @ (getattr(F, name)(gate, **options) * other).unsqueeze(-1)).squeeze(-1)
+    return (made * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
+
+
+def _biased_experts(operands: Sequence[Any], limit: float, alpha: float) -> Any:
+    import torch
+
+    x, up, down, chosen, weights, up_bias, down_bias = operands
+    inner = torch.einsum("tm,tkmf->tkf", x, up[chosen]) + up_bias[chosen]
+    gate, inner = inner[..., ::2].clamp(max=limit), inner[..., 1::2].clamp(-limit, limit)
+    inner = (inner + 1) * gate * torch.sigmoid(alpha * gate)
+    made = torch.einsum("tkf,tkfn->tkn", inner, down[chosen]) + down_bias[chosen]
+    return (made * weights.unsqueeze(-1)).sum(1)
+
+
+def _embedding_bag(weight: Any, ids: Any, offsets: Any, weights: Any, **given: Any) -> Any:
+    import torch.nn.functional as F
+
+    return F.embedding_bag(ids, weight, offsets, per_sample_weights=weights, **given)
+
+
+def _batch_norm(operands: Sequence[Any], given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As captured: the new running statistics are results."""
+    import torch
+
+    momentum, eps = given["momentum"], given["eps"]
+    out, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(*operands, True, momentum, eps)
+    return out, mean, variance
+
+
+def plain(value: Any) -> Any:
+    """A dtype by its name; a tuple as the list that torch takes."""
+    if isinstance(value, str) and value in DTYPE_BYTES:
+        import torch
+
+        return getattr(torch, value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,177 @@
+"""From a solution to a plan: every decision in the words of the graph, and the real price of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoshard import redistribute
+from autoshard.cluster.hardware import Hardware, hardware_text
+from autoshard.formulation.formulate import STORED, Formulation, Site
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import graph_hash
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Certificate, OpPlan, Parts, Plan, PlanStep, RedistributionPlan, Search, TensorPlan
+from autoshard.solvers.common.result import Solution
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the user named, so that a plan can be rebuilt and verified: the model and its keyword arguments."""
+
+    model: str = ""
+    arguments: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+
+def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
+    """The plan with the step time and peak memory of the very program that is emitted."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate import simulate
+
+    timeline = simulate(lower(plan, graph), graph, hardware)
+    return replace(plan, predicted_seconds=timeline.step_seconds, predicted_peak_bytes=timeline.peak_bytes)
+
+
+def plan_of(
+    formulation: Formulation,
+    solution: Solution,
+    origin: Origin,
+    capacity_bytes: float,
+    decided_by: str,
+    fixed: frozenset[int] = frozenset(),
+) -> Plan:
+    """Every decision of `solution`, in the words of the graph. `fixed`: the nodes that a pin decided about."""
+    graph, sites = formulation.graph, formulation.sites
+    deciders = ["pin" if n in fixed else decided_by for n in range(len(sites))]
+    chosen = list(zip(sites, solution.choice, deciders, strict=True))
+    paths = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
+    stored = {
+        kind: tuple(
+            TensorPlan(s.name, paths.get(s.name, s.name), s.layouts[c], by) for s, c, by in chosen if s.kind == kind
+        )
+        for kind in STORED
+    }
+    return Plan(
+        graph_hash(graph),
+        origin.model,
+        origin.arguments,
+        formulation.mesh,
+        formulation.hardware.name,
+        hardware_text(formulation.hardware),
+        graph.precision,
+        graph.optimizer,
+        stored["input"],
+        stored["parameter"],
+        stored["buffer"],
+        _op_plans(formulation, chosen),
+        _redistributions(formulation, solution.choice),
+        solution.objective,
+        solution.peak_bytes,
+        capacity_bytes,
+        Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
+        _versions(),
+        Search(all_to_all=formulation.all_to_all),
+    )
+
+
+def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> Plan:
+    """The plan with what each choice costs; `parts` by node."""
+    own = {(site.kind, site.name): part for site, part in zip(formulation.sites, parts, strict=True)}
+    inputs, parameters, buffers = (
+        tuple(replace(tensor, parts=own[kind, tensor.name]) for tensor in tensors)
+        for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
+    )
+    ops = tuple(replace(op, parts=own["op", op.op]) for op in plan.ops)
+    return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
+
+
+def labelled(plan: Plan, formulation: Formulation, by: Mapping[int, str]) -> Plan:
+    """The plan with another word on who decided the nodes `by` names."""
+    own = {(formulation.sites[n].kind, formulation.sites[n].name): word for n, word in by.items()}
+    inputs, parameters, buffers = (
+        tuple(replace(tensor, decided_by=own.get((kind, tensor.name), tensor.decided_by)) for tensor in tensors)
+        for kind, tensors in zip(STORED, (plan.inputs, plan.parameters, plan.buffers), strict=True)
+    )
+    ops = tuple(replace(op, decided_by=own.get(("op", op.op), op.decided_by)) for op in plan.ops)
+    return replace(plan, inputs=inputs, parameters=parameters, buffers=buffers, ops=ops)
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    from importlib.metadata import version
+
+    from autoshard import __version__  # of this very code: a clone need not be installed
+
+    return (("autoshard", __version__), ("numpy", version("numpy")))
+
+
+def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]]) -> tuple[OpPlan, ...]:
+    from autoshard import costs
+
+    hardware, mesh, graph = formulation.hardware, formulation.mesh, formulation.graph
+    known: dict[tuple[int, int], tuple[str, float, float]] = {}
+    found = []
+    for site, choice, by in chosen:
+        if site.kind == "op":
+            strategy = site.strategies[choice]
+            key = id(site.strategies), choice  # equal operators, and no others, have the same tuple of strategies
+            if key not in known:
+                known[key] = (str(strategy), *costs.op_seconds(hardware, mesh, graph, graph.by_op[site.name], strategy))
+            text, forward, backward = known[key]
+            found.append(OpPlan(site.name, text, strategy.variant, forward, backward, by))
+    return tuple(found)
+
+
+def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[RedistributionPlan, ...]:
+    from autoshard import costs
+
+    graph, mesh, hardware = formulation.graph, formulation.mesh, formulation.hardware
+    known: dict[tuple[object, ...], RedistributionPlan] = {}
+    found = []
+    for value, site in zip(formulation.problem.values, formulation.values, strict=True):
+        if site.tied:
+            continue
+        source = site.sources[value.source[choice[value.producer]]]
+        consumers: dict[Layout, list[str]] = {}
+        for consumer, targets in zip(value.consumers, value.targets, strict=True):
+            target = site.targets[targets[choice[consumer]]]
+            consumers.setdefault(target, []).append(_label(formulation.sites[consumer]))
+        for target, names in consumers.items():
+            if target != source:
+                info = graph.tensor(site.tensor)
+                key = costs.moving_facts(graph, info), source, target
+                if key not in known:
+                    known[key] = redistribution(
+                        graph, mesh, hardware, site.tensor, source, target, (), formulation.all_to_all
+                    )
+                found.append(replace(known[key], tensor=site.tensor, consumers=tuple(names)))
+    return tuple(found)
+
+
+def _label(site: Site) -> str:
+    return site.name if site.kind == "op" else "output" if site.name.startswith("output") else "buffer update"
+
+
+def redistribution(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    tensor: str,
+    source: Layout,
+    target: Layout,
+    consumers: Sequence[str],
+    all_to_all: bool = True,
+) -> RedistributionPlan:
+    """The cheapest path from `source` to `target`, with its price: what backward gathers again is in its seconds."""
+    from autoshard import costs
+
+    terms = costs.moving_terms(hardware, mesh, graph, graph.tensor(tensor), all_to_all)
+    path = redistribute.path(source, target, terms)
+    steps = tuple(_plan_step(step, mesh) for step in path.steps)
+    backward = path.backward_seconds + (terms.forward_times - 1) * path.forward_seconds
+    return RedistributionPlan(tensor, source, target, tuple(consumers), steps, path.forward_seconds, backward)
+
+
+def _plan_step(step: redistribute.Step, mesh: Mesh) -> PlanStep:
+    before, after = (tuple(map(str, placements)) for placements in (step.before, step.after))
+    return PlanStep(tuple(mesh.names[axis] for axis in step.axes), before, after, step.forward, step.backward)

@@ -1,0 +1,81 @@
+"""Plans that are not searched for: the strategies that a fixed style allows, and seeded random valid plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.formulation.formulate import Allowed, Formulation, formulate
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.heuristics import random_plans
+
+# By target: the factors that tensor parallelism splits, the further factors of a weight that stay whole, and
+# whether the tensor axis may also leave the op whole.
+_WEIGHTS = {
+    "aten.linear": (("n", "m"), (), False),
+    "autoshard.linear_in_out": (("n", "m"), (), False),
+    "aten.embedding": (("vocabulary",), ("d",), False),
+    "aten.conv2d": (("o", "c"), (), False),
+    "aten.scaled_dot_product_attention": (("h",), (), True),
+    "aten.cross_entropy_loss": (("vocabulary",), (), True),
+}
+
+
+def megatron(op: Op, strategy: Strategy) -> bool:
+    """Megatron's style: the last axis splits heads, hidden and vocabulary, the others the batch."""
+    if op.target not in _WEIGHTS:
+        return True
+    split, whole, optional = _WEIGHTS[op.target]
+    *data, tensor = strategy.choices
+    if any(choice.factor in (*split, *whole) for choice in data):
+        return False
+    return tensor.factor in split or (optional and tensor.kind == "repeat")
+
+
+def random_plan(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    seed: int,
+    *,
+    origin: Origin | None = None,
+    allowed: Allowed | None = None,
+    all_to_all: bool = True,
+) -> Plan:
+    """A seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory
+    is not limited."""
+    formulation = formulate(graph, mesh, hardware, float("inf"), allowed, all_to_all)
+    choice = random_plans.random_choice(formulation.problem, seed)
+    return _chosen(formulation, choice, origin, f"random:{seed}")
+
+
+def covering_plans(
+    graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None
+) -> list[Plan]:
+    """A few valid plans that together use every strategy that every *different* op of the graph offers."""
+    formulation = formulate(graph, mesh, hardware, float("inf"))
+    wanted = _different_ops(formulation)
+    choices = random_plans.cover(formulation.problem, seed, wanted)
+    return [_chosen(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]
+
+
+def _different_ops(formulation: Formulation) -> list[int]:
+    """One node for each different (target, strategies) among the ops."""
+    seen: dict[tuple[object, ...], int] = {}
+    for node, site in enumerate(formulation.sites):
+        if site.kind == "op":
+            op = formulation.graph.by_op[site.name]
+            seen.setdefault((op.target, tuple(map(str, site.strategies))), node)
+    return list(seen.values())
+
+
+def _chosen(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
+    solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
+    graph = formulation.graph
+    plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
+    return priced(plan, graph, formulation.hardware)

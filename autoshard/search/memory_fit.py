@@ -1,0 +1,74 @@
+"""The best plan of one level on one mesh whose program fits: the memory limit around the solver."""
+
+from __future__ import annotations
+
+import re
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.graph import Graph
+from autoshard.search.min_memory import least
+from autoshard.search.objectives import MEMORY, Levelled, solve_level
+from autoshard.search.search_task import Found, Task, candidate
+from autoshard.solvers.common.clock import watched
+from autoshard.solvers.common.result import OPTIMAL
+from autoshard.units import format_bytes
+
+MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
+
+
+def fitted(task: Task) -> Found:
+    """The solver's optimum whose program fits. Raises InfeasibleError with what is known about why none does."""
+    try:
+        with watched(task.wishes.options.clock):  # the bound on memory too
+            return _fitted(task)
+    except InfeasibleError as error:
+        raise _explained(error, task) from error
+
+
+def _fitted(task: Task) -> Found:
+    """Without the limit first, then with it, tightened where the program needs more than the solver said."""
+    if task.wishes.level == MEMORY:
+        return least(task, ())
+    free = solve_level(task.formulation, task.wishes.level, float("inf"), task.solve, task.stopped)
+    plan = task.plan(free.solution)
+    if plan.predicted_peak_bytes <= task.limit_bytes:
+        return Found(free, plan, task.limit_bytes, (candidate(named(free), plan, ""),))
+    first = candidate("without the memory limit", plan, "too large")
+    target = task.limit_bytes
+    for attempt in range(MEMORY_ROUNDS):
+        try:
+            levelled = solve_level(task.formulation, task.wishes.level, target, task.solve, task.stopped)
+        except InfeasibleError:
+            break
+        plan = task.plan(levelled.solution)
+        if plan.predicted_peak_bytes <= task.limit_bytes:
+            if attempt:  # what was proved within a tighter limit is not said of this one
+                levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
+            return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
+        target = min(target, levelled.solution.peak_bytes) * task.limit_bytes / plan.predicted_peak_bytes * 0.999
+    return least(task, (first,))
+
+
+def named(levelled: Levelled) -> str:
+    """What a solver's plan is called: the optimum only where that is proved."""
+    return "optimum" if levelled.status == OPTIMAL else "best found"
+
+
+def _explained(error: InfeasibleError, task: Task) -> InfeasibleError:
+    """The reason in the model's words, with the limit, the largest tensors where it names none, and the pins."""
+    graph = task.formulation.graph
+    paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
+    message = re.sub(r"\w+", lambda word: paths.get(word[0], word[0]), error.message)
+    message += f"; the limit is {format_bytes(task.limit_bytes)} a device"
+    if not any(path in message for path in paths.values()):
+        message += f"; the largest tensors, unsplit: {', '.join(_largest(graph))}"
+    if task.wishes.pins:
+        message += f"; pinned: {', '.join(map(str, task.wishes.pins))}"
+    hint = "more devices, --precision bf16-mixed, --optimizer sgd, or a smaller batch"
+    return InfeasibleError(message, hint + (", or fewer pins" if task.wishes.pins else ""))
+
+
+def _largest(graph: Graph, count: int = 5) -> list[str]:
+    names = {p.tensor: p.path for p in graph.parameters}
+    largest = sorted(graph.tensors, key=lambda tensor: (-tensor.bytes, tensor.name))[:count]
+    return [f"{names.get(t.name, t.name)} {list(t.shape)} {format_bytes(t.bytes)}" for t in largest]

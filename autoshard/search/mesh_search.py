@@ -1,0 +1,157 @@
+"""Which mesh: every sensible factorisation of the devices onto the links of the profile, the best one kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from autoshard.cluster.hardware import Hardware, check_devices
+from autoshard.constraints.pins import Pin
+from autoshard.errors import InfeasibleError, UsageError, UserError
+from autoshard.formulation.cost_breakdown import Split
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import MeshTried, Plan
+from autoshard.search.memory_fit import fitted
+from autoshard.search.objectives import MEMORY, RATIO, SPEED
+from autoshard.search.search_task import Found, Task, Wishes, prepare
+from autoshard.search.select_plan import best, marked
+from autoshard.solvers.common.solver_options import Part
+
+AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
+FINALISTS = 6  # meshes of which the contenders, too, are simulated
+SHARE = 1.5  # of an even part of the time that is left, for one mesh
+NEAR = 1.15  # times the best figure: what a finalist may be off
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A mesh with its optimum, or why there is none."""
+
+    mesh: Mesh
+    bound_seconds: float
+    outcome: str = ""
+    task: Task | None = None
+    found: Found | None = None
+
+
+def meshes(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
+    """Meshes of 1 to 3 axes, outermost first, fewest axes first.
+
+    An axis either stays within a block of devices that a link joins, or covers whole blocks: blocks of 8 and groups
+    of 3 consecutive ranks don't go together.
+    """
+    found = []
+    for count, names in AXES.items():
+        for sizes in _factorisations(devices, count):
+            if all(_fits(sizes, link.devices) for link in hardware.links if link.devices < devices):
+                found.append(Mesh(tuple(zip(names, sizes, strict=True))))
+    return tuple(found) or (Mesh((("all", devices),)),)
+
+
+def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factors of at least 2."""
+    if count == 1:
+        if number > 1:
+            yield (number,)
+        return
+    for first in range(2, number // 2 + 1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factorisations(number // first, count - 1))
+
+
+def _fits(sizes: tuple[int, ...], block: int) -> bool:
+    """Ranks that one coordinate of each axis spans: a divisor or a multiple of the block."""
+    spans = [math.prod(sizes[axis:]) for axis in range(len(sizes))]
+    return all(span % block == 0 or block % span == 0 for span in spans)
+
+
+def search_meshes(
+    graph: Graph,
+    hardware: Hardware,
+    devices: int,
+    wishes: Wishes,
+    pins: Callable[[Mesh], tuple[Pin, ...]] = lambda mesh: (),
+) -> Plan:
+    """The best plan on the best mesh, with all meshes tried. `pins` are read once for each mesh.
+
+    A mesh is left out once computing alone takes longer there than the best step so far. Raises the last error where
+    there is no plan on any mesh.
+    """
+    check_devices(hardware, devices)
+    tried: list[_Tried] = []
+    errors: list[UserError] = []
+    candidates, clock = meshes(hardware, devices), wishes.options.clock
+    for number, mesh in enumerate(candidates):
+        leader = min((_figure(t.found, wishes) for t in tried if t.found), default=math.inf)
+        if clock.over and leader < math.inf:
+            tried.append(_Tried(mesh, 0.0, "out of time"))
+            continue
+        try:
+            part = Part(clock.left * SHARE / (len(candidates) - number), whole=clock)
+            own = replace(wishes, pins=pins(mesh), options=replace(wishes.options, clock=part))
+            tried.append(_try(graph, mesh, hardware, own, leader))
+            clock.cut |= part.cut
+        except (InfeasibleError, UsageError) as error:
+            errors.append(error)
+            tried.append(_Tried(mesh, 0.0, "no plan fits" if isinstance(error, InfeasibleError) else "not possible"))
+    if not any(t.found for t in tried):
+        raise errors[-1]
+    return _chosen(tried, wishes)
+
+
+def _try(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes, leader: float) -> _Tried:
+    task = prepare(graph, mesh, hardware, wishes)
+    bound = compute_bound(task)
+    if wishes.level == SPEED and bound >= leader:  # a bound on the step
+        return _Tried(mesh, bound, "not better by its bound")
+    return _Tried(mesh, bound, "", task, fitted(task))
+
+
+def compute_bound(task: Task) -> float:
+    """Seconds that no step on this mesh can be below: every operator computed in its quickest way, nothing moved."""
+    split, sites = Split(task.formulation), task.formulation.sites
+    return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")
+
+
+def _figure(found: Found, wishes: Wishes) -> float:
+    """What meshes are compared by: what the level minimises; for the peak and the step, those of the program."""
+    if wishes.level == RATIO:
+        return found.levelled.objective
+    return found.plan.predicted_peak_bytes if wishes.level == MEMORY else found.plan.predicted_seconds
+
+
+def _chosen(tried: list[_Tried], wishes: Wishes) -> Plan:
+    """Simulates the contenders of the best few meshes, and keeps the best plan."""
+    done = sorted((t for t in tried if t.found), key=lambda t: _figure(_present(t.found), wishes))
+    limit = NEAR * _figure(_present(done[0].found), wishes)
+    plans: dict[Mesh, Plan] = {}
+    for t in done[:FINALISTS]:
+        if t is done[0] or (_figure(_present(t.found), wishes) <= limit and not wishes.options.clock.over):
+            assert t.task is not None
+            task = replace(t.task, wishes=replace(t.task.wishes, options=wishes.options))
+            plans[t.mesh] = best(task, _present(t.found))
+    winner = min(plans.values(), key=lambda plan: _plan_figure(plan, wishes))
+    rows = [_row(t, plans, winner) for t in tried]
+    order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
+    return marked(replace(winner, search=replace(winner.search, meshes=tuple(order))), wishes.options.clock.cut)
+
+
+def _plan_figure(plan: Plan, wishes: Wishes) -> float:
+    if wishes.level == RATIO:
+        return plan.certificate.level_objective
+    return plan.predicted_peak_bytes if wishes.level == MEMORY else plan.predicted_seconds
+
+
+def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan) -> MeshTried:
+    if tried.found is None:
+        return MeshTried(tried.mesh, tried.outcome, tried.bound_seconds)
+    plan = plans.get(tried.mesh, tried.found.plan)
+    outcome = "chosen" if tried.mesh == winner.mesh else "not better"
+    return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)
+
+
+def _present(found: Found | None) -> Found:
+    assert found is not None
+    return found

@@ -1,0 +1,69 @@
+"""The plan of least memory: the solver's, and where its program does not fit, others that are simulated.
+
+The solver's count is not the program's: it counts a value once for every layout that it is used in and gradients for
+the whole step, and knows no operator's working bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autoshard.errors import InfeasibleError
+from autoshard.formulation.cost_breakdown import parts
+from autoshard.ir.plan import Candidate
+from autoshard.search.alternatives import Choice, contenders
+from autoshard.search.objectives import MEMORY, solve_level
+from autoshard.search.search_task import Found, Task, candidate
+from autoshard.solvers.common.result import Solution
+from autoshard.units import format_bytes
+
+SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
+
+
+def least(task: Task, before: tuple[Candidate, ...]) -> Found:
+    """The first that fits, the solver's plan of least memory before others; InfeasibleError where none does."""
+    refused = None
+    try:
+        levelled = solve_level(task.formulation, MEMORY, task.limit_bytes, task.solve, task.stopped)
+    except InfeasibleError as error:
+        refused = error
+        levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped)
+    bound = levelled.bound
+    if task.wishes.level != MEMORY:
+        levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
+    first, plan = levelled.solution, task.plan(levelled.solution)
+    smallest, tried = plan.predicted_peak_bytes, before
+    if smallest <= task.limit_bytes:
+        return Found(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
+    tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
+    for name, choice in others(task, first):
+        own = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
+        plan = task.plan(own.solution)
+        smallest = min(smallest, plan.predicted_peak_bytes)
+        if plan.predicted_peak_bytes <= task.limit_bytes:
+            return Found(own, plan, own.solution.peak_bytes, (*tried, candidate(name, plan, "")))
+        if task.stopped():
+            break
+    reason = refused.message if refused else "no plan found that fits, which is not proven"
+    raise InfeasibleError(f"{reason}; the program of the smallest plan found needs {format_bytes(smallest)}")
+
+
+def others(task: Task, best: Solution) -> Iterator[tuple[str, Choice]]:
+    """What may need less memory than `best`, the solver's plan of least memory, once it is a program."""
+    fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
+    yield "optimum", fastest.choice
+    yield from between(task, best.peak_bytes, fastest.peak_bytes)
+    own = parts(task.formulation, best.choice)
+    yield from contenders(task.formulation, best.choice, own, float("inf"), task.quickly)
+
+
+def between(task: Task, least_bytes: float, most_bytes: float) -> Iterator[tuple[str, Choice]]:
+    """Optima under limits in between: the program needs memory that the additive model does not know."""
+    for share in SHARES if least_bytes < most_bytes else ():
+        target = least_bytes * (most_bytes / least_bytes) ** share
+        try:
+            found = task.solve(replace(task.formulation.problem, capacity_bytes=target))
+        except InfeasibleError:
+            continue
+        yield f"optimum within {format_bytes(target, 3)}", found.choice

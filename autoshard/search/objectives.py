@@ -1,0 +1,153 @@
+"""What "best" means, by level: the objective that is solved, and the bound that certifies it.
+
+0 `ratio`   least communication + repeated work: a device's share of the unsharded work is a constant, so this is the
+            most useful computation per unit of the rest
+1 `memory`  smallest peak of a device; ties by seconds
+2 `speed`   least seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.formulation.cost_breakdown import Split, repeats
+from autoshard.formulation.formulate import Formulation
+from autoshard.ir.problem import Floats, Problem, objective
+from autoshard.solvers.common.result import TOLERANCE, Solution, peak, proved, status
+from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+
+NAMES = ("ratio", "memory", "speed")
+RATIO, MEMORY, SPEED = range(3)
+_HALVINGS = 12  # of the range between the bound on memory and the smallest peak found
+_CLOSE = 1e-4  # relative width of that range that is not worth more work
+Solver = Callable[[Problem], Solution]
+_RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Levelled:
+    """A solution of the additive problem, with what its level minimises and the bound on that; 0: none was proved.
+
+    `solution.objective` and its bound are seconds of a step. `cut`: the search for it would have gone on.
+    """
+
+    solution: Solution
+    objective: float
+    bound: float
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", proved(self.objective, self.bound))
+
+    @property
+    def status(self) -> str:
+        """Of what the level minimises."""
+        return status(self.objective, self.bound, self.cut)
+
+
+def parse_level(text: str) -> int:
+    """`0` or `ratio`, `1` or `memory`, `2` or `speed`."""
+    if text in NAMES:
+        return NAMES.index(text)
+    if text in ("0", "1", "2"):
+        return int(text)
+    raise UsageError(f"unknown level {text!r}: expected 0 (ratio), 1 (memory) or 2 (speed)", "--level speed")
+
+
+def solve_level(
+    formulation: Formulation,
+    level: int,
+    capacity_bytes: float,
+    solver: Solver,
+    stop: Callable[[], bool] = lambda: False,
+) -> Levelled:
+    """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity.
+
+    Once `stop()` is true nothing better than the first plan found is looked for.
+    """
+    problem = replace(formulation.problem, capacity_bytes=capacity_bytes)
+    if level == RATIO:
+        return _least_ratio(formulation, problem, solver)
+    if level == MEMORY:
+        return smallest_memory(problem, solver, stop)
+    found = solver(problem)
+    return Levelled(found, found.objective, found.lower_bound, found.cut)
+
+
+def level_value(formulation: Formulation, level: int, choice: Sequence[int]) -> float:
+    """What the level minimises, of a choice: seconds (levels 0 and 2) or bytes (level 1)."""
+    if level == MEMORY:
+        return peak(formulation.problem, choice)
+    return objective(ratio_problem(formulation) if level == RATIO else formulation.problem, choice)
+
+
+def ratio_problem(formulation: Formulation) -> Problem:
+    """The same choices, each at its communication and the work it repeats; made once for a formulation."""
+    if formulation not in _RATIO:
+        _RATIO[formulation] = _ratio_problem(formulation)
+    return _RATIO[formulation]
+
+
+def _ratio_problem(formulation: Formulation) -> Problem:
+    split = Split(formulation)
+    shared: dict[tuple[int, int], Floats] = {}
+    nodes = []
+    for n, node in enumerate(formulation.problem.nodes):
+        computed, repeated = split.seconds(n)
+        key = (id(node.seconds), id(computed))
+        if key not in shared:
+            shared[key] = np.maximum(node.seconds - computed, 0.0) + repeated
+        nodes.append(replace(node, seconds=shared[key]))
+    return replace(formulation.problem, nodes=tuple(nodes))
+
+
+def useful_seconds(formulation: Formulation) -> float:
+    """The unsharded work of the step, an equal part of it for each device: what level 0 divides by."""
+    split = Split(formulation)
+    total = 0.0
+    for n, site in enumerate(formulation.sites):
+        if site.kind == "op":
+            computed, repeated = split.seconds(n)
+            whole = int(np.argmax([repeats(strategy, formulation.mesh) for strategy in site.strategies]))
+            total += float(computed[whole] - repeated[whole])
+    return total
+
+
+def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> Levelled:
+    ratio = replace(ratio_problem(formulation), capacity_bytes=problem.capacity_bytes)
+    found = solver(ratio)
+    in_seconds = Solution(problem, found.choice, 0.0, found.solver, found.seconds)
+    return Levelled(in_seconds, found.objective, found.lower_bound, found.cut)
+
+
+def smallest_memory(problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False) -> Levelled:
+    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak."""
+    low = bound = minimum_memory_bound(problem)
+    best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None
+    cut = False
+    if best is None:
+        best = solver(problem)
+        for _ in range(_HALVINGS):
+            if best.peak_bytes <= low * (1 + _CLOSE):
+                break
+            if stop():
+                cut = True
+                break
+            middle = (low + best.peak_bytes) / 2
+            found = _within(problem, middle, solver)
+            best, low = (found, low) if found else (best, middle)
+        best = min(best, _within(problem, best.peak_bytes, solver) or best, key=lambda s: (s.peak_bytes, s.objective))
+    in_seconds = Solution(problem, best.choice, 0.0, best.solver, best.seconds)  # its bound is of a tighter limit
+    return Levelled(in_seconds, best.peak_bytes, bound, cut or best.cut)
+
+
+def _within(problem: Problem, capacity_bytes: float, solver: Solver) -> Solution | None:
+    try:
+        return solver(replace(problem, capacity_bytes=capacity_bytes * (1 + TOLERANCE)))
+    except InfeasibleError:
+        return None

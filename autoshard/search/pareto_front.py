@@ -1,0 +1,108 @@
+"""The front of step time against memory: the problem solved under smaller and smaller limits, each plan simulated."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, replace
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.plan import Plan
+from autoshard.search.search_task import Task
+from autoshard.solvers.common.clock import watched
+from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+
+POINTS = 8
+MIB, MILLISECONDS = 2.0**20, 1e3
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan: the step and peak of its program. `fits` the memory limit; `front`: no other is better in both."""
+
+    predicted_seconds: float
+    predicted_peak_bytes: float
+    objective_seconds: float
+    fits: bool
+    front: bool = True
+
+
+def front(task: Task, plan: Plan, points: int = POINTS) -> tuple[Point, ...]:
+    """Plans from the fastest to the leanest, `plan` and those simulated for it among them, in order of time."""
+    problem = task.formulation.problem
+    found = [
+        Point(c.predicted_seconds, c.predicted_peak_bytes, c.objective_seconds, _fits(task, c.predicted_peak_bytes))
+        for c in plan.search.candidates
+    ]
+    free = task.solve(replace(problem, capacity_bytes=float("inf")))
+    found.append(_point(task, task.plan(free)))
+    with watched(task.wishes.options.clock):
+        least = minimum_memory_bound(problem)
+    for step in range(1, points):
+        if task.wishes.options.clock.over or free.peak_bytes <= least:
+            break
+        target = free.peak_bytes * (least / free.peak_bytes) ** (step / (points - 1))
+        try:
+            solution = task.solve(replace(problem, capacity_bytes=target * (1 + 1e-9)))
+        except InfeasibleError:
+            break
+        found.append(_point(task, task.plan(solution)))
+    return _marked(found)
+
+
+def _point(task: Task, plan: Plan) -> Point:
+    peak = plan.predicted_peak_bytes
+    return Point(plan.predicted_seconds, peak, plan.certificate.objective_seconds, _fits(task, peak))
+
+
+def _fits(task: Task, peak_bytes: float) -> bool:
+    return peak_bytes <= task.limit_bytes
+
+
+def _marked(found: list[Point]) -> tuple[Point, ...]:
+    """In order of time, doubles left out, those on the front marked."""
+    marked: list[Point] = []
+    least = float("inf")
+    for point in sorted(dict.fromkeys(found), key=lambda p: (p.predicted_seconds, p.predicted_peak_bytes)):
+        if not marked or _place(point) != _place(marked[-1]):
+            marked.append(replace(point, front=point.predicted_peak_bytes < least))
+            least = min(least, point.predicted_peak_bytes)
+    return tuple(marked)
+
+
+def _place(point: Point) -> tuple[float, float]:
+    return point.predicted_seconds, point.predicted_peak_bytes
+
+
+def as_json(points: tuple[Point, ...]) -> str:
+    """Seconds and bytes, in order of time."""
+    return json.dumps({"points": [vars(point) for point in points]}, indent=1) + "\n"
+
+
+def plot(points: tuple[Point, ...], title: str) -> str:
+    """An SVG; the same points give the same text."""
+    import matplotlib
+
+    matplotlib.rcParams |= {"svg.hashsalt": "autoshard", "font.size": 9, "svg.fonttype": "none"}
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    best = [point for point in points if point.front]
+    others = [point for point in points if not point.front]
+    axes.step(*_coordinates(best), where="post", marker="o", color="#3b78b8", label="no plan is better in both")
+    if others:
+        axes.plot(*_coordinates(others), "x", color="#6b7280", label="other plans simulated")
+    axes.set(xlabel="predicted step (ms)", ylabel="peak memory of a device (MiB)", title=title)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": "autoshard"})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _coordinates(points: list[Point]) -> tuple[list[float], list[float]]:
+    seconds = [point.predicted_seconds * MILLISECONDS for point in points]
+    return seconds, [point.predicted_peak_bytes / MIB for point in points]

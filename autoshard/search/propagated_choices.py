@@ -1,0 +1,50 @@
+"""What sharding propagation did, in the words of the graph: who decided each choice, and where neighbours disagreed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.constraints.apply_pins import choice_text, label
+from autoshard.formulation.formulate import Formulation
+from autoshard.ir.plan import Plan
+from autoshard.search.build_plan import labelled
+from autoshard.search.search_task import Found, Task
+from autoshard.solvers.heuristics.propagation import Conflict, propagate
+from autoshard.units import format_seconds
+
+SHOWN = 5  # conflicts that a note tells
+DECIDED = {
+    "start": "search",
+    "propagated": "propagated",
+    "conflict": "propagated (neighbours disagree)",
+    "repaired": "propagated (moved to fit)",
+}
+
+
+def propagated(task: Task, found: Found) -> Found:
+    """`found` with who decided each choice, and a note on each of the first few conflicts."""
+    last = replace(found.candidates[-1], outcome="chosen")
+    found = replace(found, candidates=(*found.candidates[:-1], last))
+    problem = replace(task.formulation.problem, capacity_bytes=found.target_bytes)
+    told = propagate(problem, task.starts(problem))
+    if told.choice != found.levelled.solution.choice:  # of another level's prices
+        return found
+    by = {n: DECIDED.get(decided, "pin") for n, decided in enumerate(told.decided) if n not in task.fixed}
+    lines = [_line(task.formulation, conflict) for conflict in told.conflicts[:SHOWN]]
+    if len(told.conflicts) > SHOWN:
+        lines.append(f"and neighbours disagree at {len(told.conflicts) - SHOWN} more places")
+    plan: Plan = labelled(found.plan, task.formulation, by)
+    return replace(found, plan=plan, notes=(*found.notes, *lines))
+
+
+def _line(formulation: Formulation, conflict: Conflict) -> str:
+    """`relu: linear_0 wants Shard(0)@tp, linear_1 Replicate@tp; it took Shard(0)@tp, 3 us dearer to the others`."""
+    sites, mesh = formulation.sites, formulation.mesh
+    site = sites[conflict.node]
+    wishes = [
+        f"{sites[n].name} wants {choice_text(site, wanted, mesh)}"
+        for n, wanted in zip(conflict.neighbours, conflict.wanted, strict=True)
+    ]
+    taken, dearer = choice_text(site, conflict.taken, mesh), format_seconds(sum(conflict.seconds), 3)
+    name = label(formulation.graph, site)
+    return f"{name}: {', '.join(dict.fromkeys(wishes))}; it took {taken}, {dearer} dearer to its neighbours"

@@ -1,0 +1,92 @@
+"""Why nothing fits, in bytes and names: the time at which even the smallest choices of all that is alive overflow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Problem, Value
+from autoshard.units import format_bytes
+
+_NAMED = 6  # of what is alive
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """`bytes` at `time` are used by every plan: the sum of the smallest sizes of what is alive, largest first."""
+
+    time: int
+    bytes: float
+    alive: tuple[tuple[str, float], ...]
+
+
+def least(problem: Problem) -> Shortfall:
+    """At the time where the sum of the smallest sizes is largest."""
+    everything = list(_smallest(problem))
+    change = np.zeros(problem.horizon + 1)
+    for _, size, start, stop in everything:
+        change[start] += size
+        change[stop] -= size
+    alive: Floats = np.cumsum(change)[:-1]
+    time = int(np.argmax(alive)) if len(alive) else 0
+    here = [(name, size) for name, size, start, stop in everything if start <= time < stop and size > 0]
+    here.sort(key=lambda entry: (-entry[1], entry[0]))
+    return Shortfall(time, sum(size for _, size in here), tuple(here))
+
+
+def explained(problem: Problem) -> str:
+    """What is alive at the worst time, at its smallest."""
+    found = least(problem)
+    if not found.alive:
+        return ""
+    named = [f"{name} {format_bytes(size)}" for name, size in found.alive[:_NAMED]]
+    rest = found.alive[_NAMED:]
+    if rest:
+        named.append(f"{len(rest)} more with {format_bytes(sum(size for _, size in rest))}")
+    return f"at time {found.time}, at their smallest: {', '.join(named)}"
+
+
+def refuse_if_short(problem: Problem) -> None:
+    """Raises InfeasibleError where the smallest sizes alone are above the capacity at some time."""
+    found = least(problem)
+    over = found.bytes - problem.capacity_bytes
+    if over > 1e-9 * max(found.bytes, problem.capacity_bytes):
+        raise short(problem, over)
+
+
+def short(problem: Problem, over: float) -> InfeasibleError:
+    """The error for a problem of which every plan is proven to be `over` bytes above the capacity."""
+    why = explained(problem)
+    return InfeasibleError(
+        f"no plan fits: every plan needs at least {format_bytes(over)} more than the capacity of "
+        f"{format_bytes(problem.capacity_bytes)}" + (f" ({why})" if why else ""),
+        "more devices, a smaller batch, or a leaner optimizer",
+    )
+
+
+def _smallest(problem: Problem) -> Iterator[tuple[str, float, int, int]]:
+    """(name, bytes, start, stop) that every plan uses."""
+    for node in problem.nodes:
+        start, stop = node.interval
+        if start < stop:
+            allowed = node.bytes[np.isfinite(node.seconds)]
+            yield node.name, float(allowed.min(initial=np.inf)) if len(allowed) else 0.0, start, stop
+    for value in problem.values:
+        yield from _kept(value)
+
+
+def _kept(value: Value) -> Iterator[tuple[str, float, int, int]]:
+    """Over each stretch its keepers may share one layout: the largest of their smallest sizes."""
+    keepers = [
+        (float(value.bytes[targets].min()), *span)
+        for targets, span in zip(value.targets, value.intervals, strict=True)
+        if span[0] < span[1]
+    ]
+    ends = sorted({end for _, start, stop in keepers for end in (start, stop)})
+    for start, stop in itertools.pairwise(ends):
+        size = max((size for size, low, high in keepers if low <= start and stop <= high), default=0.0)
+        yield value.name, size, start, stop

@@ -1,0 +1,89 @@
+"""A plan with what is proved of it. Figures, bound and status are made here and nowhere else: from the problem's own
+arrays, the very choice, and a proved finite bound.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+
+from autoshard.ir.problem import Problem, memory, objective
+
+TOLERANCE = 1e-9  # relative: below it an objective equals its bound (sums are rounded in different orders)
+NOTHING = 1e-12  # seconds or bytes: what rounding may leave of zero
+WRONG = 1e-6  # relative: a bound that is further above a plan than this (tolerances of HiGHS) is none
+OPTIMAL, FEASIBLE, CUT_SHORT = "optimal", "feasible", "cut short"
+
+
+class FalseProof(AssertionError):
+    """A bound above a plan that it is said to hold for: a bug of a solver, told before anyone believes it."""
+
+
+def proved(value: float, bound: float) -> float:
+    """`bound` on what is at least 0, as it may be told beside a plan's `value`: equal to it where rounding parts them.
+
+    0, which says nothing, where none was proved (minus infinity). Raises FalseProof where it is above the value.
+    """
+    if not math.isfinite(value) or value < 0:
+        raise FalseProof(f"a plan's value is {value}: expected a finite one of 0 or more")
+    if math.isnan(bound) or bound - value > WRONG * value + NOTHING:
+        raise FalseProof(f"a lower bound of {bound!r} stands above a plan of {value!r}")
+    known = max(bound, 0.0)
+    return value if value - known <= TOLERANCE * value else known
+
+
+def tightened(bound: float, other: float, value: float) -> float:
+    """The better of two bounds, `value` being that of the best plan so far. Raises FalseProof where one is above it."""
+    if math.isfinite(value):
+        proved(value, other)
+    return max(bound, min(other, value))
+
+
+def status(value: float, bound: float, cut: bool) -> str:
+    """`bound` is one that `proved` gave. What the bound proves stays proved where the clock ended the rest."""
+    return OPTIMAL if value == bound else CUT_SHORT if cut else FEASIBLE
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """`choice[n]` of every node of `problem`, with its objective and peak, which are always computed anew.
+
+    `lower_bound` <= the optimum's objective; gap = objective / lower_bound - 1. `seconds`: that the solver took. `cut`:
+    it would have gone on.
+    """
+
+    problem: InitVar[Problem]  # so that dataclasses.replace can't give a proof to another plan
+    choice: tuple[int, ...]
+    lower_bound: float
+    solver: str
+    seconds: float = 0.0
+    cut: bool = False
+    objective: float = field(init=False)
+    peak_bytes: float = field(init=False)
+
+    def __post_init__(self, problem: Problem) -> None:
+        total = objective(problem, self.choice)
+        bound = proved(total, self.lower_bound)
+        known = {"objective": total, "lower_bound": bound, "peak_bytes": peak(problem, self.choice)}
+        for name, value in {**known, "cut": self.cut and bound < total}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def status(self) -> str:
+        """Optimal: the objective equals the bound; feasible: there is a gap; cut short: a gap, and time was over."""
+        return status(self.objective, self.lower_bound, self.cut)
+
+
+def finish(
+    problem: Problem, choice: Sequence[int], lower_bound: float, solver: str, started: float, *, cut: bool = False
+) -> Solution:
+    """`started` is a time.perf_counter(). Raises FalseProof where the choice is forbidden or the bound above it."""
+    picked = tuple(int(s) for s in choice)
+    return Solution(problem, picked, lower_bound, solver, time.perf_counter() - started, cut)
+
+
+def peak(problem: Problem, choice: Sequence[int]) -> float:
+    """The most bytes alive at any time; 0 for an empty horizon."""
+    return float(memory(problem, choice).max(initial=0.0))

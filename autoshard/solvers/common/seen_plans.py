@@ -1,0 +1,66 @@
+"""Every plan and every bound met of a problem, each checked against all of the other kind: a bound holds for all plans.
+
+A plan that fits a limit is one of the problem with that limit, whoever found it and under whatever other limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autoshard.ir.problem import Node, Problem, Value
+from autoshard.solvers.common.result import NOTHING, TOLERANCE, WRONG, FalseProof, Solution
+
+
+class _Bound(NamedTuple):
+    capacity_bytes: float
+    objective: float
+    solver: str
+
+
+class _Plan(NamedTuple):
+    peak_bytes: float
+    objective: float
+
+
+@dataclass
+class _Known:
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    plans: list[_Plan] = field(default_factory=list)
+    bounds: list[_Bound] = field(default_factory=list)
+
+
+class Seen:
+    """Solutions of problems; those that share nodes and values are one, whatever their limits."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _Known] = {}
+
+    def add(self, problem: Problem, found: Solution) -> None:
+        """Raises FalseProof where its bound is above a plan met before, or a bound met before above its plan."""
+        of = self._of(problem)
+        plan = _Plan(found.peak_bytes, found.objective)
+        bound = _Bound(problem.capacity_bytes, found.lower_bound, found.solver)
+        for other in (*of.bounds, bound):
+            _check(other, plan)
+        for met in of.plans:
+            _check(bound, met)
+        of.plans.append(plan)
+        of.bounds.append(bound)
+
+    def bound(self, problem: Problem, capacity_bytes: float) -> float:
+        """What was proved of all plans within a capacity, be it under a larger one; 0 where nothing was."""
+        bounds = self._of(problem).bounds
+        return max((b.objective for b in bounds if b.capacity_bytes >= capacity_bytes), default=0.0)
+
+    def _of(self, problem: Problem) -> _Known:
+        key = id(problem.nodes), id(problem.values)
+        return self._known.setdefault(key, _Known(problem.nodes, problem.values))
+
+
+def _check(bound: _Bound, plan: _Plan) -> None:
+    fits = plan.peak_bytes <= bound.capacity_bytes * (1 + TOLERANCE)
+    if fits and bound.objective > plan.objective * (1 + WRONG) + NOTHING:
+        said, found = bound.objective, plan.objective
+        raise FalseProof(f"{bound.solver}: a lower bound of {said!r} stands above a plan of {found!r}")

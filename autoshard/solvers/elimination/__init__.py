@@ -1,0 +1,1 @@
+"""Exact min-plus elimination of a problem without a memory limit."""

@@ -1,0 +1,155 @@
+"""Which strategies are worth keeping, before elimination: exact reductions of the additive problem.
+
+1. A strategy with an infinite entry, or without a finite partner over some value, goes (to a fixed point).
+2. A strategy goes where another of the same node is never dearer, whatever everyone else does: its own cost differs by
+   at least what the values could make good (dead-end elimination). One optimum at least is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.solvers.common.arc_consistency import Fences
+from autoshard.solvers.common.clock import Pace
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, unary
+
+_ROUNDS = 4
+
+
+def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None = None) -> list[Integers]:
+    """The strategies kept of each node, ascending. `allowed` restricts them beforehand.
+
+    Raises InfeasibleError where a node has none left.
+    """
+    kept = finite(sum_.problem, allowed)
+    nodes = _Comparisons(sum_, contents)
+    for _ in range(_ROUNDS):
+        before = sum(map(len, kept))
+        pace = Pace(len(kept))
+        for n in range(len(kept)):
+            pace.step(n)
+            kept[n] = nodes.undominated(n, kept)
+        if sum(map(len, kept)) == before:
+            break
+    return kept
+
+
+def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integers]:
+    """The same, weaker: what is kept of a node depends on nodes at most `rounds` values away, and on nothing else.
+
+    All nodes are looked at together in a round, each against what the others had before it.
+    """
+    kept = [np.flatnonzero(np.isfinite(node.seconds)) for node in sum_.problem.nodes]
+    for node, some in zip(sum_.problem.nodes, kept, strict=True):
+        if not len(some):
+            raise InfeasibleError(f"{node.name}: none of its {len(node.seconds)} strategies is allowed")
+    nodes = _Comparisons(sum_, contents)
+    for _ in range(rounds):
+        before, pace = kept, Pace(len(kept))
+        kept = []
+        for n in range(len(before)):
+            pace.step(n)
+            kept.append(nodes.undominated(n, before))
+    return kept
+
+
+def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[Integers]:
+    """Step 1 alone: the strategies that pass arc consistency over every value. Raises InfeasibleError."""
+    return [np.flatnonzero(flag) for flag in Fences(problem, allowed).flags]
+
+
+class _Comparisons:
+    """How much cheaper one strategy of a node can be than another over its values; equal questions are asked once."""
+
+    def __init__(self, sum_: Additive, contents: Contents) -> None:
+        self.sum, self.contents = sum_, contents
+        self.unary = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
+        self.produced: list[list[Value]] = [[] for _ in self.unary]
+        self.consumed: list[list[tuple[Value, int]]] = [[] for _ in self.unary]
+        for value in sum_.problem.values:
+            self.produced[value.producer].append(value)
+            for position, c in enumerate(value.consumers):
+                self.consumed[c].append((value, position))
+        self.least: dict[tuple[object, ...], Floats] = {}
+        self.answers: dict[tuple[object, ...], Integers] = {}
+
+    def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
+        """The strategies of node n without a rival in `kept` that is never dearer; of equals the lowest stays."""
+        alive = kept[n]
+        if len(alive) < 2:
+            return alive
+        parts = [self.as_producer(value, kept) for value in self.produced[n]]
+        parts += [self.as_consumer(value, position, kept) for value, position in self.consumed[n]]
+        own = self.unary[n][alive]
+        rows = [np.searchsorted(layouts, of[alive]) for layouts, of, _ in parts]
+        key = (own.tobytes(), *((id(least), r.tobytes()) for (_, _, least), r in zip(parts, rows, strict=True)))
+        if key not in self.answers:
+            dearer = own[:, None] - own[None, :]
+            with np.errstate(invalid="ignore"):
+                for (_, _, least), r in zip(parts, rows, strict=True):
+                    dearer = dearer + least[np.ix_(r, r)]
+            self.answers[key] = _survivors(dearer)
+        return alive[self.answers[key]]
+
+    def as_producer(self, value: Value, kept: Sequence[Integers]) -> tuple[Integers, Integers, Floats]:
+        """(layouts, layout of each strategy, least[a, b]: the least that layout a can cost more than layout b)."""
+        rows = np.unique(value.source[kept[value.producer]])
+        cols = [np.unique(t[kept[c]]) for c, t in zip(value.consumers, value.targets, strict=True)]
+        key = ("producer", self.contents.number(value.seconds), rows.tobytes(), *(c.tobytes() for c in cols))
+        if key not in self.least:
+            seconds = scaled(self.sum, value.seconds)
+            differences = [_least(seconds[np.ix_(rows, c)]) for c in cols]
+            if len(differences) > 1:  # a target may be shared: then only its cheaper side is certain
+                differences = [np.minimum(d, 0.0) for d in differences]
+            self.least[key] = np.sum(differences, axis=0)
+        return rows, value.source, self.least[key]
+
+    def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> tuple[Integers, Integers, Floats]:
+        """The same for the target layouts of consumer i."""
+        targets = value.targets[i]
+        rows = np.unique(value.source[kept[value.producer]])
+        cols = np.unique(targets[kept[value.consumers[i]]])
+        shared = len(value.consumers) > 1
+        per_byte = charge(self.sum, hull(value) if shared else value.intervals[i])
+        sizes = self.contents.number(value.bytes) if per_byte else -1
+        key = ("consumer", self.contents.number(value.seconds), shared, per_byte, sizes, rows.tobytes(), cols.tobytes())
+        if key not in self.least:
+            pay = scaled(self.sum, value.seconds)[np.ix_(rows, cols)]
+            pay = pay + per_byte * value.bytes[cols] if per_byte else pay
+            if shared:  # the dearer target may be there for another consumer already, the cheaper one may not
+                least = np.broadcast_to(-pay.max(axis=0), (len(cols), len(cols))).copy()
+                np.fill_diagonal(least, 0.0)
+            else:
+                least = _least(pay.T)
+            self.least[key] = least
+        return cols, targets, self.least[key]
+
+
+def _least(pay: Floats) -> Floats:
+    """least[a, b] = min over columns of pay[a] - pay[b]; a forbidden entry of a counts as infinitely dearer."""
+    result = np.empty((len(pay), len(pay)))
+    if pay.size and np.isfinite(pay).all():
+        piece = np.empty_like(pay)
+        for a, row in enumerate(pay):
+            np.subtract(row, pay, out=piece).min(axis=1, out=result[a])
+        return result
+    for a, row in enumerate(pay):
+        with np.errstate(invalid="ignore"):
+            result[a] = np.where(np.isinf(row), np.inf, row - pay).min(axis=1, initial=np.inf)
+    return result
+
+
+def _survivors(dearer: Floats) -> Integers:
+    """Positions left after removing, from the last, each that some other remaining one is never dearer than."""
+    beaten = dearer >= 0
+    np.fill_diagonal(beaten, False)
+    alive = np.ones(len(dearer), bool)
+    for s in range(len(dearer) - 1, -1, -1):
+        if (beaten[s] & alive).any():
+            alive[s] = False
+    return np.flatnonzero(alive)

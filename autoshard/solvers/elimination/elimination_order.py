@@ -1,0 +1,103 @@
+"""The elimination order, and with it the size of every table, before anything is computed.
+
+Greedy, by one of two keys: fewest new neighbour pairs ("fill"), or the smallest joint table ("size"). Ties go to the
+variable whose neighbourhood is least eliminated, so that repeated blocks are all folded before any two are joined, then
+to the lowest index.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autoshard.solvers.common.clock import Pace
+from autoshard.solvers.elimination.cost_tables import Store, Term
+from autoshard.solvers.elimination.factor_graph import Step, TermGraph
+
+Key = Literal["size", "fill"]
+_Priority = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Elimination:
+    """`tables`: numbers of the distinct tables to compute, in order; `constants`: the tables without axes, whose sum is
+    the minimum. `entries`: their sizes; `work`: entries of all joint tables that are minimised; `largest`: of one.
+    `left`: the terms over the other variables.
+    """
+
+    domains: tuple[int, ...]
+    steps: tuple[Step, ...]
+    tables: tuple[int, ...]
+    constants: tuple[int, ...]
+    entries: int
+    work: int
+    largest: int
+    exact: bool
+    left: tuple[Term, ...] = ()
+
+
+def plan(
+    store: Store,
+    terms: Sequence[Term],
+    domains: Sequence[int],
+    key: Key,
+    *,
+    gates: Collection[int] = (),
+    limit: float = float("inf"),
+    most_work: float = float("inf"),
+    variables: Collection[int] | None = None,
+) -> Elimination | None:
+    """Eliminates `variables` (all, if not given) in greedy order; None as soon as that takes more than `most_work`.
+
+    With a `limit`, larger joint tables are split into mini-buckets: a lower bound, and `exact` is False.
+    """
+    graph = TermGraph(store, terms, domains, gates)
+    current = {v: _priority(graph, v, key) for v in (range(len(domains)) if variables is None else variables)}
+    heap = list(current.values())
+    heapq.heapify(heap)
+    pace = Pace(len(current))
+    while heap:
+        pace.step(len(graph.steps))
+        priority = heapq.heappop(heap)
+        variable = priority[-1]
+        if current.get(variable) != priority:
+            continue
+        del current[variable]
+        if graph.work + graph.cost(variable) > most_work:
+            return None
+        for touched in _touched(graph, variable, key, limit) & current.keys():
+            renewed = _priority(graph, touched, key)
+            if current[touched] != renewed:
+                current[touched] = renewed
+                heapq.heappush(heap, renewed)
+    return Elimination(
+        domains=graph.domains,
+        steps=tuple(graph.steps),
+        tables=tuple(graph.tables),
+        constants=tuple(graph.constants),
+        entries=graph.entries,
+        work=graph.work,
+        largest=graph.largest,
+        exact=graph.exact,
+        left=tuple(graph.terms.values()),
+    )
+
+
+def _priority(graph: TermGraph, variable: int, key: Key) -> _Priority:
+    level = graph.cost(variable).bit_length()
+    first = graph.fill(variable) * 1000 + level if key == "fill" else level
+    return first, graph.generation[variable], variable
+
+
+def _touched(graph: TermGraph, variable: int, key: Key, limit: float) -> set[int]:
+    """Eliminates a variable; returns those whose priority may have changed."""
+    around = graph.neighbours(variable)
+    before = {other: graph.neighbours(other) for other in around} if key == "fill" else {}
+    graph.eliminate(variable, limit)
+    touched = set(around)
+    for other, old in before.items():
+        for new in (graph.neighbours(other) & around) - old:
+            touched |= graph.neighbours(other) & graph.neighbours(new)
+    return touched

@@ -1,0 +1,324 @@
+"""The additive problem as terms. A value is written at the level of layouts, in the first form that is affordable:
+
+- product: one term over (producer, all consumers), the sum over distinct targets spelt out. For 1 or 2 consumers.
+- set: a new variable, the set of layouts the value is made in; each consumer's layout must be in it. All terms are then
+  over two variables. Exact because nothing made costs less than nothing; bytes of several keepers are split (a bound).
+- gates: consumer i has a new small variable: it pays for its layout, or it takes over that of a later consumer j,
+  which must then be equal. All terms are over two variables and a gate. Exact for the same reason, where the spans over
+  which consumers keep the value are nested (else the hull of a shared one is not charged: a bound).
+- relaxed: each consumer pays a share of its target, the shares of a target adding up to at most 1. A lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.solvers.common.clock import Pace
+from autoshard.solvers.elimination.cost_tables import Contents, Store, Term
+from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
+
+Flags = NDArray[np.bool_]
+Style = Literal["product", "sets", "gates", "shares"]  # the form that is preferred; shares: gates, but of hubs
+_MOST_SETS = 1 << 14
+_MOST_GATED = 4  # consumers
+_HUB = 8  # a value with more consumers is relaxed where shares are preferred: its sets would be around everything
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Variables 0..nodes-1 are the nodes (domain: the kept strategies), the rest are sets of layouts or `gates`.
+
+    `origins`: of each term the value that it is of, or -1 for the cost of a node.
+    `relaxed`: indices of the values of which only a lower bound is in the terms.
+    """
+
+    terms: tuple[Term, ...]
+    origins: tuple[int, ...]
+    domains: tuple[int, ...]
+    gates: frozenset[int]
+    relaxed: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Ends:
+    """A value restricted to the kept strategies: the distinct layouts at each end, and which strategy has which.
+
+    `rows`: source layouts; `columns[i]`: target layouts of consumer i; `maps`: class maps of (producer, *consumers).
+    """
+
+    value: Value
+    rows: Integers
+    columns: tuple[Integers, ...]
+    maps: tuple[Integers, ...]
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        return (self.value.producer, *self.value.consumers)
+
+
+def has_hub(problem: Problem) -> bool:
+    """Whether a value has so many consumers that shares of it are worth trying."""
+    return any(len(value.consumers) > _HUB for value in problem.values)
+
+
+def encode(
+    store: Store, sum_: Additive, kept: Sequence[Integers], contents: Contents, largest: float, style: Style
+) -> Encoded:
+    """Terms of at most `largest` entries, in the preferred form where that is possible and smaller."""
+    return _Encoder(store, sum_, kept, contents, largest, style).encoded()
+
+
+class _Encoder:
+    def __init__(
+        self,
+        store: Store,
+        sum_: Additive,
+        kept: Sequence[Integers],
+        contents: Contents,
+        largest: float,
+        style: Style,
+    ) -> None:
+        self.store, self.sum, self.kept, self.contents = store, sum_, kept, contents
+        self.largest, self.style = largest, style
+        self.terms: list[Term] = []
+        self.domains = [len(some) for some in kept]
+        self.gates: list[int] = []
+        self.relaxed: list[int] = []
+        self.known: dict[tuple[object, ...], int] = {}
+        self.sets: dict[tuple[object, ...], list[int]] = {}
+        self.merged: dict[int, tuple[int, list[Integers]]] = {}
+
+    def encoded(self) -> Encoded:
+        for n, some in enumerate(self.kept):
+            table = self.store.base(unary(self.sum, n)[some])
+            self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
+        origins = [-1] * len(self.terms)
+        pace = Pace(len(self.sum.problem.values))
+        for v, value in enumerate(self.sum.problem.values):
+            pace.step(v)
+            self.add_value(v, value)
+            origins += [v] * (len(self.terms) - len(origins))
+        return Encoded(
+            tuple(self.terms), tuple(origins), tuple(self.domains), frozenset(self.gates), tuple(self.relaxed)
+        )
+
+    def add_value(self, v: int, value: Value) -> None:
+        ends = self.ends(value)
+        product = len(ends.rows) * math.prod(map(len, ends.columns))
+        sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
+        set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
+        pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))
+        gated = self.style in ("gates", "shares") and 1 < len(ends.columns) <= _MOST_GATED and pairs < product
+        if self.style == "shares" and len(ends.columns) > _HUB:
+            self.add_relaxed(v, ends)
+        elif gated:
+            self.add_gates(v, ends)
+        elif set_fits and (product > self.largest or (self.style == "sets" and sets < product / len(ends.rows))):
+            self.add_set(v, ends)
+        elif product <= self.largest:
+            self.add_product(ends)
+        else:
+            self.add_relaxed(v, ends)
+
+    def ends(self, value: Value) -> _Ends:
+        rows, source = np.unique(value.source[self.kept[value.producer]], return_inverse=True)
+        columns, maps = [], [source]
+        for c, targets in zip(value.consumers, value.targets, strict=True):
+            column, classes = np.unique(self.as_paid(value, targets[self.kept[c]]), return_inverse=True)
+            columns.append(column)
+            maps.append(classes)
+        return _Ends(value, rows, tuple(columns), tuple(maps))
+
+    def as_paid(self, value: Value, targets: Integers) -> Integers:
+        """Target layouts that are free from everywhere need not be told apart."""
+        free = (scaled(self.sum, value.seconds) == 0).all(axis=0)
+        if charge(self.sum, hull(value)):
+            free &= value.bytes == 0
+        return np.where(free, int(np.argmax(free)), np.arange(len(free)))[targets] if free.any() else targets
+
+    def add_product(self, ends: _Ends) -> None:
+        value = ends.value
+        key = self.key(ends, self.charges(value))
+        if key not in self.known:
+            self.known[key] = self.store.base(_product(self.sum, ends))
+        self.add_term(ends.scope, ends.maps, self.known[key])
+
+    def add_set(self, v: int, ends: _Ends) -> None:
+        value, variable = ends.value, len(self.domains)
+        key = self.key(ends, ())
+        if key not in self.sets:
+            self.sets[key] = self.set_tables(ends)
+        count, pay, *missing = self.sets[key]
+        self.domains.append(count)
+        identity = np.arange(count)
+        self.add_term((value.producer, variable), (ends.maps[0], identity), pay)
+        for c, classes, table in zip(value.consumers, ends.maps[1:], missing, strict=True):
+            self.add_term((variable, c), (identity, classes), table)
+        self.add_split_bytes(v, ends)
+
+    def set_tables(self, ends: _Ends) -> list[int]:
+        """The number of sets, the table of what making each costs, and of each consumer where its layout is missing."""
+        everything = np.unique(np.concatenate(ends.columns))
+        members = _members(len(everything), len(ends.columns))
+        made = scaled(self.sum, ends.value.seconds)[np.ix_(ends.rows, everything)]
+        pay = np.stack([np.where(members, row, 0.0).sum(axis=1) for row in made])
+        lacks = [~members[:, np.searchsorted(everything, column)] for column in ends.columns]
+        return [len(members), self.store.base(pay), *(self.store.base(np.where(lack, np.inf, 0.0)) for lack in lacks)]
+
+    def add_gates(self, v: int, ends: _Ends) -> None:
+        """The last consumer always pays; one that takes over from a later one pays only for what it keeps longer."""
+        value = ends.value
+        spans = [charge(self.sum, span) for span in value.intervals]
+        in_order = sorted(range(len(spans)), key=lambda i: -value.consumers[i])
+        if len(spans) > 2 and not self.nested(value):
+            self.relaxed.append(v)
+        for place, i in enumerate(in_order):
+            gate = len(self.domains)
+            if place:
+                self.domains.append(place + 1)
+                self.gates.append(gate)
+            pay = scaled(self.sum, value.seconds)[np.ix_(ends.rows, ends.columns[i])]
+            pay = pay + spans[i] * value.bytes[ends.columns[i]]
+            ends_ = (value.producer, value.consumers[i])
+            self.add_term(ends_, (ends.maps[0], ends.maps[i + 1]), self.store.base(pay), ((gate, 0),) if place else ())
+            for case, j in enumerate(in_order[:place], start=1):
+                rest = self.rest(value, i, j) * value.bytes[ends.columns[i]]
+                taken = np.where(ends.columns[j][:, None] == ends.columns[i], rest, np.inf)
+                maps, pair = (ends.maps[j + 1], ends.maps[i + 1]), (value.consumers[j], value.consumers[i])
+                self.add_term(pair, maps, self.store.base(taken), ((gate, case),))
+
+    def rest(self, value: Value, i: int, j: int) -> float:
+        """What a byte costs that consumer i keeps longer than consumer j does."""
+        both = span_of((value.intervals[i], value.intervals[j]))
+        until = both if len(value.intervals) == 2 else value.intervals[i]
+        return max(0.0, charge(self.sum, until) - charge(self.sum, value.intervals[j]))
+
+    def nested(self, value: Value) -> bool:
+        """Whether of any two spans the dearer costs as much as the hull of both."""
+        pairs = combinations(value.intervals, 2)
+        return all(charge(self.sum, span_of(p)) <= max(charge(self.sum, p[0]), charge(self.sum, p[1])) for p in pairs)
+
+    def add_split_bytes(self, v: int, ends: _Ends) -> None:
+        """Each keeper pays an equal part of its bytes: exact for one keeper, a bound for more."""
+        keepers = [i for i, span in enumerate(ends.value.intervals) if charge(self.sum, span)]
+        if len(keepers) > 1:
+            self.relaxed.append(v)
+        for i in keepers:
+            per_byte = charge(self.sum, ends.value.intervals[i]) / len(keepers)
+            table = self.store.base(per_byte * ends.value.bytes[ends.columns[i]])
+            self.add_term((ends.value.consumers[i],), (ends.maps[i + 1],), table)
+
+    def add_relaxed(self, v: int, ends: _Ends) -> None:
+        value = ends.value
+        even = np.full((len(ends.columns), len(value.bytes)), 1.0 / len(ends.columns))
+        shares = self.sum.shares.get(v, even)
+        made = scaled(self.sum, value.seconds)
+        for i, c in enumerate(value.consumers):
+            columns = ends.columns[i]
+            pay = made[np.ix_(ends.rows, columns)] + charge(self.sum, value.intervals[i]) * value.bytes[columns]
+            with np.errstate(invalid="ignore"):
+                part = np.where(np.isinf(pay), np.inf, pay * shares[i, columns])
+            self.add_term((value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(part))
+        self.relaxed.append(v)
+
+    def key(self, ends: _Ends, charges: object) -> tuple[object, ...]:
+        """All that a product's table depends on."""
+        value = ends.value
+        arrays = (self.contents.number(value.seconds), self.contents.number(value.bytes))
+        return (charges, *arrays, ends.rows.tobytes(), *(column.tobytes() for column in ends.columns))
+
+    def charges(self, value: Value) -> object:
+        """All that the bytes of a product depend on: what a byte costs over the hull of each group of consumers."""
+        if not charge(self.sum, hull(value)):
+            return ()
+        if len(value.consumers) > 4:
+            return value.intervals
+        sizes = range(1, len(value.consumers) + 1)
+        return tuple(charge(self.sum, span_of(group)) for n in sizes for group in combinations(value.intervals, n))
+
+    def add_term(
+        self, scope: Sequence[int], classes: Sequence[Integers], table: int, gates: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        """Joins the rows of each axis that are equal, and leaves out axes of one row and terms that are zero."""
+        if table not in self.merged:
+            self.merged[table] = self.merge(self.store.table(table))
+        number, rows = self.merged[table]
+        if not self.store.table(number).any():
+            return
+        axes = [i for i, row in enumerate(rows) if row.any()]
+        maps = tuple(self.store.map_id(rows[i][classes[i]]) for i in axes)
+        self.terms.append(Term(tuple(scope[i] for i in axes), maps, number, gates))
+
+    def merge(self, cost: Floats) -> tuple[int, list[Integers]]:
+        """The table without repeated rows and without axes of one row; old row -> new row, of each axis."""
+        rows = []
+        for axis in range(cost.ndim):
+            kept, row = _distinct_rows(np.moveaxis(cost, axis, 0))
+            cost = cost.take(kept, axis=axis) if len(kept) < cost.shape[axis] else cost
+            rows.append(row)
+        return self.store.base(cost.reshape([length for length in cost.shape if length > 1])), rows
+
+    def count_sets(self, ends: _Ends) -> float:
+        targets = len(np.unique(np.concatenate(ends.columns)))
+        return sum(math.comb(targets, size) for size in range(1, len(ends.columns) + 1))
+
+
+def _members(count: int, most: int) -> Flags:
+    """Every set of 1 to `most` of `count` targets, as flags: shape (sets, targets)."""
+    picks = [pick for size in range(1, most + 1) for pick in combinations(range(count), size)]
+    flags = np.zeros((len(picks), count), bool)
+    for row, pick in enumerate(picks):
+        flags[row, list(pick)] = True
+    return flags
+
+
+def _distinct_rows(cost: Floats) -> tuple[Integers, Integers]:
+    """The first of each group of equal rows, and the group of each row."""
+    found: dict[bytes, int] = {}
+    groups = [found.setdefault(row.tobytes(), len(found)) for row in cost]
+    kept = np.unique(np.asarray(groups, np.int64), return_index=True)[1]
+    return kept, np.asarray(groups, np.int64)
+
+
+def _product(sum_: Additive, ends: _Ends) -> Floats:
+    """sum over distinct targets of seconds and kept bytes, shape (rows, *columns): the first of a group pays for it."""
+    value, arity = ends.value, len(ends.columns)
+    made = scaled(sum_, value.seconds)[ends.rows]
+    ids = [column.reshape(_along(i, len(column), arity)) for i, column in enumerate(ends.columns)]
+    shape = tuple(map(len, ends.columns))
+    total = np.zeros((len(ends.rows), *shape))
+    for i, column in enumerate(ends.columns):
+        first = np.ones(shape, bool)
+        for earlier in ids[:i]:
+            first &= ids[i] != earlier
+        pay = made[:, column].reshape((len(ends.rows), *_along(i, len(column), arity)))
+        total += np.where(first, pay, 0.0) if i else pay
+        total += np.where(first, _kept_bytes(sum_, value, ids, i, shape), 0.0)
+    return total
+
+
+def _kept_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int, shape: tuple[int, ...]) -> Floats:
+    """What it costs to keep consumer i's target over the hull of all that keep the same one, shape `shape`."""
+    if not charge(sum_, hull(value)):
+        return np.zeros((1,) * len(shape))
+    start = np.full(shape, len(sum_.cumulative) - 1)
+    stop = np.zeros(shape, np.int64)
+    for j, (low, high) in enumerate(value.intervals):
+        if low < high:
+            same = ids[j] == ids[i]
+            start = np.where(same, np.minimum(start, low), start)
+            stop = np.where(same, np.maximum(stop, high), stop)
+    per_byte = np.where(start < stop, sum_.cumulative[stop] - sum_.cumulative[start], 0.0)
+    return np.asarray(per_byte * value.bytes[ids[i]])
+
+
+def _along(axis: int, length: int, arity: int) -> tuple[int, ...]:
+    return tuple(length if a == axis else 1 for a in range(arity))

@@ -1,0 +1,167 @@
+"""Terms by variable while they are being eliminated, and the account of what that costs.
+
+A *gate* is a small variable that decides which terms count. A strategy variable is eliminated once for each setting of
+the gates around it, with the terms that count then: that keeps terms over few variables where one table for all
+settings would be over many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from autoshard.solvers.elimination.cost_tables import Cases, Recipe, Store, Term
+
+_MOST_SETTINGS = 64  # of the gates around one variable
+_HOPELESS = 1 << 80
+
+Gates = tuple[tuple[int, int], ...]
+
+
+class Step(NamedTuple):
+    """A variable goes; `terms` are all that it was in."""
+
+    variable: int
+    terms: tuple[Term, ...]
+
+
+class TermGraph:
+    """Mutable while an order is made. `generation[v]`: how often the neighbourhood of v has been folded."""
+
+    def __init__(self, store: Store, terms: Sequence[Term], domains: Sequence[int], gates: Collection[int]) -> None:
+        self.store, self.domains, self.gates = store, tuple(domains), frozenset(gates)
+        self.terms: dict[int, Term] = {}
+        self.of: list[set[int]] = [set() for _ in domains]
+        self.generation = [0] * len(domains)
+        self.steps: list[Step] = []
+        self.tables: list[int] = []
+        self.constants: list[int] = []
+        self.entries = self.work = self.largest = self.next = 0
+        self.exact = True
+        for term in terms:
+            self.add(term)
+
+    def add(self, term: Term) -> None:
+        if not term.variables:
+            self.constants.append(term.table)
+            return
+        self.terms[self.next] = term
+        for variable in term.variables:
+            self.of[variable].add(self.next)
+        self.next += 1
+
+    def neighbours(self, variable: int) -> set[int]:
+        found = {other for t in self.of[variable] for other in self.terms[t].variables}
+        found.discard(variable)
+        return found
+
+    def fill(self, variable: int) -> int:
+        """Pairs of neighbours that share no term yet."""
+        around = self.neighbours(variable)
+        linked = sum(len(self.neighbours(other) & around) for other in around)
+        return (len(around) * (len(around) - 1) - linked) // 2
+
+    def cost(self, variable: int) -> int:
+        """Joint entries that eliminating it takes."""
+        terms = [self.terms[t] for t in self.of[variable]]
+        if self.settings(variable, terms) > _MOST_SETTINGS:
+            return _HOPELESS
+        return sum(self.joint(variable, active)[0] for _, active in self.by_setting(variable, terms))
+
+    def settings(self, variable: int, terms: Iterable[Term]) -> int:
+        return math.prod(self.domains[g] for g in {g for t in terms for g, _ in t.gates} if g != variable)
+
+    def by_setting(self, variable: int, terms: Sequence[Term]) -> Iterator[tuple[Gates, list[Term]]]:
+        """Every setting of the other gates in `terms`, with the terms that count under it."""
+        gates = sorted({g for term in terms for g, _ in term.gates if g != variable})
+        for values in product(*(range(self.domains[g]) for g in gates)):
+            fixed = dict(zip(gates, values, strict=True))
+            yield tuple(fixed.items()), [t for t in terms if all(fixed.get(g, v) == v for g, v in t.gates)]
+
+    def joint(self, variable: int, terms: Iterable[Term]) -> tuple[int, dict[int, int]]:
+        """Entries of the sum of terms, and the joined class map of each neighbour."""
+        gate = variable in self.gates
+        maps: dict[int, set[int]] = {}
+        for term in terms:
+            if gate or len(term.scope) > 1:
+                for other, map_ in zip(term.scope, term.maps, strict=True):
+                    maps.setdefault(other, set()).add(map_)
+        joined = {other: self.store.join(ids) for other, ids in maps.items()}
+        work = math.prod(self.store.counts[map_] for map_ in joined.values())
+        joined.pop(variable, None)
+        return work * self.domains[variable] if gate else work, joined
+
+    def eliminate(self, variable: int, limit: float) -> None:
+        """Replaces the terms of a variable by their minimum over it, one for each setting of the gates around it."""
+        numbers = sorted(self.of[variable])
+        terms = tuple(self.terms[t] for t in numbers)
+        for other in self.neighbours(variable):
+            self.generation[other] = max(self.generation[other], self.generation[variable] + 1)
+        for number in numbers:
+            for other in self.terms.pop(number).variables:
+                self.of[other].discard(number)
+        self.steps.append(Step(variable, terms))
+        for gates, active in self.by_setting(variable, terms):
+            if variable in self.gates:
+                self.add(self.least_case(variable, active)._replace(gates=gates))
+                continue
+            unary = tuple(term for term in active if len(term.scope) == 1)
+            for bucket in self.buckets(variable, [term for term in active if len(term.scope) > 1], limit):
+                self.add(self.least_strategy(variable, unary, bucket)._replace(gates=gates))
+                unary = ()
+
+    def buckets(self, variable: int, terms: list[Term], limit: float) -> list[list[Term]]:
+        """All terms in one bucket where their joint table is within `limit`, else first fit by decreasing size."""
+        if self.joint(variable, terms)[0] <= limit or len(terms) < 2:
+            return [terms]
+        self.exact = False
+        buckets: list[list[Term]] = []
+        sizes = [math.prod(self.store.counts[m] for m in term.maps) for term in terms]
+        for i in sorted(range(len(terms)), key=lambda i: (-sizes[i], i)):
+            for bucket in buckets:
+                if self.joint(variable, [*bucket, terms[i]])[0] <= limit:
+                    bucket.append(terms[i])
+                    break
+            else:
+                buckets.append([terms[i]])
+        return buckets
+
+    def least_strategy(self, variable: int, unary: Sequence[Term], joint: Sequence[Term]) -> Term:
+        """The minimum of a bucket over a variable, as a term over its other variables."""
+        work, joined = self.joint(variable, joint)
+        scope = sorted(joined)
+        slots = {other: slot for slot, other in enumerate(scope)} | {variable: -1}
+        recipe = Recipe(
+            self.domains[variable],
+            tuple((term.table, term.maps[0]) for term in unary),
+            tuple((term.table, _axes(term, slots)) for term in joint),
+            tuple(joined[other] for other in scope),
+        )
+        return Term(tuple(scope), recipe.out, self.numbered(recipe, work))
+
+    def least_case(self, gate: int, terms: Sequence[Term]) -> Term:
+        """The minimum over the values of a gate, as a term over all variables of the terms."""
+        work, joined = self.joint(gate, terms)
+        scope = sorted(joined)
+        slots = {other: slot for slot, other in enumerate(scope)}
+        values = tuple(
+            tuple((term.table, _axes(term, slots)) for term in terms if (gate, value) in term.gates)
+            for value in range(self.domains[gate])
+        )
+        recipe = Cases(values, tuple(joined[other] for other in scope))
+        return Term(tuple(scope), recipe.out, self.numbered(recipe, work))
+
+    def numbered(self, recipe: Recipe | Cases, work: int) -> int:
+        number, new = self.store.derived(recipe)
+        if new:
+            self.tables.append(number)
+            self.entries += math.prod(self.store.counts[m] for m in recipe.out)
+            self.work += work
+            self.largest = max(self.largest, work)
+        return number
+
+
+def _axes(term: Term, slots: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple((slots[variable], map_) for variable, map_ in zip(term.scope, term.maps, strict=True))

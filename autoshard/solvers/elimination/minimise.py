@@ -1,0 +1,109 @@
+"""The minimum of an additive problem: reduce, encode, order, eliminate; or a lower bound of it within a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.elimination import min_plus
+from autoshard.solvers.elimination.block_doubling import solve_short
+from autoshard.solvers.elimination.compress_blocks import shortened
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.dominance import reduce
+from autoshard.solvers.elimination.encoding_choice import best, bounding
+from autoshard.solvers.elimination.subproblem import around
+from autoshard.solvers.elimination.weighted_sum import Additive, additive
+
+BUDGET_ENTRIES = 300_000_000  # 8 bytes each, of all tables together
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """`bound` <= the minimum of an additive problem; `choice` attains it where `exact`.
+
+    `relaxed`: values of which only a bound was encoded. `work`: joint entries that were minimised.
+    """
+
+    bound: float
+    choice: tuple[int, ...]
+    exact: bool
+    relaxed: tuple[int, ...]
+    work: int
+
+
+def minimise(
+    problem: Problem,
+    contents: Contents,
+    *,
+    multipliers: Floats | None = None,
+    scale: float = 1.0,
+    allowed: Sequence[Integers] | None = None,
+    shares: Mapping[int, Floats] | None = None,
+    budget_entries: int = BUDGET_ENTRIES,
+) -> Minimum:
+    """Minimises scale x seconds + sum over t of multipliers[t] x memory(t), without a limit on memory.
+
+    `allowed`: the strategies of each node that may be used; `shares`: see Additive. `contents` is made of `problem`.
+    Raises InfeasibleError where no allowed combination exists.
+    """
+    found = minimum_within(
+        problem,
+        contents,
+        multipliers=multipliers,
+        scale=scale,
+        allowed=allowed,
+        shares=shares,
+        budget_entries=budget_entries,
+        coarse=True,
+    )
+    assert found is not None
+    return found
+
+
+def minimum_within(
+    problem: Problem,
+    contents: Contents,
+    *,
+    multipliers: Floats | None = None,
+    scale: float = 1.0,
+    allowed: Sequence[Integers] | None = None,
+    shares: Mapping[int, Floats] | None = None,
+    budget_entries: int = BUDGET_ENTRIES,
+    coarse: bool = False,
+) -> Minimum | None:
+    """The same; but unless `coarse`, None where the tables of no order fit the budget."""
+    sum_ = additive(problem, multipliers, scale)
+    sum_ = Additive(problem, scale, sum_.cumulative, shares or {})
+    if allowed is None and not shares:
+        short = shortened(sum_, contents)
+        folded = solve_short(sum_, short, contents, budget_entries) if short else None
+        if folded is not None:
+            return Minimum(folded.value, folded.choice, True, (), folded.work)
+    few = around(sum_, allowed) if allowed is not None else None
+    if few is None or allowed is None:
+        return _minimum(sum_, contents, allowed, budget_entries, coarse)
+    there = Additive(few.part, scale, sum_.cumulative, few.shares)
+    found = _minimum(there, contents, few.allowed, budget_entries, coarse)
+    if found is None:
+        return None
+    relaxed = tuple(few.values[v] for v in found.relaxed)
+    return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact, relaxed, found.work)
+
+
+def _minimum(
+    sum_: Additive, contents: Contents, allowed: Sequence[Integers] | None, budget_entries: int, coarse: bool
+) -> Minimum | None:
+    kept = reduce(sum_, contents, allowed)
+    chosen = best(sum_, kept, contents, budget_entries)
+    if chosen is None and not coarse:
+        return None
+    store, encoded, plan = chosen or bounding(sum_, kept, contents, budget_entries)
+    bound = min_plus.run(store, plan)
+    if math.isinf(bound):
+        raise InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
+    picked = min_plus.backtrack(store, plan)
+    choice = tuple(int(some[s]) for some, s in zip(kept, picked, strict=False))
+    return Minimum(bound, choice, plan.exact and not encoded.relaxed, encoded.relaxed, plan.work)

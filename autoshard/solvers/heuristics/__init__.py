@@ -1,0 +1,1 @@
+"""Sharding propagation, recursive bisection, random plans; and brute force, the oracle."""

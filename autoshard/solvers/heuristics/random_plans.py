@@ -1,0 +1,97 @@
+"""Seeded valid choices that are far from optimal on purpose: what verification runs beside the best plan.
+
+A random choice minimises random node costs where every allowed redistribution is free. Memory is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem, Value, objective
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import minimise
+
+
+def random_choice(problem: Problem, seed: int) -> Choice:
+    """A choice without a forbidden entry; the same for the same seed. Raises InfeasibleError where there is none."""
+    return forced(problem, {}, seed)
+
+
+def forced(problem: Problem, pins: Mapping[int, int], seed: int) -> Choice:
+    """A random choice in which node n takes strategy pins[n]. Raises InfeasibleError that names the pinned nodes."""
+    generator = np.random.default_rng(seed)
+    costs = [generator.random(len(node.seconds)) for node in problem.nodes]
+    try:
+        return _cheapest(problem, costs, pins)[0]
+    except InfeasibleError as error:
+        if not pins:
+            raise
+        names = ", ".join(f"{problem.nodes[n].name} = {s}" for n, s in sorted(pins.items()))
+        raise InfeasibleError(f"no allowed choice has {names}: {error.message}") from error
+
+
+def cover(problem: Problem, seed: int, wanted: Sequence[int]) -> list[Choice]:
+    """Few choices that together use every strategy of the nodes `wanted` that any valid choice can use."""
+    generator = np.random.default_rng(seed)
+    open_ = {n: set(range(len(problem.nodes[n].seconds))) for n in wanted}
+    found: list[Choice] = []
+    while any(open_.values()):
+        costs = [generator.random(len(node.seconds)) / (2.0 * len(problem.nodes)) for node in problem.nodes]
+        for n, strategies in open_.items():
+            costs[n][sorted(strategies)] -= 1.0  # one more strategy covered outweighs all random costs together
+        choice, exact = _cheapest(problem, costs, {})
+        covered = [n for n, strategies in open_.items() if choice[n] in strategies]
+        if not covered:
+            return found if exact else found + _one_by_one(problem, seed, open_)
+        for n in covered:
+            open_[n].discard(choice[n])
+        found.append(choice)
+    return found
+
+
+def _one_by_one(problem: Problem, seed: int, left: Mapping[int, set[int]]) -> list[Choice]:
+    found: list[Choice] = []
+    for n, s in [(node, strategy) for node in sorted(left) for strategy in sorted(left[node])]:
+        if not any(choice[n] == s for choice in found):
+            with suppress(InfeasibleError):
+                found.append(forced(problem, {n: s}, seed))
+    return found
+
+
+def _cheapest(problem: Problem, costs: Sequence[Floats], pins: Mapping[int, int]) -> tuple[Choice, bool]:
+    """The allowed choice of least node cost, redistributions being free; and whether that is proven."""
+    free = _free(problem, costs)
+    allowed: list[Integers] = [np.arange(len(cost)) for cost in costs]
+    for n, s in pins.items():
+        allowed[n] = np.array([s])
+    found = minimise(free, Contents(free), allowed=allowed)
+    if math.isinf(objective(problem, found.choice)):
+        raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
+    return found.choice, found.exact
+
+
+def _free(problem: Problem, costs: Sequence[Floats]) -> Problem:
+    """Node costs replaced, every allowed redistribution free; only forbidden entries are left of the original."""
+    nodes = tuple(
+        replace(node, seconds=np.where(np.isinf(node.seconds), np.inf, cost), interval=(0, 0))
+        for node, cost in zip(problem.nodes, costs, strict=True)
+    )
+    return Problem(nodes, tuple(part for value in problem.values for part in _fences(value)))
+
+
+def _fences(value: Value) -> list[Value]:
+    """One value per consumer: a shared redistribution is forbidden where it is for any of them."""
+    if not np.isinf(value.seconds).any():
+        return []
+    seconds = np.where(np.isinf(value.seconds), np.inf, 0.0)
+    return [
+        Value(value.name, value.producer, (c,), value.source, (t,), seconds, np.zeros(len(value.bytes)), ((0, 0),))
+        for c, t in zip(value.consumers, value.targets, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Integer programming to a proof, and the plans that it begins from."""

@@ -1,0 +1,300 @@
+"""Integer programming: the tight relaxation on HiGHS, memory rows where they are violated, then branch and bound.
+
+1. A start from dp with small tables (an upper bound; dp's lower bound is not used, unless the clock ends it all).
+2. The relaxation. While its expected bytes overflow the capacity at some time, a row for that time. Often its vertex is
+   integral and fits: then it is the optimum.
+3. Choices that the reduced costs (marginals.py) put above the best plan known are in no better plan, and go; again.
+4. A search among the choices that cost least finds a better plan, so that more go.
+5. While many are left, the node whose bytes the relaxation leaves most undecided has few or many: two programs.
+6. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.
+The bound is recomputed from the duals, so that no tolerance of HiGHS is in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers, Problem, memory, objective
+from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.local_search import Aim, Choice, descend, links
+from autoshard.solvers.common.memory_repair import repaired
+from autoshard.solvers.common.result import TOLERANCE, Solution, finish, proved, tightened
+from autoshard.solvers.common.solver_options import Clock, Options
+from autoshard.solvers.ilp import pulp_engine, warm_start
+from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
+from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected, with_prices
+from autoshard.solvers.linear_program.reduced_costs import excess
+from autoshard.solvers.linear_program.rows import Linear, linear
+from autoshard.solvers.relax.lagrangian import condensed
+from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
+
+_ROUNDS = 40  # of adding rows
+_NODES = 20_000  # of the search tree: a count, so that plans don't depend on the clock
+_DIVE = 0.2  # the part of the gap that a choice may cost to be looked at first
+_DIVE_NODES = 500
+_PARTS = 60  # relaxations between which choices are cut in two
+_FEW = 8  # choices a node, on average, that are left to HiGHS's own search
+_NEAR = 0.05  # the relative gap that is hoped for while no plan is known
+_FULL = 0.98  # of the capacity
+_SMALLER = 0.8  # the part of the choices below which the program is written again without the rest
+_DEAR = 1e4  # overflow against seconds in local search
+
+
+def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution:
+    """The fastest plan within the capacity, with a lower bound. `start`: begin with a plan of dp.
+
+    Raises InfeasibleError where no plan is allowed or fits, UsageError for an engine that there is not.
+    """
+    if options.engine != "highs":
+        return pulp_engine.solve(problem, options)
+    started, known = time.perf_counter(), 0.0
+    search = _Search(condensed(problem), options.clock)
+    with watched(options.clock):
+        begun = attempt(starting_plan, search.problem, options) if start else None
+        if begun is not None:
+            choice, known, search.prices = begun
+            search.offer(choice)
+        attempt(search.run)
+    if start and search.clock.cut:  # dp's bound may be the better one
+        search.offer(search.best or warm_start.plan(problem))
+        search.bound = tightened(search.bound, known, search.value)
+    best = search.answer()
+    return finish(problem, best, search.value if search.exhausted else search.bound, "ilp", started)
+
+
+class _Part(NamedTuple):
+    """Some of the choices of each node, and a bound on the plans among them."""
+
+    bound: float
+    number: int
+    kept: list[Integers]
+
+
+@dataclass
+class _Search:
+    """The state of one solve; `problem` is on condensed times. `bound` only rises, `best` only gets better."""
+
+    problem: Problem
+    clock: Clock
+    bound: float = 0.0
+    best: Choice | None = None
+    times: list[int] = field(default_factory=list)
+    prices: Floats = field(default_factory=lambda: np.zeros(0))
+    value: float = math.inf
+    exhausted: bool = False
+
+    def answer(self) -> Choice:
+        if self.best is not None:
+            return self.best
+        raise infeasible(self.problem, proven=self.exhausted)
+
+    def offer(self, choice: Choice | None) -> bool:
+        """Takes a plan if it is allowed, fits and is better; says whether it fits."""
+        if choice is None or memory(self.problem, choice).max(initial=0.0) > self.problem.capacity_bytes:
+            return False
+        value = objective(self.problem, choice)
+        if value < self.value:
+            proved(value, self.bound)
+            self.best, self.value = choice, value
+        return math.isfinite(value)
+
+    @property
+    def closed(self) -> bool:
+        return self.exhausted or self.reached(self.bound)
+
+    def run(self) -> None:
+        kept = worth_keeping(self.problem)
+        self.times = self.full_times()
+        if self.prices.any() and self.best is not None and not self.clock.over:
+            kept = self.under_prices(kept)
+        open_, settled = [_Part(self.bound, 0, kept)], math.inf
+        for number in range(_PARTS):
+            if not open_ or self.closed or self.clock.over:
+                break
+            least, halves = self.part(heapq.heappop(open_))
+            settled = min(settled, least)
+            for i, (bound, half) in enumerate(halves):
+                heapq.heappush(open_, _Part(bound, 2 * number + i + 1, half))
+            left = min(settled, *(part.bound for part in open_)) if open_ else settled
+            self.exhausted = math.isinf(left)
+            self.bound = max(self.bound, min(left, self.value))  # of what may be better than the best plan
+
+    def part(self, part: _Part) -> tuple[float, list[tuple[float, list[Integers]]]]:
+        """(bound on what is in the part, inf where nothing better is; or that of nothing and its two halves)."""
+        kept, bound = part.kept, part.bound
+        while True:
+            program = _Program(self, kept, self.times)
+            relaxed = program.relax()
+            self.times = program.memory.times
+            if relaxed is None:
+                return (math.inf if program.infeasible else bound), []
+            bound = max(bound, relaxed.bound)
+            if self.reached(bound):
+                return math.inf, []
+            if self.clock.over:
+                return bound, []
+            more = excess(program.model, relaxed.reduced)
+            self.round(program.model, relaxed)
+            if part.number == 0 and size(self.within(program.model, more, self.value - relaxed.bound)) > _FEW * len(
+                kept
+            ):
+                self.dive(program, more, relaxed)
+            fewer = self.within(program.model, more, self.value - relaxed.bound)
+            if not all(map(len, fewer)):
+                return math.inf, []
+            if size(fewer) > _SMALLER * size(kept):
+                halves = halved(self.problem, program.model, relaxed.x) if size(kept) > _FEW * len(kept) else []
+                return (math.inf, [(bound, half) for half in halves]) if halves else (program.branch(_NODES, bound), [])
+            kept = fewer
+
+    def reached(self, bound: float) -> bool:
+        """Nothing above `bound` is better than the best plan known."""
+        return math.isfinite(self.value) and self.value - bound <= TOLERANCE * abs(self.value)
+
+    def under_prices(self, kept: list[Integers]) -> list[Integers]:
+        """Prunes by a relaxation without memory rows, their prices being in its costs: it is solved much faster."""
+        model = linear(self.problem, kept)
+        memory_rows = MemoryRows(self.problem, model, len(model.cost))
+        times = np.flatnonzero(self.prices)
+        priced, paid = with_prices(model, memory_rows.rows(times), self.prices[times] * memory_rows.unit)
+        relaxed = Highs(priced, self.clock, self.value).relax()
+        if relaxed is None:
+            return kept
+        bound = relaxed.bound - paid
+        self.bound = tightened(self.bound, bound, self.value)
+        return self.within(model, excess(model, relaxed.reduced), self.value - bound)
+
+    def full_times(self) -> list[int]:
+        """Where the plan known uses nearly all of the memory: rows that will be needed."""
+        if self.best is None or math.isinf(self.problem.capacity_bytes):
+            return []
+        alive = memory(self.problem, self.best)
+        return overflows(replace(self.problem, capacity_bytes=_FULL * self.problem.capacity_bytes), alive, [])
+
+    def dive(self, program: _Program, more: Floats, relaxed: Relaxed) -> None:
+        """Branch and bound on a few of the choices alone, for a better plan."""
+        most = self.value - relaxed.bound if math.isfinite(self.value) else _NEAR * relaxed.bound
+        few = self.within(program.model, more, _DIVE * most)
+        if size(few) < size(program.model.kept):
+            _Program(self, few, program.memory.times).branch(_DIVE_NODES, 0.0)
+
+    def round(self, model: Linear, relaxed: Relaxed) -> None:
+        """The nearest plan to a fractional one, improved one node at a time."""
+        choice = model.picked(relaxed.x)
+        if math.isinf(objective(self.problem, choice)):
+            return
+        dear = _DEAR * max(relaxed.bound, 1e-30) / max(self.problem.capacity_bytes, 1.0)
+        aim = Aim(1.0, 0.0 if math.isinf(self.problem.capacity_bytes) else dear, self.problem.capacity_bytes)
+        near = descend(self.problem, links(self.problem), choice, aim)
+        if not self.offer(near):
+            self.offer(repaired(self.problem, near))
+
+    def within(self, model: Linear, more: Floats, most: float) -> list[Integers]:
+        """The choices that cost at most `most` beyond the bound, and the best plan's own."""
+        result = []
+        for n, (some, a, b) in enumerate(zip(model.kept, model.first[:-1], model.first[1:], strict=True)):
+            stay = more[a:b] <= most * (1 + TOLERANCE)
+            if self.best is not None:
+                stay |= some == self.best[n]
+            elif not stay.any():
+                stay[np.argmin(more[a:b])] = True
+            result.append(some[stay])
+        return result
+
+
+class _Program:
+    """One linear program, with memory rows for `times` at first."""
+
+    def __init__(self, search: _Search, kept: Sequence[Integers], times: Sequence[int]) -> None:
+        self.search = search
+        model = linear(search.problem, kept)
+        self.highs = Highs(model, search.clock, search.value if search.best else float(model.cost.mean()) * len(kept))
+        self.memory = MemoryRows(search.problem, model, len(model.cost))
+        self.infeasible = False
+        self.limit(times)
+
+    @property
+    def model(self) -> Linear:
+        return self.highs.model
+
+    def limit(self, times: Sequence[int]) -> None:
+        new = [t for t in times if t not in self.memory.times]
+        if new:
+            self.highs.add(self.memory.rows(new))
+
+    def relax(self) -> Relaxed | None:
+        """The relaxation under all the memory rows that it violates; None where it is infeasible or time is out."""
+        last = None
+        for _ in range(_ROUNDS):
+            relaxed = self.highs.relax()
+            if relaxed is None:
+                self.infeasible = self.highs.infeasible
+                return None
+            last = relaxed
+            if is_integral(relaxed.x[: self.model.choices]):
+                self.search.offer(self.model.picked(relaxed.x))
+            over = overflows(
+                self.search.problem, expected(self.search.problem, self.model, relaxed.x), self.memory.times
+            )
+            if not over or self.search.reached(relaxed.bound) or self.search.clock.over:
+                return last
+            self.limit(over)
+        return last
+
+    def branch(self, nodes: int, bound: float) -> float:
+        """Branch and bound; rows for what its solutions overflow, and again.
+
+        Returns a bound that is at least `bound`; inf where nothing better is left.
+        """
+        search, model = self.search, self.model
+        for _ in range(_ROUNDS):
+            found = self.highs.integer(self.start(), nodes, 0.0)
+            bound = max(bound, found.bound)
+            if found.x is None:
+                return math.inf if found.done else bound
+            choice = model.picked(found.x)
+            if search.offer(choice) or search.clock.over:
+                return math.inf if search.reached(bound) else bound
+            over = overflows(search.problem, memory(search.problem, choice), self.memory.times)
+            if over:
+                self.limit(over)
+            else:
+                self.highs.exclude(model.columns_of(choice))
+        return bound
+
+    def start(self) -> Integers | None:
+        best = self.search.best
+        inside = best is not None and all(s in some for s, some in zip(best, self.model.kept, strict=True))
+        return self.model.columns_of(best) if best is not None and inside else None
+
+
+def halved(problem: Problem, model: Linear, x: Floats) -> list[list[Integers]]:
+    """Two parts: the node whose bytes are the most undecided in x has at most its mean, or more. None where all are."""
+    widest, most = -1, 0.0
+    for n, (node, some, a, b) in enumerate(zip(problem.nodes, model.kept, model.first, model.first[1:], strict=False)):
+        if node.interval[0] < node.interval[1] and len(some) > 1:
+            mean = float(x[a:b] @ node.bytes[some])
+            spread = float(x[a:b] @ (node.bytes[some] - mean) ** 2)
+            if spread > max(most, 1e-6 * mean**2):
+                widest, most = n, spread
+    if widest < 0:
+        return []
+    some, sizes = model.kept[widest], problem.nodes[widest].bytes[model.kept[widest]]
+    mean = float(x[model.first[widest] : model.first[widest + 1]] @ sizes)
+    halves = [some[sizes <= mean], some[sizes > mean]]
+    return [[half if n == widest else kept for n, kept in enumerate(model.kept)] for half in halves if len(half)]
+
+
+def size(kept: Sequence[Integers]) -> int:
+    return sum(map(len, kept))
+
+
+def is_integral(x: Floats) -> bool:
+    return bool((np.minimum(x, 1.0 - x) < 1e-6).all())

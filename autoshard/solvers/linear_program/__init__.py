@@ -1,0 +1,1 @@
+"""The problem as a linear program, and HiGHS behind a few functions."""

@@ -1,0 +1,1 @@
+"""Large problems of pairs: presolve, bounds by messages, large moves, sections by integer programming."""

@@ -1,0 +1,297 @@
+"""Large pairwise problems within a time limit: contract, bound, search, prove; the best so far when the clock is over.
+
+1. Contraction (contract.py) leaves a core. Messages under multipliers (ascent.py) bound it, and every few rounds their
+   plan is polished (polish.py).
+2. Where the core's tight program is small: relaxation, choices pruned by reduced cost, branch and bound.
+3. Else a section of the nodes at a time, over the choices that the messages think best, as an integer program.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.clock import attempt, watched
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.infeasibility import explained, refuse_if_short
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
+from autoshard.solvers.common.solver_options import Clock, Part
+from autoshard.solvers.pairwise.dual_ascent import Ascent
+from autoshard.solvers.pairwise.neighbourhood_search import polished
+from autoshard.solvers.pairwise.quadratise import pairwise
+from autoshard.solvers.pairwise.reduced_problem import Core, core, section
+from autoshard.solvers.pairwise.section_ilp import Program, entries, undercut
+from autoshard.solvers.pairwise.tree_moves import Forests
+from autoshard.units import format_bytes
+
+_LARGE = 500  # nodes: below, elimination is tried at once
+_PROGRAM = 200_000  # edge variables of a program that is solved whole
+_ROUNDS = 200  # of messages, where no clock ends them
+_FIRST = 20  # rounds before the first plan is polished
+_EVERY = 10  # rounds between polished plans
+_POLISH = 30  # forests for one plan
+_POOL = 5  # plans that are combined with a new one
+_SHARE = 0.6  # of the time that is left, for a step before others
+_CLIMB = 0.85  # the same for messages, where they do most of the work
+_THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
+_THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
+_SETTLE = 20  # sweeps
+_NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program
+_SECTION = 20_000  # edge variables of one section
+_SECTIONS = 60  # where no clock ends them
+_WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
+_SECTION_SECONDS = 3.0
+
+
+def suits(problem: Problem) -> bool:
+    """Whether contraction will make a large problem small: pairs only, and most of them fenced."""
+    if len(problem.nodes) < _LARGE or any(len(value.consumers) > 1 for value in problem.values):
+        return False
+    known: dict[int, bool] = {}
+    fenced = 0
+    for value in problem.values:
+        if id(value.seconds) not in known:
+            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
+        fenced += known[id(value.seconds)]
+    return fenced > len(problem.values) / 8
+
+
+def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
+    """The best plan found within the capacity, with a lower bound.
+
+    Raises InfeasibleError where no choice is allowed or none fits (the message says whether that is proven).
+    """
+    started, state = time.perf_counter(), Incumbent(problem)
+    with watched(clock):
+        attempt(search, state, clock, seed=seed)
+    if state.choice is None:
+        raise nothing(problem, False)
+    return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
+
+
+def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
+    """Betters the plan and the bound, from the plan there is, until both meet or the clock, which is watched, is over.
+
+    Raises InfeasibleError where it is proven that no choice is allowed or none fits.
+    """
+    problem = state.problem
+    refuse_if_short(problem)
+    pairs = pairwise(problem)
+    run = _Search(core(pairs, len(problem.nodes)), clock, seed)
+    run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
+    try:
+        run.run()
+    finally:
+        if run.best is not None:
+            state.offer(run.core.lifted(run.best))
+        elif run.exhausted:
+            raise nothing(problem, True)
+        state.raise_bound(run.value if run.exhausted else run.bound)
+
+
+def lightest(problem: Problem) -> Choice | None:
+    """A plan that fits, at once: every choice that uses least, and forests under prices on what overflows."""
+    of = core(pairwise(problem), len(problem.nodes))
+    run = _Search(of, Clock(), 0)
+    run.offer(run.smallest())
+    if run.best is None:
+        run.polish(run.smallest(), np.zeros(len(of.items.base)), run.clock)
+    return None if run.best is None else of.lifted(run.best)
+
+
+def nothing(problem: Problem, proven: bool) -> InfeasibleError:
+    capacity, why = format_bytes(problem.capacity_bytes), explained(problem)
+    alive = f" ({why})" if why else ""
+    if proven:
+        return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
+    unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
+    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch")
+
+
+class _Search:
+    """The state of one solve. `bound` only rises, `best` only gets better."""
+
+    def __init__(self, core: Core, clock: Clock, seed: int) -> None:
+        self.core, self.clock = core, clock
+        self.rng = np.random.default_rng(seed)
+        self.forests = Forests(core.graph)
+        self.ascent = Ascent(core)
+        self.bound, self.value = -math.inf, math.inf
+        self.best: Integers | None = None
+        self.exhausted = False
+        self.pool: list[Integers] = []
+
+    @property
+    def closed(self) -> bool:
+        near = math.isfinite(self.value) and self.value - self.bound <= TOLERANCE * abs(self.value)
+        return self.exhausted or near
+
+    def offer(self, choice: Integers | None) -> None:
+        if choice is None or not self.core.fits(choice):
+            return
+        value = self.core.cost(choice)
+        if value < self.value:
+            self.best, self.value = choice, value
+
+    def raise_bound(self, bound: float) -> None:
+        self.bound = tightened(self.bound, bound, self.value)
+
+    def run(self) -> None:
+        if not self.core.graph.unary:
+            self.offer(np.zeros(0, np.int64))
+            self.exhausted = True
+            return
+        self.offer(self.smallest())
+        if entries(self.core.graph) <= _PROGRAM:
+            self.climb(2 * _EVERY, math.inf)
+            self.close([np.arange(len(own)) for own in self.core.graph.unary])
+            return
+        ranked = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
+        if entries(self.core.graph, [some[:_THIN] for some in ranked]) <= _THIN_ENTRIES:
+            self.climb(_ROUNDS // 4, _SHARE * self.clock.left)
+            self.thin()
+        else:
+            self.climb(_ROUNDS, _CLIMB * self.clock.left)
+        self.combine()
+        self.sections()
+
+    def smallest(self) -> Integers:
+        """Every node's choice that uses least over time, the cheaper of equals: a plan at once."""
+        none = [np.zeros(len(own)) for own in self.core.graph.unary]
+        sizes = self.core.items.priced(none, np.ones(len(self.core.items.base)))
+        pairs = zip(self.core.graph.unary, sizes, strict=True)
+        return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
+
+    def climb(self, most: int, seconds: float) -> None:
+        """Rounds of messages, with a plan polished every few of them."""
+        part = Part(seconds, whole=self.clock)
+        for number in range(1, most + 1):
+            found = self.ascent.step()
+            self.raise_bound(found.bound)
+            if number >= _FIRST and number % _EVERY == 0:
+                self.polish(found.choice, found.multipliers, part)
+            if number % (_POOL * _EVERY) == 0:
+                self.combine()
+            if part.over or self.closed:
+                break
+
+    def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
+        found = polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock)
+        if found is not None:
+            self.offer(found)
+            self.pool = [*self.pool[-_POOL:], found]
+
+    def combine(self) -> None:
+        """The best mixture of the last plans: a program over what they differ in."""
+        if self.best is None or self.clock.over:
+            return
+        plans = np.stack([self.best, *self.pool])
+        differing = np.flatnonzero((plans != self.best).any(axis=0))
+        kept = {int(n): np.unique(plans[:, n]) for n in differing}
+        size = sum(len(kept[n]) * len(kept[o]) for n in kept for o, _ in self.forests.around[n] if o in kept) // 2
+        if kept and size <= _SECTION:
+            self.improve(kept)
+
+    def improve(self, kept: dict[int, Integers]) -> None:
+        """The best plan anew in some nodes, over some of their choices, the others fixed."""
+        assert self.best is not None
+        part = section(self.core, self.forests.around, kept, self.best)
+        clock = Part(_SECTION_SECONDS, whole=self.clock)
+        start = part.inside(self.best)
+        everything = [np.arange(len(some)) for some in part.kept]
+        found = Program(part.inner, everything, clock, part.inner.cost(start)).search(start)
+        if found.choice is not None:
+            self.offer(part.outside(self.best, found.choice))
+
+    def close(self, kept: Sequence[Integers]) -> None:
+        """The whole program: relaxation, pruning, and branch and bound."""
+        while not (self.closed or self.clock.over):
+            program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            relaxed = program.relax()
+            if relaxed is None:
+                self.exhausted = program.highs.infeasible
+                return
+            self.raise_bound(min(relaxed.bound + self.core.graph.constant, self.value))  # of what may be better
+            if self.clock.over or self.closed:
+                return
+            self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
+            fewer = undercut(program.model, relaxed, self.value - self.core.graph.constant)
+            if any(not len(some) for some in fewer):
+                self.exhausted = True
+                return
+            if sum(map(len, fewer)) > 0.7 * sum(map(len, kept)):
+                self.branch(program)
+                return
+            kept = fewer
+
+    def thin(self) -> None:
+        """The program over the few choices of every node that the messages think best, and what its prices add."""
+        kept = self.promising(_THIN)
+        for _ in range(_THIN_ROUNDS):
+            program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            relaxed = program.relax()
+            if relaxed is None or self.clock.over:
+                return
+            self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
+            self.ascent.to(program.multipliers())
+            for _ in range(_SETTLE):
+                found = self.ascent.step(move=False)
+            self.raise_bound(found.bound)
+            self.polish(found.choice, found.multipliers, self.clock)
+            useful = undercut(program.model, relaxed, relaxed.bound + _NEAR * abs(relaxed.bound))
+            kept = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
+        part = Part(_SHARE * self.clock.left, whole=self.clock)
+        start = self.best
+        found_ = Program(self.core, kept, part, self.value - self.core.graph.constant).search(start)
+        self.offer(found_.choice)
+
+    def promising(self, width: int) -> list[Integers]:
+        """Of every node the best few choices by the messages, and that of the best plan."""
+        few = [np.sort(np.argsort(costs, kind="stable")[:width]) for costs in self.ascent.beliefs()]
+        best = self.best
+        return few if best is None else [np.union1d(some, best[n : n + 1]) for n, some in enumerate(few)]
+
+    def branch(self, program: Program) -> None:
+        inside = self.best is not None and all(
+            s in some for s, some in zip(self.best.tolist(), program.kept, strict=True)
+        )
+        found = program.search(self.best if inside else None)
+        self.offer(found.choice)
+        self.raise_bound(min(found.bound + self.core.graph.constant, self.value))
+        self.exhausted = found.done
+
+    def sections(self) -> None:
+        """Improves the best plan, a section of the nodes at a time."""
+        if self.best is None:
+            return
+        beliefs = self.ascent.beliefs()
+        ranked = [np.argsort(costs, kind="stable") for costs in beliefs]
+        for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _SECTIONS):
+            if self.clock.over or self.closed:
+                return
+            kept = self.region(ranked, int(self.rng.choice(_WIDTHS)))
+            if kept:
+                self.improve(kept)
+
+    def region(self, ranked: Sequence[Integers], width: int) -> dict[int, Integers]:
+        """Nodes around a random one, and the choices of each: the current one and the `width` best."""
+        assert self.best is not None
+        start = int(self.rng.integers(len(ranked)))
+        order, seen, kept, size = [start], {start}, dict[int, Integers](), 0
+        for n in order:
+            some = np.union1d(ranked[n][:width], self.best[n : n + 1])
+            if len(some) > 1:
+                kept[n] = some
+                size += sum(len(some) * len(kept[o]) for o, _ in self.forests.around[n] if o in kept and o != n)
+            if size > _SECTION:
+                break
+            others = [o for o, _ in self.forests.around[n] if o not in seen]
+            seen.update(others)
+            order.extend(self.rng.permutation(others).tolist() if others else [])
+        return kept

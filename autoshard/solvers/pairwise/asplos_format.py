@@ -1,0 +1,200 @@
+"""Problems as JSON in the format of the ASPLOS 2025 contest on intra-operator parallelism (optionally gzipped).
+
+`problem.nodes.{intervals, costs, usages}`, `problem.edges.{nodes, costs}` (row-major over the choices of the edge's
+nodes) and `problem.usage_limit`. Node i takes one of its choices, and uses `usages[i][choice]` while start <= t < stop.
+A cost of 1e18 or more means "not allowed". Costs and usages have no unit there; here they stand as seconds and bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError, InvalidFileError
+from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+from autoshard.solvers.common.infeasibility import refuse_if_short
+from autoshard.solvers.pairwise.quadratise import Pairwise, pairwise
+
+FORBIDDEN = 10**18
+_NO_BYTES = ((0, 0),)
+
+
+def read(path: str | Path) -> Problem:
+    """Raises InvalidFileError (a sentence that says where), InfeasibleError where the limit is below any possible use.
+
+    An edge over three or more nodes becomes an extra node, after those of the file.
+    """
+    try:
+        data = Path(path).read_bytes()
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        content = json.loads(text)["problem"]
+        spans, costs, usages = (content["nodes"][key] for key in ("intervals", "costs", "usages"))
+        edges, limit = content["edges"], content["usage_limit"]
+        problem = _Reader(str(path)).problem(spans, costs, usages, edges["nodes"], edges["costs"], limit)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        what = f"no entry {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise InvalidFileError(f"{path} is not a problem in the contest's format: {what}") from error
+    refuse_if_short(problem)
+    return problem
+
+
+def write(problem: Problem, path: str | Path, name: str = "autoshard") -> None:
+    """Any Problem, gzipped where the name ends in .gz. The nodes come first; see pairwise.py for the extra ones."""
+    pairs = pairwise(problem)
+    text = json.dumps({"problem": _content(pairs, name)}, separators=(",", ":"), allow_nan=False).encode()
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    part.write_bytes(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
+    os.replace(part, target)
+
+
+class _Reader:
+    """Equal arrays become one object."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.known: dict[tuple[object, ...], Floats] = {}
+        self.ranges: dict[int, Integers] = {}
+
+    def problem(self, spans: Any, costs: Any, usages: Any, pairs: Any, tables: Any, limit: Any) -> Problem:
+        if not len(spans) == len(costs) == len(usages) or len(pairs) != len(tables):
+            raise ValueError("the lists of a node's or an edge's entries differ in length")
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
+            raise ValueError(f"usage_limit is {limit!r}, expected a number")
+        times: Integers = np.array(spans, np.int64).reshape(-1, 2)
+        if (times < 0).any():
+            raise ValueError("an interval starts or stops before time 0")
+        own = [self.costs(f"node {n}", cost) for n, cost in enumerate(costs)]
+        kept = [self.usage(n, usage, len(own[n])) for n, usage in enumerate(usages)]
+        self.sizes = [len(cost) for cost in own]
+        self.extra: list[Node] = []
+        self.values: list[Value] = []
+        for e, (members, table) in enumerate(zip(pairs, tables, strict=True)):
+            self.add_edge(e, members, self.costs(f"edge {e}", table), own)
+        nodes = tuple(
+            Node(f"node {n}", cost, usage, (start, stop))
+            for n, (cost, usage, (start, stop)) in enumerate(zip(own, kept, times.tolist(), strict=True))
+        )
+        horizon = max(1, int(times.max(initial=1)))
+        return Problem((*nodes, *self.extra), tuple(self.values), float(limit), horizon)
+
+    def costs(self, what: str, entries: Any) -> Floats:
+        """An array without NaN or negative entries; forbidden ones infinite."""
+        array = np.asarray(entries, np.float64)
+        if array.ndim != 1 or not array.size:
+            raise ValueError(f"{what} has an empty choice set" if not array.size else f"{what} has no list of costs")
+        key = (array.size, array.tobytes())
+        if key not in self.known:
+            if not (array >= 0).all():
+                bad = array[~(array >= 0)][0]
+                raise ValueError(f"{what} has a cost of {bad:g}, expected a number that is not negative")
+            self.known[key] = np.where(array >= FORBIDDEN, np.inf, array)
+        return self.known[key]
+
+    def usage(self, n: int, entries: Any, choices: int) -> Floats:
+        array = np.asarray(entries, np.float64)
+        if array.shape != (choices,):
+            raise ValueError(f"node {n} has {choices} costs and usages of shape {array.shape}")
+        if not (array >= 0).all() or np.isinf(array).any():
+            raise ValueError(f"node {n} has a usage that is negative or not a number")
+        return array
+
+    def range(self, size: int) -> Integers:
+        if size not in self.ranges:
+            self.ranges[size] = np.arange(size)
+        return self.ranges[size]
+
+    def add_edge(self, e: int, members: Sequence[int], table: Floats, own: list[Floats]) -> None:
+        shape = tuple(self.sizes[n] for n in members)
+        if min(members, default=0) < 0:
+            raise ValueError(f"edge {e} is over node {min(members)}")
+        if table.size != math.prod(shape):
+            raise ValueError(f"edge {e} has {table.size} costs, expected {math.prod(shape)} for its nodes' choices")
+        distinct = sorted(set(members))
+        if len(distinct) == 2 and len(members) == 2:
+            self.connect(f"edge {e}", members[0], members[1], self.matrix(table, shape))
+            return
+        joint = _over(table.reshape(shape), members, distinct)
+        if len(distinct) == 1:
+            own[distinct[0]] = own[distinct[0]] + joint
+        elif len(distinct) == 2:
+            self.connect(f"edge {e}", distinct[0], distinct[1], joint)
+        elif distinct:
+            self.add_tuples(e, distinct, joint)
+
+    def matrix(self, table: Floats, shape: tuple[int, ...]) -> Floats:
+        key = (*shape, id(table))  # tables live as long as the reader
+        if key not in self.known:
+            self.known[key] = table.reshape(shape)
+        return self.known[key]
+
+    def connect(self, name: str, a: int, b: int, cost: Floats) -> None:
+        rows, columns = cost.shape
+        self.values.append(
+            Value(name, a, (b,), self.range(rows), (self.range(columns),), cost, self.zeros(columns), _NO_BYTES)
+        )
+
+    def zeros(self, size: int) -> Floats:
+        key = ("zeros", size)
+        if key not in self.known:
+            self.known[key] = np.zeros(size)
+        return self.known[key]
+
+    def add_tuples(self, e: int, members: list[int], joint: Floats) -> None:
+        """An extra node whose choices are the allowed tuples of choices; each member must agree with it."""
+        allowed = np.argwhere(np.isfinite(joint))
+        if not len(allowed):
+            raise InfeasibleError(f"{self.path}: edge {e} forbids everything")
+        extra = len(self.sizes)
+        self.sizes.append(len(allowed))
+        self.extra.append(Node(f"edge {e}", joint[tuple(allowed.T)], np.zeros(len(allowed))))
+        for place, n in enumerate(members):
+            agree = np.where(allowed[:, place, None] == np.arange(self.sizes[n]), 0.0, np.inf)
+            self.connect(f"edge {e}, node {n}", extra, n, agree)
+
+
+def _over(table: Floats, members: Sequence[int], distinct: Sequence[int]) -> Floats:
+    """A table over `members`, which may repeat, as one over the distinct ones in their order."""
+    index = {n: i for i, n in enumerate(distinct)}
+    letters = "".join(chr(ord("a") + index[n]) for n in members)
+    return np.asarray(np.einsum(f"{letters}->{''.join(sorted(set(letters)))}", table))
+
+
+def _content(pairs: Pairwise, name: str) -> dict[str, Any]:
+    listed: dict[int, list[Any]] = {}
+    for cost in pairs.costs:
+        if id(cost) not in listed:
+            listed[id(cost)] = _numbers(cost.reshape(-1))
+    return {
+        "name": name,
+        "nodes": {
+            "intervals": pairs.spans.tolist(),
+            "costs": [_numbers(own) for own in pairs.unary],
+            "usages": [_numbers(usage) for usage in pairs.usage],
+        },
+        "edges": {"nodes": [list(pair) for pair in pairs.pairs], "costs": [listed[id(cost)] for cost in pairs.costs]},
+        "usage_limit": _number(pairs.capacity) if math.isfinite(pairs.capacity) else _most(pairs),
+    }
+
+
+def _numbers(array: Floats) -> list[Any]:
+    return [_number(x) for x in array.tolist()]
+
+
+def _number(x: float) -> int | float:
+    """Whole numbers without a point, infinite ones as the contest writes them."""
+    if math.isinf(x):
+        return FORBIDDEN
+    return int(x) if x.is_integer() else x
+
+
+def _most(pairs: Pairwise) -> int:
+    """A limit that nothing reaches, in place of none."""
+    return math.ceil(sum(float(usage.max(initial=0.0)) for usage in pairs.usage))

@@ -1,0 +1,269 @@
+"""The core of a large problem: what is left after contraction, with its memory, and the way back to a plan.
+
+Nodes of the core stand for many nodes of the problem, so one of their choices uses memory over several spans. Each span
+is an *item*: a vector of bytes over the choices of its node. What every plan uses is in `base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.pairwise.presolve import Contracted, Graph, contracted
+from autoshard.solvers.pairwise.quadratise import Pairwise, extended
+
+_ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Item i belongs to `node[i]`, is alive at times low[i] <= t < high[i], and has `bytes[first[i] + choice]`.
+
+    `base[t]` (times,): bytes of every plan. `capacity`: for the sum. Of each entry of `bytes`: `owner`, its item, and
+    `slot`, its place when the choices of all nodes stand in one row, where those of node n end before `ends[n]`.
+    """
+
+    node: Integers
+    low: Integers
+    high: Integers
+    first: Integers
+    bytes: Floats
+    base: Floats
+    capacity: float
+    owner: Integers
+    slot: Integers
+    ends: Integers
+
+    def alive(self, choice: Integers) -> Floats:
+        """Bytes at each time, shape (times,)."""
+        return self._over_time(self.bytes[self.first + choice[self.node]])
+
+    def priced(self, unary: Sequence[Floats], multipliers: Floats) -> list[Floats]:
+        """The costs of the choices with their bytes at `multipliers` (times,) added."""
+        total = np.concatenate([[0.0], np.cumsum(multipliers)])
+        price = total[self.high] - total[self.low]
+        dearer = np.bincount(self.slot, self.bytes * price[self.owner], int(self.ends[-1]) if len(self.ends) else 0)
+        return np.split(np.concatenate(unary) + dearer, self.ends[:-1]) if len(unary) else []
+
+    def at(self, times: Integers) -> Iterator[tuple[Integers, Floats]]:
+        """For each time: the slots that use memory then, and how much."""
+        for t in times.tolist():
+            here = np.flatnonzero((self.low <= t) & (t < self.high))
+            entries = np.flatnonzero(np.isin(self.owner, here))
+            size: Floats = np.bincount(self.slot[entries], self.bytes[entries]).astype(np.float64)
+            slots = np.flatnonzero(size)
+            yield slots, size[slots]
+
+    def expected(self, weights: Floats) -> Floats:
+        """Bytes at each time where choices have `weights`, a row as long as the last of `ends`."""
+        size = np.bincount(self.owner, self.bytes * weights[self.slot], len(self.node))
+        return self._over_time(size.astype(np.float64))
+
+    def _over_time(self, size: Floats) -> Floats:
+        times = len(self.base)
+        change = np.bincount(self.low, size, times + 1) - np.bincount(self.high, size, times + 1)
+        return np.asarray(self.base + np.cumsum(change)[:-1])
+
+
+class _Edges(NamedTuple):
+    """All edges in one row: edge e is over (a[e], b[e]), its entries from first[e] on, `columns[e]` in a row."""
+
+    unary: Floats
+    a: Integers
+    b: Integers
+    first: Integers
+    columns: Integers
+    entries: Floats
+
+
+def _edges(graph: Graph) -> _Edges:
+    distinct = {id(cost): cost for cost in graph.edges.values()}
+    sizes = np.cumsum([0, *(cost.size for cost in distinct.values())])
+    start = dict(zip(distinct, sizes.tolist(), strict=False))
+    pairs = np.array(list(graph.edges), np.int64).reshape(-1, 2)
+    return _Edges(
+        np.concatenate(graph.unary) if graph.unary else np.zeros(0),
+        pairs[:, 0],
+        pairs[:, 1],
+        np.array([start[id(cost)] for cost in graph.edges.values()], np.int64),
+        np.array([cost.shape[1] for cost in graph.edges.values()], np.int64),
+        np.concatenate([cost.reshape(-1) for cost in distinct.values()]) if distinct else np.zeros(0),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """A graph with its memory."""
+
+    graph: Graph
+    items: Items
+
+    @cached_property
+    def edges(self) -> _Edges:
+        return _edges(self.graph)
+
+    def cost(self, choice: Integers) -> float:
+        own, ends = self.edges, self.items.ends
+        begin = np.append(0, ends)[:-1]
+        place = own.first + choice[own.a] * own.columns + choice[own.b]
+        return self.graph.constant + float(own.unary[begin + choice].sum()) + float(own.entries[place].sum())
+
+    def fits(self, choice: Integers) -> bool:
+        return bool(self.items.alive(choice).max(initial=0.0) <= self.items.capacity)
+
+
+@dataclass(frozen=True, eq=False)
+class Core(Inner):
+    """`way`: from the choices of `graph` to those of the pairwise problem, of which the first `count` are the nodes."""
+
+    way: Contracted
+    count: int
+
+    def lifted(self, choice: Integers) -> tuple[int, ...]:
+        return self.way.lifted(choice.tolist())[: self.count]
+
+    def lowered(self, pairs: Pairwise, choice: Sequence[int]) -> Integers | None:
+        """The choices of the core that stand for a plan of the problem; None where contraction left them out."""
+        free = [np.ones(len(own), bool) for own in self.graph.unary]
+        for of, owner, s in zip(self.way.maps, self.way.owner.tolist(), extended(pairs, choice), strict=True):
+            if owner >= 0:
+                free[owner] &= of == s
+            elif of[0] != s:
+                return None
+        if not all(some.any() for some in free):
+            return None
+        return np.array([int(some.argmax()) for some in free], np.int64)
+
+
+def core(pairs: Pairwise, count: int) -> Core:
+    """Raises InfeasibleError where a node has no allowed choice."""
+    try:
+        way = contracted(pairs.unary, pairs.pairs, pairs.costs)
+    except InfeasibleError as error:
+        name = pairs.names[int(error.message)]
+        raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
+    return Core(way.graph, _items(pairs, way), way, count)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Some nodes of an inner problem, the others fixed: `inner` over `nodes`, with the choices `kept` of each."""
+
+    inner: Inner
+    nodes: Integers
+    kept: tuple[Integers, ...]
+
+    def inside(self, choice: Integers) -> Integers:
+        """The choices of the nodes, numbered within `kept`."""
+        return np.array([np.searchsorted(k, s) for k, s in zip(self.kept, choice[self.nodes], strict=True)], np.int64)
+
+    def outside(self, choice: Integers, picked: Integers) -> Integers:
+        """`choice` with what was picked for the nodes."""
+        result = choice.copy()
+        result[self.nodes] = [k[s] for k, s in zip(self.kept, picked.tolist(), strict=True)]
+        return result
+
+
+def section(
+    whole: Inner, around: Sequence[Sequence[tuple[int, Floats]]], kept: dict[int, Integers], choice: Integers
+) -> Section:
+    """The nodes of `kept` over those of their choices; `choice` of all others. `around`: see forest.py."""
+    nodes = sorted(kept)
+    place = {n: i for i, n in enumerate(nodes)}
+    unary, edges = [], {}
+    for n in nodes:
+        own = whole.graph.unary[n][kept[n]]
+        for other, cost in around[n]:
+            if other not in place:
+                own = own + cost[choice[other]][kept[n]]
+            elif n < other:
+                edges[place[n], place[other]] = np.ascontiguousarray(cost.T[np.ix_(kept[n], kept[other])])
+        unary.append(own)
+    some = np.array(nodes, np.int64)
+    return Section(
+        Inner(Graph(tuple(unary), edges), _part(whole, some, kept, choice)), some, tuple(kept[n] for n in nodes)
+    )
+
+
+def _part(whole: Inner, nodes: Integers, kept: dict[int, Integers], choice: Integers) -> Items:
+    items = whole.items
+    place = np.full(len(whole.graph.unary), -1)
+    place[nodes] = np.arange(len(nodes))
+    mine = np.flatnonzero(place[items.node] >= 0)
+    own = items.bytes[items.first[mine] + choice[items.node[mine]]]
+    times = len(items.base)
+    change = np.bincount(items.low[mine], own, times + 1) - np.bincount(items.high[mine], own, times + 1)
+    found = [
+        (int(place[n]), low, high, items.bytes[first + kept[n]])
+        for n, low, high, first in zip(
+            items.node[mine].tolist(), items.low[mine].tolist(), items.high[mine].tolist(), items.first[mine].tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
+    base = items.alive(choice) - np.cumsum(change)[:-1]
+    return _packed(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
+
+
+def _items(pairs: Pairwise, way: Contracted) -> Items:
+    spans, times = _condensed(pairs.spans)
+    change = np.zeros(times + 1)
+    found: list[tuple[int, int, int, Floats]] = []
+    for (low, high), usage, owner, of in zip(spans.tolist(), pairs.usage, way.owner.tolist(), way.maps, strict=True):
+        if low >= high:
+            continue
+        size = usage[of]
+        least = float(size.min())
+        if least:
+            change[low] += least
+            change[high] -= least
+        if owner >= 0 and float(size.max()) > least:
+            found.append((owner, low, high, size - least))
+    ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
+    whole = all((usage == np.floor(usage)).all() for usage in pairs.usage)
+    capacity = pairs.capacity if whole else pairs.capacity * (1 - _ROUNDING)
+    return _packed(_joined(found), np.cumsum(change)[:-1], capacity, ends)
+
+
+def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
+    """Items of one node over one span are one."""
+    joined: dict[tuple[int, int, int], Floats] = {}
+    for node, low, high, size in found:
+        key = (node, low, high)
+        joined[key] = joined[key] + size if key in joined else size
+    return [(*key, size) for key, size in sorted(joined.items(), key=lambda pair: pair[0])]
+
+
+def _packed(found: list[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers) -> Items:
+    columns = np.array([entry[:3] for entry in found], np.int64).reshape(-1, 3)
+    lengths = np.array([len(entry[3]) for entry in found], np.int64)
+    first = np.cumsum(lengths) - lengths
+    owner = np.repeat(np.arange(len(found)), lengths)
+    begin = np.append(0, ends)[columns[:, 0]]
+    return Items(
+        node=columns[:, 0],
+        low=columns[:, 1],
+        high=columns[:, 2],
+        first=first,
+        bytes=np.concatenate([entry[3] for entry in found]) if found else np.zeros(0),
+        base=base,
+        capacity=capacity,
+        owner=owner,
+        slot=np.arange(len(owner)) - first[owner] + begin[owner],
+        ends=ends,
+    )
+
+
+def _condensed(spans: Integers) -> tuple[Integers, int]:
+    """The spans over the times where a peak can be (just before a stop that follows a start), and their number."""
+    real = spans[spans[:, 0] < spans[:, 1]]
+    starts, stops = np.unique(real[:, 0]), np.unique(real[:, 1])
+    before = np.searchsorted(starts, stops)
+    times = stops[np.diff(before, prepend=0) > 0] - 1
+    moved = np.searchsorted(times, spans)
+    return np.where(spans[:, :1] < spans[:, 1:], moved, 0), len(times)

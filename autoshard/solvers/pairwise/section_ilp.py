@@ -1,0 +1,161 @@
+"""Integer programming on a core: the tight relaxation with memory rows where they are needed, then branch and bound.
+
+Choices whose reduced cost lifts the bound above the best plan known go before the tree is searched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
+from autoshard.solvers.linear_program.rows import Linear, Rows, linear
+from autoshard.solvers.pairwise.presolve import Graph
+from autoshard.solvers.pairwise.reduced_problem import Inner
+
+_ROUNDS = 40  # of adding memory rows
+_STRETCHES = 24  # of the horizon: each may add its worst time in a round
+_SLACK = 1e-7  # relative: an overflow of the relaxation that is not worth a row
+_NODES = 100_000  # of the search tree, where no clock ends it
+
+
+class Closed(NamedTuple):
+    """`choice`: the best plan found that fits, if any. `bound` holds for the choices the program was given; inf: none
+    of them fits. `done`: nothing better is left.
+    """
+
+    choice: Integers | None
+    bound: float
+    done: bool
+
+
+class Program:
+    """The core over the choices `kept`, without memory rows at first.
+
+    `value`: of the best plan, less the core's constant; inf where there is none.
+    """
+
+    def __init__(self, core: Inner, kept: Sequence[Integers], clock: Clock, value: float) -> None:
+        self.core, self.kept, self.clock = core, kept, clock
+        self.model = linear(_problem(core.graph), kept)
+        typical = value if math.isfinite(value) else float(self.model.cost.mean()) * len(kept)
+        self.highs = Highs(self.model, clock, typical)
+        self.times: list[int] = []
+        slots = np.concatenate([np.zeros(0, np.int64), *kept])
+        begin = np.append(0, core.items.ends[:-1]) if len(kept) else np.zeros(0, np.int64)
+        self.slots = slots + np.repeat(begin, [len(some) for some in kept])
+
+    def limit(self, times: Sequence[int]) -> None:
+        """Rows for more times, in units of the capacity."""
+        new = np.array([t for t in times if t not in self.times], np.int64)
+        if not len(new):
+            return
+        self.times.extend(new.tolist())
+        items = self.core.items
+        unit = items.capacity or 1.0
+        column = np.full(int(items.ends[-1]), -1)
+        column[self.slots] = np.arange(len(self.slots))
+        counts, indices, entries = [0], [], []
+        for slots, size in items.at(new):
+            here = column[slots] >= 0
+            counts.append(int(here.sum()))
+            indices.append(column[slots[here]])
+            entries.append(size[here] / unit)
+        upper = (items.capacity - items.base[new]) / unit
+        none = np.full(len(new), -np.inf)
+        rows = Rows(0, np.cumsum(counts), np.concatenate(indices), np.concatenate(entries), none, upper)
+        self.highs.add(rows)
+
+    def relax(self) -> Relaxed | None:
+        """With all the rows that it violates; None where nothing fits, or time is out before the first bound."""
+        last = None
+        for _ in range(_ROUNDS):
+            relaxed = self.highs.relax()
+            if relaxed is None:
+                return None if last is None or self.highs.infeasible else last
+            last = relaxed
+            weights = np.zeros(int(self.core.items.ends[-1]))
+            weights[self.slots] = relaxed.x[: len(self.slots)]
+            times = self.overflows(self.core.items.expected(weights))
+            if not times or self.clock.over:
+                break
+            self.limit(times)
+        return last
+
+    def multipliers(self) -> Floats:
+        """Prices of the memory rows in the relaxation that was just solved, shape (times,)."""
+        result = np.zeros(len(self.core.items.base))
+        if self.times:
+            prices = np.array(self.highs.solver.getSolution().row_dual)[-len(self.times) :] / self.highs.scale
+            result[self.times] = np.maximum(0.0, -prices) / (self.core.items.capacity or 1.0)
+        return result
+
+    def overflows(self, alive: Floats) -> list[int]:
+        """The worst times without a row, one in each stretch."""
+        most = self.core.items.capacity * (1 + _SLACK)
+        found = []
+        for stretch in np.array_split(np.arange(len(alive)), _STRETCHES):
+            worst = int(stretch[np.argmax(alive[stretch])]) if len(stretch) else 0
+            if len(stretch) and alive[worst] > most and worst not in self.times:
+                found.append(worst)
+        return found
+
+    def choice(self, x: Floats) -> Integers:
+        return np.array(self.model.picked(x), np.int64)
+
+    def search(self, start: Integers | None, enough: float = 0.0) -> Closed:
+        """Branch and bound from a plan that fits; rows for what its solutions overflow, and again."""
+        bound, best = -math.inf, start
+        for _ in range(_ROUNDS):
+            columns = self.model.columns_of(start.tolist()) if start is not None else None
+            found = self.highs.integer(columns, _NODES, enough)
+            bound = max(bound, found.bound)
+            if found.x is None:
+                return Closed(best, math.inf if found.done else bound, found.done)
+            choice = self.choice(found.x)
+            if self.core.fits(choice):
+                if best is None or self.core.cost(choice) < self.core.cost(best):
+                    best = choice
+                return Closed(best, bound, found.done)
+            alive = self.core.items.alive(choice)
+            times = self.overflows(alive) or [t for t in [int(np.argmax(alive))] if t not in self.times]
+            if self.clock.over:
+                break
+            if times:
+                self.limit(times)
+            else:
+                self.highs.exclude(self.model.columns_of(choice.tolist()))
+        return Closed(best, bound, False)
+
+
+def undercut(model: Linear, relaxed: Relaxed, value: float) -> list[Integers]:
+    """The choices that a plan below `value` may have, by reduced cost."""
+    most = (value - relaxed.bound) * (1 + TOLERANCE) + TOLERANCE * abs(value)
+    return [
+        some[relaxed.reduced[a:b] <= most]
+        for some, a, b in zip(model.kept, model.first[:-1], model.first[1:], strict=True)
+    ]
+
+
+def entries(graph: Graph, kept: Sequence[Integers] | None = None) -> int:
+    """Edge variables of the program."""
+    sizes = [len(own) for own in graph.unary] if kept is None else [len(some) for some in kept]
+    return sum(sizes[a] * sizes[b] for a, b in graph.edges)
+
+
+def _problem(graph: Graph) -> Problem:
+    """The graph as a problem without memory."""
+    none = {size: np.zeros(size) for size in {len(own) for own in graph.unary}}
+    each = {size: np.arange(size) for size in none}
+    nodes = tuple(Node(f"{n}", own, none[len(own)]) for n, own in enumerate(graph.unary))
+    values = []
+    for (a, b), cost in graph.edges.items():
+        rows, columns = cost.shape
+        values.append(Value(f"{a}-{b}", a, (b,), each[rows], (each[columns],), cost, none[columns], ((0, 0),)))
+    return Problem(nodes, tuple(values))

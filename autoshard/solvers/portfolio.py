@@ -1,0 +1,149 @@
+"""Exact min-plus elimination of the strategy graph, and all that stands around it: anytime, for every problem.
+
+Each step finds the best plan and bound so far and leaves better ones. The clock is looked at in all of them: whenever
+it ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end
+in its part of the time makes room for the next.
+
+1. Under a clock a plan at once (first.py); where nodes have hundreds of choices, the best over the few that messages
+   rank first (quick.py).
+2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
+   plan above the memory capacity goes on to lagrangian.py.
+3. Where no order fits: messages, fewer choices, and exact tables without the hubs (hubs.py), then mini-buckets.
+4. While there is time: contraction, messages under multipliers, forests, integer programs (anytime.py). Large problems
+   of fenced pairs, as other compilers export them, begin with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Problem, objective
+from autoshard.solvers.common.clock import attempt, check, watched
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.result import Solution, finish
+from autoshard.solvers.common.solver_options import Clock, Part
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.ilp import warm_start
+from autoshard.solvers.pairwise import anytime
+from autoshard.solvers.relax import hub_relaxation
+from autoshard.solvers.relax.lagrangian import condensed, priced_fit
+from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
+from autoshard.solvers.relax.window_search import improved
+
+_LOOSE = 1e-3  # relative gap that is worth more work
+_ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
+_SHARE = 0.5  # of the time that is left, for what may end exactly
+_SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
+
+
+def solve(
+    problem: Problem,
+    *,
+    budget_entries: int = BUDGET_ENTRIES,
+    clock: Clock | None = None,
+    rough: bool = False,
+    unfit: set[int] | None = None,
+) -> Solution:
+    """The fastest plan within the memory capacity, with a lower bound; the best so far when the clock is over.
+
+    `rough`: where that takes long, a good plan, and quickly. `unfit`: see Options. Raises InfeasibleError where no
+    choice is allowed or none fits (the message says whether that is proven).
+    """
+    started, clock, state = time.perf_counter(), clock or Clock(), Incumbent(problem)
+    with watched(clock):
+        attempt(_search, state, budget_entries, clock, rough, set() if unfit is None else unfit)
+    if state.choice is None:
+        warm_start.something(state)
+    assert state.choice is not None
+    return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
+
+
+def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set[int]) -> None:
+    problem, limited = state.problem, math.isfinite(clock.limit_seconds)
+    if limited:
+        warm_start.known(state)
+    if anytime.suits(problem):
+        anytime.search(state, clock)
+        return
+    if rough:
+        _rough(state, budget, clock, unfit)
+        return
+    wide = Quick(problem) if suits(problem) and limited else None
+    if wide is not None:
+        part = Part(_SHARE * clock.left, whole=clock)
+        wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
+    pairs = all(len(value.consumers) == 1 for value in problem.values)
+    part = Part((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
+    with watched(part):
+        attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
+    if wide is not None:
+        wide.climb(state, clock)
+    if limited and state.gap > _LOOSE and not clock.over:
+        anytime.search(state, clock)
+
+
+def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:
+    """A good plan soon: exact where small tables do, else the best over the few choices that messages rank first."""
+    few = min(budget, _ROUGH_ENTRIES)
+    if not suits(state.problem):
+        if structure(state.problem) not in unfit:
+            found = minimum_within(state.problem, Contents(state.problem), budget_entries=few)
+            if found is not None and found.exact:
+                _fit(state, found, few, clock)
+                return
+        hub_relaxation.sketched(state)
+    if state.choice is None:
+        Quick(state.problem).plan(state, lambda part: solve(part, budget_entries=few, clock=clock))
+
+
+def structure(problem: Problem) -> int:
+    """The same for problems that differ in what things cost alone."""
+    sizes = tuple(len(node.seconds) for node in problem.nodes)
+    return hash((sizes, tuple((value.producer, value.consumers, value.seconds.shape) for value in problem.values)))
+
+
+def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[int]) -> None:
+    """`work`: joint entries that this is known to take."""
+    check(work)
+    problem, contents = state.problem, Contents(state.problem)
+    try:
+        found = minimum_within(problem, contents, budget_entries=budget)
+        if found is None:
+            unfit.add(structure(problem))
+            found = _bounded(state, contents, budget, clock)
+        else:
+            found = improved(problem, contents, found, budget, clock)
+        _fit(state, found, budget, clock)
+    except InfeasibleError as error:
+        state.failed(error)
+
+
+def _fit(state: Incumbent, found: Minimum, budget: int, clock: Clock) -> None:
+    """Leaves a minimum, and where it overflows the plan and the bound by multipliers."""
+    state.raise_bound(found.bound)
+    if not state.offer(found.choice):
+        choice, dual = priced_fit(condensed(state.problem), found, budget, clock)
+        state.raise_bound(dual.bound)
+        state.offer(choice)
+
+
+def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:
+    """Where no exact tables fit: by messages, and where these leave a gap by mini-buckets too."""
+    problem = state.problem
+    near = hub_relaxation.bounded(state, budget, clock)
+    if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= _LOOSE * abs(near.bound)):
+        return near
+    try:
+        found = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget, clock)
+    except InfeasibleError:
+        if near is None:
+            raise
+        return near
+    if near is None:
+        return found
+    choice = min(near.choice, found.choice, key=lambda choice: objective(problem, choice))
+    return replace(found, bound=max(near.bound, found.bound), choice=choice)

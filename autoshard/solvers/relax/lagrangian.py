@@ -1,0 +1,252 @@
+"""The memory limit: multipliers on the binding times, found by column generation over unlimited solves.
+
+Each solve under multipliers gives a plan and a valid lower bound (the Lagrangian dual). The master program mixes the
+plans seen so far so that the mixture fits, which prices the times; times are added where the mixture overflows.
+The best plan that fits is then improved by cutting between plans and by local search on the true memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Node, Problem, Value, memory, objective
+from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.infeasibility import least, short
+from autoshard.solvers.common.local_search import Aim, Choice, descend, links, mixtures
+from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise
+from autoshard.solvers.relax.restricted_master import mixture
+from autoshard.solvers.relax.window_search import window
+from autoshard.units import format_bytes
+
+_ROUNDS = 40  # unlimited solves per dual
+_PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
+_CLOSED = 1e-7  # relative: the dual is converged
+_STARTS = 4  # plans that local search starts from
+_STRETCHES = 12  # stretches of nodes that are solved again, half of each overlapping the next
+_STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
+_MOST_WORK = 3_000_000_000  # joint entries, for all stretches together
+_NEAR = 2e-3  # relative gap that is not worth more work
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A plan met on the way, with its true seconds and its bytes over time."""
+
+    choice: Choice
+    seconds: float
+    bytes: Floats
+
+    @property
+    def peak(self) -> float:
+        return float(self.bytes.max(initial=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """`bound`: the best value of the dual, at `multipliers` (horizon,); `columns`: the plans met, in order."""
+
+    bound: float
+    multipliers: Floats
+    columns: tuple[Column, ...]
+
+
+def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None = None) -> tuple[Choice, Dual]:
+    """A plan within the capacity, and the prices of memory behind its bound; `problem` is on condensed times.
+
+    `free` is the minimum without the capacity. Raises InfeasibleError: proven with the shortfall in bytes, or said to
+    be unproven.
+    """
+    clock = clock or Clock()
+    first = _column(problem, free.choice)
+    if first.peak <= problem.capacity_bytes:
+        return free.choice, Dual(free.bound, np.zeros(problem.horizon), (first,))
+    dual = _seconds_dual(problem, first, free.bound, budget, clock)
+    choice = _best(problem, dual.columns)
+    if choice is None:
+        choice = _squeezed(problem, dual.columns, budget)
+    return _stretched(problem, choice, dual, budget, clock), dual
+
+
+def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
+    """Bytes that no plan's peak can be below; watched, a lower bound of that may be all there is time for.
+
+    Raises InfeasibleError where no choice is allowed at all.
+    """
+    small = condensed(problem)
+    known, contents = least(small).bytes, Contents(small)
+    start = attempt(minimise, small, contents, scale=0.0, budget_entries=budget_entries)
+    if start is None:
+        return known
+    return max(known, _memory_dual(small, _column(small, start.choice), budget_entries).bound)
+
+
+def condensed(problem: Problem) -> Problem:
+    """The same problem on the times where a peak can be: just before a stop that follows a start."""
+    spans = [node.interval for node in problem.nodes] + [s for value in problem.values for s in value.intervals]
+    starts = np.unique([start for start, stop in spans if start < stop])
+    stops = np.unique([stop for start, stop in spans if start < stop])
+    before = np.searchsorted(starts, stops)  # starts before each stop
+    times = stops[np.diff(before, prepend=0) > 0] - 1
+
+    every = np.array(spans, np.int64).reshape(-1, 2)
+    moved = np.where(every[:, :1] < every[:, 1:], np.searchsorted(times, every), 0).tolist()
+    following = map(tuple, moved)
+    nodes = tuple(Node(node.name, node.seconds, node.bytes, next(following)) for node in problem.nodes)
+    values = tuple(
+        Value(
+            v.name, v.producer, v.consumers, v.source, v.targets, v.seconds, v.bytes,
+            tuple(next(following) for _ in v.intervals),
+        )
+        for v in problem.values
+    )  # fmt: skip
+    return replace(problem, nodes=nodes, values=values, horizon=max(1, len(times)))
+
+
+def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
+    scale = abs(first.seconds) or 1.0
+    unit = problem.capacity_bytes or 1.0
+    return _dual(problem, [first], 1.0 / scale, problem.capacity_bytes, unit, _PENALTY, bound, budget, clock)
+
+
+def _memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
+    return _dual(problem, [first], 0.0, 0.0, first.peak or 1.0, 1.0, 0.0, budget, Clock())
+
+
+def _dual(
+    problem: Problem,
+    columns: list[Column],
+    weight: float,
+    capacity: float,
+    unit: float,
+    penalty: float,
+    bound: float,
+    budget: int,
+    clock: Clock,
+) -> Dual:
+    """Maximises over multipliers the minimum of weight x seconds + multipliers . (bytes - capacity) / unit.
+
+    Returns the bound in seconds, or in bytes where the weight is 0. `columns[0]` starts it; `bound` is known already.
+    """
+    contents = Contents(problem)
+    back = 1.0 / weight if weight else unit
+    times = [int(np.argmax(columns[0].bytes))]
+    best = np.zeros(problem.horizon)
+    for _ in range(_ROUNDS):
+        if clock.over:
+            break
+        prices, value = _priced(columns, times, weight, capacity, unit, penalty)
+        multipliers = np.zeros(problem.horizon)
+        multipliers[times] = prices
+        multipliers *= back / unit
+        scale = 1.0 if weight else 0.0
+        found = attempt(minimise, problem, contents, multipliers=multipliers, scale=scale, budget_entries=budget)
+        if found is None:
+            break
+        reached = found.bound - float(multipliers.sum()) * capacity
+        if reached > bound:
+            bound, best = reached, multipliers
+        known = any(found.choice == column.choice for column in columns)
+        if known or value * back - bound <= _CLOSED * abs(bound):
+            break
+        columns.append(_column(problem, found.choice))
+    return Dual(bound, best, tuple(columns))
+
+
+def _priced(
+    columns: Sequence[Column], times: list[int], weight: float, capacity: float, unit: float, penalty: float
+) -> tuple[Floats, float]:
+    """Multipliers of `times` and the master's value; adds to `times` every one where the mixture overflows."""
+    costs = np.array([weight * column.seconds if weight else 0.0 for column in columns])
+    alive = np.stack([column.bytes for column in columns], axis=1) / unit
+    while True:
+        limits = np.full(len(times), capacity / unit)
+        prices, weights, value = mixture(costs, alive[times], limits, penalty)
+        mixed = alive @ weights
+        worst = int(np.argmax(mixed))
+        if worst in times or mixed[worst] <= max(mixed[times].max(), capacity / unit) + TOLERANCE:
+            return prices, value
+        times.append(worst)
+
+
+def _column(problem: Problem, choice: Choice) -> Column:
+    return Column(choice, objective(problem, choice), memory(problem, choice))
+
+
+def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
+    """The fastest plan within the capacity that is reached from these; None where none is."""
+    capacity = problem.capacity_bytes
+    linked = links(problem)
+    finite = [column for column in columns if math.isfinite(column.seconds)]
+    aim = _aim(problem, finite)
+    light = sorted((c for c in finite if c.peak > capacity), key=lambda c: (c.peak, c.seconds))[:_STARTS]
+    tried = [_column(problem, descend(problem, linked, column.choice, aim)) for column in light]
+    fitting = [column for column in (*finite, *tried) if column.peak <= capacity]
+    if not fitting:
+        return None
+    fitting.sort(key=lambda c: c.seconds)
+    pairs = [(fit, heavy) for fit in fitting[:2] for heavy in sorted(light, key=lambda c: c.seconds)]
+    mixed = [_column(problem, choice) for fit, heavy in pairs for choice in mixtures(problem, fit.choice, heavy.choice)]
+    fitting.extend(column for column in mixed if column.peak <= capacity)
+    fitting.sort(key=lambda c: c.seconds)
+    polished = [_column(problem, descend(problem, linked, column.choice, aim)) for column in fitting[:_STARTS]]
+    return min((c for c in (*polished, *fitting) if c.peak <= capacity), key=lambda c: c.seconds).choice
+
+
+def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock: Clock) -> Choice:
+    """Frees one stretch of nodes at a time, around every place, and solves it under weaker and stronger multipliers."""
+    contents = Contents(problem)
+    best = _column(problem, choice)
+    width = max(2, 2 * len(choice) // _STRETCHES)
+    work = 0
+    for low in range(0, len(choice), max(1, width // 2)):
+        if best.seconds - dual.bound <= _NEAR * abs(dual.bound) or work > _MOST_WORK or clock.over:
+            break
+        free = window(problem, best.choice, low, width)
+        for strength in _STRENGTHS:
+            prices = strength * dual.multipliers
+            found = attempt(minimise, problem, contents, multipliers=prices, allowed=free, budget_entries=budget)
+            if found is None:
+                return best.choice
+            work += found.work
+            column = _column(problem, found.choice)
+            if column.peak <= problem.capacity_bytes and column.seconds < best.seconds:
+                best = column
+    return best.choice
+
+
+def _aim(problem: Problem, columns: Iterable[Column]) -> Aim:
+    """Seconds, with overflow so dear that no saving of time pays for it."""
+    most = max((abs(column.seconds) for column in columns), default=1.0) or 1.0
+    return Aim(1.0, _PENALTY * most / max(problem.capacity_bytes, 1.0), problem.capacity_bytes)
+
+
+def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choice:
+    """A plan that fits, by minimising memory alone; raises InfeasibleError where there is none, or none is found."""
+    capacity = problem.capacity_bytes
+    lightest = min(columns, key=lambda column: column.peak)
+    dual = _memory_dual(problem, lightest, budget)
+    if dual.bound > capacity * (1 + TOLERANCE):
+        raise short(problem, dual.bound - capacity)
+    linked = links(problem)
+    squeeze = Aim(0.0, 1.0, 0.0)
+    every = sorted({c.choice: c for c in (*dual.columns, *columns)}.values(), key=lambda c: c.peak)
+    crossed = [_column(problem, m) for c in every[1:_STARTS] for m in mixtures(problem, every[0].choice, c.choice)]
+    starts = sorted([*every, *crossed], key=lambda c: c.peak)[: 2 * _STARTS]
+    lean = [_column(problem, descend(problem, linked, column.choice, squeeze)) for column in starts]
+    choice = _best(problem, [*starts, *lean])
+    if choice is None:
+        best = min(column.peak for column in (*starts, *lean))
+        raise InfeasibleError(
+            f"no plan found that fits, which is not proven: the smallest peak found is {format_bytes(best)}, the "
+            f"capacity {format_bytes(capacity)}, and no plan needs less than {format_bytes(dual.bound)}",
+            "more devices, a smaller batch, or a leaner optimizer",
+        )
+    return choice

@@ -1,0 +1,83 @@
+"""What comes before an integer program, whoever solves it: a first plan, the choices worth keeping, times to limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.common.solver_options import Options
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.dominance import finite, reduce
+from autoshard.solvers.elimination.minimise import minimise
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax.lagrangian import priced_fit
+from autoshard.solvers.relax.pareto_choices import undominated
+from autoshard.solvers.relax.window_search import improved
+from autoshard.units import format_bytes
+
+_START_ENTRIES = 20_000_000  # dp's tables for a start: it is to be a good plan, soon
+_TIMES_AT_ONCE = 8  # memory rows added together
+
+
+class Start(NamedTuple):
+    """A plan of dp, or None; its bound; and its prices of memory, seconds a byte over time."""
+
+    choice: Choice | None
+    bound: float
+    prices: Floats
+
+
+def starting_plan(problem: Problem, options: Options) -> Start:
+    """What dp finds within a small budget.
+
+    `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
+    """
+    budget = min(options.budget_entries or _START_ENTRIES, _START_ENTRIES)
+    contents = Contents(problem)
+    try:
+        free = improved(problem, contents, minimise(problem, contents, budget_entries=budget), budget)
+        choice, dual = priced_fit(problem, free, budget)
+        return Start(choice, dual.bound, dual.multipliers)
+    except InfeasibleError as error:
+        if "not proven" not in error.message:
+            raise
+        return Start(None, 0.0, np.zeros(problem.horizon))
+
+
+def worth_keeping(problem: Problem) -> list[Integers]:
+    """The choices of each node among which an optimum is. Raises InfeasibleError where a node has none."""
+    if math.isinf(problem.capacity_bytes):
+        return reduce(additive(problem), Contents(problem))
+    return undominated(problem, finite(problem))
+
+
+def overflows(problem: Problem, alive: Floats, known: Sequence[int]) -> list[int]:
+    """Times that are not `known` at which more is alive than fits: the worst of each stretch, the worst first."""
+    excess = alive - problem.capacity_bytes * (1 + TOLERANCE)
+    padded = np.concatenate([[-np.inf], excess, [-np.inf]])
+    peak = (excess > 0) & (excess >= padded[:-2]) & (excess > padded[2:])
+    peak[list(known)] = False
+    times = np.flatnonzero(peak)
+    return [int(t) for t in times[np.argsort(-excess[times], kind="stable")][:_TIMES_AT_ONCE]]
+
+
+def infeasible(problem: Problem, *, proven: bool) -> InfeasibleError:
+    capacity = format_bytes(problem.capacity_bytes)
+    if not proven:
+        return InfeasibleError(
+            f"no plan found that fits the capacity of {capacity}, which is not proven: the search was cut short",
+            "a longer --time-limit, more devices, or a smaller batch",
+        )
+    if math.isinf(problem.capacity_bytes):
+        return InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")
+    return InfeasibleError(
+        f"no plan fits the capacity of {capacity}: every combination of strategies is excluded",
+        "more devices, a smaller batch, or a leaner optimizer",
+    )

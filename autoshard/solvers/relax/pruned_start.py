@@ -1,0 +1,129 @@
+"""A good plan at once, where exact elimination takes seconds: the few choices that seem best, and among those the best.
+
+Messages (beliefs.py) rank the choices of every node, equal nodes alike so that what repeats goes on repeating. The
+problem over the first few is small: it is solved exactly, under the memory limit too. More rounds raise the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax.trws_layouts import Beliefs
+
+Array = TypeVar("Array", Floats, Integers)
+
+_FEW = 16  # choices of each node
+_WIDER = 4  # times as many, where those exclude each other or don't fit
+_FIRST = 4  # rounds before the choices are ranked
+_ROUNDS = 60
+_CLOSED = 1e-4  # relative gap that is not worth another round
+_WIDE = 128  # choices of a node: below, exact elimination is quick itself
+_LONG = 5_000  # nodes that messages are slow for
+_WORK = 20.0  # joint entries of exact elimination, over the cube of the most choices: GPT-2's on three axes
+
+
+def suits(problem: Problem) -> bool:
+    return _most(problem) > _WIDE and len(problem.nodes) <= _LONG
+
+
+def exact_work(problem: Problem) -> float:
+    """Joint entries that exact elimination will minimise, roughly."""
+    return _WORK * float(_most(problem)) ** 3
+
+
+def _most(problem: Problem) -> int:
+    return max((len(node.seconds) for node in problem.nodes), default=0)
+
+
+class Quick:
+    """The messages of a problem, and plans by them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.beliefs = Beliefs(additive(problem))
+
+    def plan(self, state: Incumbent, solver: Callable[[Problem], Solution]) -> None:
+        """Leaves the best plan over a few choices of each node, more where those exclude each other, and a bound.
+
+        `solver` gives a good solution of a narrower problem. Raises InfeasibleError where there is no plan.
+        """
+        for _ in range(_FIRST):
+            self.round(state)
+        ranked, few = ranking(self.problem, self.beliefs), _FEW
+        while True:
+            keep = [np.sort(some[:few]) for some in ranked]
+            try:
+                found = solver(narrowed(self.problem, keep))
+            except InfeasibleError as error:
+                if few >= _most(self.problem):
+                    state.failed(error)
+                    return
+                few *= _WIDER
+                continue
+            state.offer([int(some[s]) for some, s in zip(keep, found.choice, strict=True)])
+            return
+
+    def climb(self, state: Incumbent, clock: Clock) -> None:
+        """Raises the bound, until it is near the plan or the clock is over."""
+        while self.beliefs.rounds < _ROUNDS and state.gap > _CLOSED and not clock.over:
+            self.beliefs.shift()
+            self.round(state)
+
+    def round(self, state: Incumbent) -> None:
+        state.raise_bound(self.beliefs.round())  # of all plans, whatever their memory
+
+
+def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:
+    """The choices of every node, what seems cheapest first: by the mean over nodes that are alike."""
+    groups: dict[Hashable, list[int]] = {}
+    for n, key in enumerate(kinds(problem)):
+        groups.setdefault(key, []).append(n)
+    order: list[Integers] = [np.zeros(0, np.int64)] * len(problem.nodes)
+    for nodes in groups.values():
+        costs = [beliefs.belief(n) for n in nodes]
+        mean = sum((own - own.min() for own in costs), start=np.zeros(len(costs[0])))
+        best = np.argsort(mean, kind="stable")
+        for n in nodes:
+            order[n] = best
+    return order
+
+
+def kinds(problem: Problem) -> list[Hashable]:
+    """Of each node what it shares with its like: its costs, and the tables of its values."""
+    ends: list[list[tuple[int, int, int]]] = [[] for _ in problem.nodes]
+    for value in problem.values:
+        ends[value.producer].append((id(value.seconds), -1, id(value.source)))
+        for i, (c, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
+            ends[c].append((id(value.seconds), i, id(target)))
+    return [(id(node.seconds), id(node.bytes), *sorted(own)) for node, own in zip(problem.nodes, ends, strict=True)]
+
+
+def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
+    """Only the choices `keep[n]` of node n; what is equal and keeps the same goes on sharing arrays."""
+    known: dict[Hashable, Any] = {}
+
+    def part(array: Array, n: int) -> Array:
+        key = (id(array), keep[n].tobytes())
+        if key not in known:
+            known[key] = array[keep[n]]
+        found: Array = known[key]
+        return found
+
+    def value(old: Value) -> Value:
+        targets = tuple(part(t, c) for c, t in zip(old.consumers, old.targets, strict=True))
+        return replace(old, source=part(old.source, old.producer), targets=targets)
+
+    nodes = tuple(
+        replace(node, seconds=part(node.seconds, n), bytes=part(node.bytes, n)) for n, node in enumerate(problem.nodes)
+    )
+    return replace(problem, nodes=nodes, values=tuple(map(value, problem.values)))

@@ -1,0 +1,163 @@
+"""Lower bounds of an additive problem by messages between its nodes, and what each choice seems to cost.
+
+Sequential tree-reweighted message passing (Kolmogorov, TPAMI 2006), over layouts: a message costs the size of the table
+of a value, not the product of its ends' choices. Of a value with k consumers each pays a share of its target; the
+shares of a target add up to 1, so that the sum stays below what is paid once. At first they are even; then they move to
+those that need the target.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers, Value
+from autoshard.solvers.common import clock
+from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
+
+_STEP = 0.5  # of the way to an even split among those that need a target, at first
+_SLOWER = 0.1  # a round
+_ROUNDING = 1e-9  # relative: sums in another order
+
+
+class _Edge(NamedTuple):
+    """Consumer `position` of a value: the ends, the layout of each choice, seconds [source, target] and transposed."""
+
+    value: int
+    position: int
+    producer: int
+    consumer: int
+    source: Integers
+    target: Integers
+    there: Floats
+    back: Floats
+
+
+class Beliefs:
+    """The state of the messages. `bound` only rises; every one is valid."""
+
+    def __init__(self, sum_: Additive) -> None:
+        self.sum = sum_
+        own = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
+        self.dear = _dear(sum_, own)
+        self.unary = [np.where(np.isinf(costs), self.dear, costs) for costs in own]
+        self.before: list[list[int]] = [[] for _ in own]
+        self.after: list[list[int]] = [[] for _ in own]
+        self.tables: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self.shares = {
+            v: np.full((len(value.consumers), len(value.bytes)), 1.0 / len(value.consumers))
+            for v, value in enumerate(sum_.problem.values)
+        }
+        self.edges: list[_Edge] = []
+        for v, value in enumerate(sum_.problem.values):
+            for i, (c, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
+                self.after[min(value.producer, c)].append(len(self.edges))
+                self.before[max(value.producer, c)].append(len(self.edges))
+                self.edges.append(_Edge(v, i, value.producer, c, value.source, target, *self.table(v, value, i)))
+        self.share = [1.0 / max(len(b), len(a), 1) for b, a in zip(self.before, self.after, strict=True)]
+        self.to_producer = [np.zeros(len(own[e.producer])) for e in self.edges]
+        self.to_consumer = [np.zeros(len(own[e.consumer])) for e in self.edges]
+        self.bound, self.rounds = -np.inf, 0
+
+    def table(self, v: int, value: Value, i: int) -> tuple[Floats, Floats]:
+        """What consumer i pays of the value by its shares; equal tables are one."""
+        per_byte, shares = charge(self.sum, value.intervals[i]), self.shares[v][i]
+        key = (id(value.seconds), per_byte, id(value.bytes) if per_byte else 0, shares.tobytes())
+        if key not in self.tables:
+            pay = scaled(self.sum, value.seconds)
+            pay = pay + per_byte * value.bytes if per_byte else pay
+            table = np.where(np.isinf(pay), self.dear, pay) * shares
+            self.tables[key] = table, np.ascontiguousarray(table.T)
+        return self.tables[key]
+
+    def round(self) -> float:
+        """One sweep each way; the bound so far."""
+        count = len(self.unary)
+        for nodes, send in ((range(count), self.after), (range(count - 1, -1, -1), self.before)):
+            found = sum(self._send(n, send[n]) for n in nodes)
+            self.bound = max(self.bound, found - _ROUNDING * abs(found))
+        self.rounds += 1
+        return self.bound
+
+    def _send(self, n: int, edges: list[int]) -> float:
+        """Messages from node n over these edges; what they raise the bound by."""
+        clock.check()
+        belief = self.belief(n)
+        total = float(belief.min())
+        belief = (belief - total) * self.share[n]
+        for e in edges:
+            edge = self.edges[e]
+            if n == edge.producer:
+                costs = _least(belief - self.to_producer[e], edge.source, len(edge.there))
+                message = (edge.back + costs).min(axis=1)[edge.target]
+            else:
+                costs = _least(belief - self.to_consumer[e], edge.target, len(edge.back))
+                message = (edge.there + costs).min(axis=1)[edge.source]
+            least = message.min()
+            total += float(least)
+            (self.to_consumer if n == edge.producer else self.to_producer)[e] = message - least
+        return total
+
+    def marginals(self) -> list[Floats]:
+        """Seconds that no plan with a choice of a node is below, of every choice.
+
+        Where a sweep comes to a node, its belief is the sum of what the chains through it cost at the least.
+        """
+        self.round()
+        count = len(self.unary)
+        base = sum(self._send(n, self.before[n]) for n in range(count - 1, -1, -1))
+        base -= _ROUNDING * abs(base)
+        least: list[Floats] = []
+        for n in range(count):
+            belief = self.belief(n)
+            least.append(base + belief - belief.min())
+            self._send(n, self.after[n])
+        return least
+
+    def belief(self, n: int) -> Floats:
+        """What each choice of a node costs, up to a constant, as far as the messages tell."""
+        total = self.unary[n].copy()
+        for e in (*self.before[n], *self.after[n]):
+            total += self.to_producer[e] if self.edges[e].producer == n else self.to_consumer[e]
+        return total
+
+    def shift(self) -> None:
+        """Shares of a target go part of the way to an even split among the consumers that now seem to need it."""
+        step = _STEP / (1 + _SLOWER * self.rounds)
+        favourite = [int(self.belief(n).argmin()) for n in range(len(self.unary))]
+        self.tables.clear()
+        moved: dict[int, Floats] = {}
+        for v, value in enumerate(self.sum.problem.values):
+            if len(value.consumers) > 1:
+                wanted = self.shares[v].copy()
+                chosen = np.array([t[favourite[c]] for c, t in zip(value.consumers, value.targets, strict=True)])
+                for target in np.unique(chosen):
+                    users = chosen == target
+                    wanted[:, target] = users / users.sum()
+                moved[v] = self.shares[v] + step * (wanted - self.shares[v])
+        self.shares |= moved
+        for e, edge in enumerate(self.edges):
+            if edge.value in moved:
+                there, back = self.table(edge.value, self.sum.problem.values[edge.value], edge.position)
+                self.edges[e] = edge._replace(there=there, back=back)
+
+
+def _least(costs: Floats, layouts: Integers, count: int) -> Floats:
+    """The least of the choices of each layout; where a layout has none, more than any."""
+    least = np.full(count, np.finfo(float).max / 4)
+    np.minimum.at(least, layouts, costs)
+    return least
+
+
+def _dear(sum_: Additive, own: list[Floats]) -> float:
+    """In place of what is forbidden: more than any plan costs that is allowed. Bounds are then low, never too high."""
+
+    def most(table: Floats) -> float:
+        return float(table[np.isfinite(table)].max(initial=0.0))
+
+    known = {id(value.seconds): most(value.seconds) for value in sum_.problem.values}
+    seconds = sum(len(value.consumers) * known[id(value.seconds)] for value in sum_.problem.values)
+    top = float(sum_.cumulative[-1]) if len(sum_.cumulative) else 0.0
+    kept = top * sum(float(value.bytes.max(initial=0.0)) * len(value.consumers) for value in sum_.problem.values)
+    return 1.0 + 2.0 * (sum(map(most, own)) + sum_.scale * seconds + kept)

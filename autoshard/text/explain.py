@@ -1,0 +1,294 @@
+"""Why a plan is as it is: the cost parts of every choice, what comes next, and what another choice would cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.apply_pins import Pinned, choice_text, fitting_choices, label, nodes_of, pinned, refusal
+from autoshard.constraints.pins import Pin, parse_pin, parse_wants
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.formulate import Formulation, Site, formulate
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import OpPlan, Parts, Plan
+from autoshard.ir.problem import Problem
+from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
+from autoshard.rules import candidates, find
+from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.fixed_styles import megatron
+from autoshard.search.objectives import Levelled, solve_level
+from autoshard.solvers.common.result import Solution
+from autoshard.text import plan_words
+from autoshard.text.plan_summary import certificate_rows, table
+from autoshard.units import format_bytes, format_seconds, signed_seconds
+
+SHOWN = 20  # rows, where nothing was named
+CHANGED = 8  # other decisions that a "why not" lists
+_NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One choice, or `times` equal ones of repeated blocks: their parts are added up."""
+
+    name: str
+    choice: str
+    parts: Parts
+    decided_by: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class WhyNot:
+    """The best plan with another choice at `where`; `reason` where there is none. Differences are to the plan."""
+
+    where: str
+    how: str
+    reason: str = ""
+    choice: str = ""
+    objective_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    predicted_peak_bytes: float = 0.0
+    level_objective: float = 0.0
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explained:
+    """`rows` are what was asked for; the total is over all choices of the plan, `outputs` the rest of it.
+
+    All figures are of one time: today's, of which `notes` say what has changed since the plan was made.
+    """
+
+    plan: Plan
+    rows: tuple[Row, ...]
+    total: Parts
+    outputs_seconds: float
+    why_not: WhyNot | None = None
+    notes: tuple[str, ...] = ()
+
+
+def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how: str | None) -> Explained:
+    """`what` names an operator, module, parameter, input or pattern (None: all), `how` what it should do instead.
+
+    Raises UsageError where `what` names nothing, or `how` can't be read.
+    """
+    if how is not None and what is None:
+        raise UsageError(
+            "--why-not needs to know where: name an operator, a module or a parameter",
+            f"autoshard explain DIR WHAT --why-not {how!r}",
+        )
+    fixed = _formulated(plan, graph, hardware)
+    formulation = fixed.formulation
+    now = today(plan, formulation)
+    plan, why = now.plan, None
+    if what is None:
+        rows = _folded(list(_rows(plan, graph, None)))
+    else:
+        nodes = nodes_of(formulation, Pin(what, what))
+        rows = list(_rows(plan, graph, {(formulation.sites[n].kind, formulation.sites[n].name) for n in nodes}))
+        if how is not None:
+            why = (
+                _why_not(plan, fixed, nodes, what, how)
+                if now.offered
+                else WhyNot(what, how, f"{now.notes[-1]}; plan again")
+            )
+    return Explained(plan, tuple(rows), _total(plan), plan.search.outputs_seconds, why, now.notes)
+
+
+def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[Row]:
+    known = candidates(graph, plan.mesh)
+    for kind, decided in decisions(plan):
+        if isinstance(decided, OpPlan):
+            if names is None or (kind, decided.op) in names:
+                op = graph.by_op[decided.op]
+                strategy = find(graph, op, plan.mesh, known, decided.strategy)
+                name = f"{op.module} {op.target.partition('.')[2]}".strip() + ("" if names is None else f" ({op.name})")
+                words_of = plan_words.strategy_words(op, strategy, graph, plan.mesh)
+                yield Row(name, f"{words_of} [{decided.strategy}]", decided.parts, decided.decided_by)
+        elif names is None or (kind, decided.name) in names:
+            words_of = plan_words.placement_words(decided.layout, plan.mesh)
+            yield Row(f"{kind} {decided.path}", f"{words_of} [{decided.layout}]", decided.parts, decided.decided_by)
+
+
+def fold(name: str) -> str:
+    """`h.3.mlp` as `h.#.mlp`: the same for all blocks of a kind."""
+    return _NUMBER.sub("#", name)
+
+
+def _folded(rows: Sequence[Row]) -> list[Row]:
+    """Rows that differ in the number of their block only, as one, the dearest first."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((fold(row.name), row.choice, row.decided_by), []).append(row)
+    found = [
+        replace(group[0], name=name if len(group) > 1 else group[0].name, parts=_sum(group), times=len(group))
+        for (name, _, _), group in groups.items()
+    ]
+    return sorted(found, key=lambda row: -(row.parts.compute_seconds + row.parts.communication_seconds))
+
+
+def _sum(rows: Sequence[Row]) -> Parts:
+    parts = _added(row.parts for row in rows)
+    return replace(parts, runner_up=rows[0].parts.runner_up, runner_up_seconds=rows[0].parts.runner_up_seconds)
+
+
+def _added(parts: Iterable[Parts]) -> Parts:
+    every = list(parts)
+    return Parts(
+        sum(p.compute_seconds for p in every),
+        sum(p.repeated_seconds for p in every),
+        sum(p.communication_seconds for p in every),
+        sum(p.memory_bytes for p in every),
+    )
+
+
+def _total(plan: Plan) -> Parts:
+    return _added(decided.parts for _, decided in decisions(plan))
+
+
+# --- another choice -------------------------------------------------------------------------------------------------
+
+
+def _formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
+    """The problem that the plan solves, its style and pins applied."""
+    style = megatron if any(op.decided_by == "megatron" for op in plan.ops) else None
+    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, style, plan.search.all_to_all)
+    return pinned(formulation, [parse_pin(pin, plan.mesh) for pin in plan.search.pins])
+
+
+def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
+    """The best plan in which all `nodes` do as `how` says."""
+    formulation, wants = fixed.formulation, parse_wants(how, plan.mesh, f"--why-not {how!r}")
+    keep = {n: fitting_choices(formulation, formulation.sites[n], wants) for n in nodes}
+    for n, fitting in keep.items():
+        if not fitting and n in fixed.nodes:
+            return WhyNot(what, how, f"a pin decided this: {', '.join(plan.search.pins)}; plan again without it")
+        if not fitting:
+            message, hint = refusal(formulation, formulation.sites[n], wants, "")
+            return WhyNot(what, how, f"{message}; {hint}")
+    now = chosen(plan, formulation)
+    if all(now.get(n) in fitting for n, fitting in keep.items()):
+        return WhyNot(what, how, "that is what was chosen")
+    small = narrowed(formulation, keep)
+    try:
+        levelled = solve_level(small, plan.search.level, plan.capacity_bytes, lambda problem: _solved(plan, problem))
+    except InfeasibleError as error:
+        return WhyNot(what, how, error.message)
+    return _compared(plan, small, levelled, nodes, what, how)
+
+
+def _solved(plan: Plan, problem: Problem) -> Solution:
+    return solvers.solve(problem, plan.certificate.solver if plan.certificate.solver in solvers.SOLVERS else "dp")
+
+
+def _compared(plan: Plan, small: Formulation, levelled: Levelled, nodes: Sequence[int], what: str, how: str) -> WhyNot:
+    other = plan_of(small, levelled.solution, Origin(), plan.capacity_bytes, "search")
+    other = priced(other, small.graph, small.hardware)
+    own = {_label(small.graph, kind, decided) for kind, decided in _of(plan, small, nodes)}
+    before = {_label(small.graph, kind, d): said(d) for kind, d in decisions(plan)}
+    after = {_label(small.graph, kind, d): said(d) for kind, d in decisions(other)}
+    changed = tuple(f"{name}: {before[name]} -> {text}" for name, text in after.items() if before[name] != text)
+    first = small.sites[nodes[0]]
+    return WhyNot(
+        what,
+        how,
+        choice=choice_text(first, levelled.solution.choice[nodes[0]], plan.mesh),
+        objective_seconds=other.certificate.objective_seconds,
+        predicted_seconds=other.predicted_seconds,
+        predicted_peak_bytes=other.predicted_peak_bytes,
+        level_objective=levelled.objective,
+        changed=tuple(line for line in changed if line.partition(": ")[0] not in own),
+    )
+
+
+def _of(plan: Plan, formulation: Formulation, nodes: Sequence[int]) -> list[tuple[str, Decided]]:
+    names = {(formulation.sites[n].kind, formulation.sites[n].name) for n in nodes}
+    return [(kind, d) for kind, d in decisions(plan) if (kind, d.op if isinstance(d, OpPlan) else d.name) in names]
+
+
+def _label(graph: Graph, kind: str, decided: Decided) -> str:
+    return label(graph, Site(kind, decided.op if isinstance(decided, OpPlan) else decided.name))
+
+
+# --- as text --------------------------------------------------------------------------------------------------------
+
+
+def text(explained: Explained) -> str:
+    """The table of cost parts, and the answer to "why not"."""
+    plan = explained.plan
+    head = ("choice of", "", "compute", "repeated", "communication", "memory", "runner-up", "costs more", "decided by")
+    lines = [head, *map(_row_cells, explained.rows[:SHOWN] if not explained.why_not else explained.rows)]
+    hidden = explained.rows[SHOWN:] if not explained.why_not else ()
+    if hidden:
+        lines.append((f"{len(hidden)} more", "", *_cells(_added(row.parts for row in hidden)), "", "", ""))
+    outputs = explained.outputs_seconds
+    if outputs:
+        lines.append(("outputs", "", "0 s", "0 s", format_seconds(outputs, 4), "0 B", "", "", ""))
+    total = replace(explained.total, communication_seconds=explained.total.communication_seconds + outputs)
+    lines.append(("all choices", "", *_cells(total), "", "", ""))
+    simulated = ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)")
+    result = [*table(lines), "", *table([*certificate_rows(plan), simulated])]
+    if explained.why_not:
+        result += ["", *_why_lines(plan, explained.why_not)]
+    result += [f"note: {note}" for note in explained.notes]
+    return "\n".join(result)
+
+
+def _row_cells(row: Row) -> tuple[str, ...]:
+    name = f"{row.name} ({row.times}x)" if row.times > 1 else row.name
+    extra = signed_seconds(row.parts.runner_up_seconds) if row.parts.runner_up else ""
+    return (name, row.choice, *_cells(row.parts), row.parts.runner_up or "none", extra, row.decided_by)
+
+
+def _cells(parts: Parts) -> tuple[str, str, str, str]:
+    seconds = (parts.compute_seconds, parts.repeated_seconds, parts.communication_seconds)
+    compute, repeated, communication = (format_seconds(x, 4) for x in seconds)
+    return compute, repeated, communication, format_bytes(parts.memory_bytes, 4)
+
+
+def _why_lines(plan: Plan, why: WhyNot) -> list[str]:
+    lines = [f"why not {why.how} at {why.where}?"]
+    if why.reason:
+        return [*lines, f"  {why.reason}"]
+    apart = why.objective_seconds - plan.certificate.objective_seconds
+    step = why.predicted_seconds - plan.predicted_seconds
+    rows = [
+        ("  objective", f"{format_seconds(why.objective_seconds)}, {_more(apart, plan.certificate.objective_seconds)}"),
+        ("  predicted step", f"{format_seconds(why.predicted_seconds)}, {_more(step, plan.predicted_seconds)}"),
+        (
+            "  memory per device",
+            f"{format_bytes(why.predicted_peak_bytes)}, was {format_bytes(plan.predicted_peak_bytes)}",
+        ),
+    ]
+    lines += table([("  chosen instead", why.choice), *rows])
+    shown = why.changed[:CHANGED]
+    more = f" and {len(why.changed) - len(shown)} more" if len(why.changed) > len(shown) else ""
+    lines.append(f"  other decisions that change with it: {len(why.changed) or 'none'}")
+    return lines + [f"    {line}" for line in shown] + ([f"   {more}"] if more else [])
+
+
+def _more(seconds: float, whole: float) -> str:
+    if not seconds:
+        return "the same"
+    return f"{format_seconds(abs(seconds), 3)} ({abs(seconds) / whole:.2%}) {'more' if seconds > 0 else 'less'}"
+
+
+def as_dict(explained: Explained) -> dict[str, Any]:
+    """For `--json`: seconds and bytes."""
+    plan = explained.plan
+    return {
+        "rows": [asdict(row) for row in explained.rows],
+        "total": asdict(explained.total),
+        "outputs_seconds": explained.outputs_seconds,
+        "objective_seconds": plan.certificate.objective_seconds,
+        "lower_bound_seconds": plan.certificate.lower_bound_seconds,
+        "predicted_seconds": plan.predicted_seconds,
+        "why_not": asdict(explained.why_not) if explained.why_not else None,
+        "notes": list(explained.notes),
+    }

@@ -1,0 +1,158 @@
+"""What differs between two plans of a model: decisions, repeated modules grouped, and what that is said to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import OpPlan, Plan
+from autoshard.replay.reevaluate import decisions, origin
+from autoshard.rules import candidates, find
+from autoshard.text import plan_words
+from autoshard.text.explain import fold
+from autoshard.text.plan_summary import table
+from autoshard.units import format_bytes, format_seconds, signed_seconds
+
+SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Change:
+    """A decision, or `times` equal ones of repeated modules; `seconds`: what the second plan's cost more, together."""
+
+    name: str
+    one: str
+    other: str
+    seconds: float
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`missing`: decisions that only one of the plans has, when they are of different graphs.
+
+    Figures are those that each plan was made with; `notes` say where that was by another version or profile.
+    """
+
+    one: Plan
+    other: Plan
+    changes: tuple[Change, ...]
+    same: int
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Decision:
+    name: str
+    said: str
+    seconds: float
+
+
+def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference:
+    """Decisions answer to each other by name."""
+    first, second = _decided(one, graph), _decided(other, other_graph)
+    common = [key for key in first if key in second]
+    changed = [key for key in common if first[key].said != second[key].said]
+    missing = [d.name for a, b in ((first, second), (second, first)) for key, d in a.items() if key not in b]
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    names: dict[tuple[str, str, str], str] = {}
+    for key in changed:
+        a, b = first[key], second[key]
+        group = (fold(a.name), a.said, b.said)
+        groups.setdefault(group, []).append(b.seconds - a.seconds)
+        names.setdefault(group, a.name)
+    rows = [
+        Change(group[0] if len(found) > 1 else names[group], group[1], group[2], sum(found), len(found))
+        for group, found in groups.items()
+    ]
+    rows.sort(key=lambda row: -abs(row.seconds))
+    notes = [f"{name}: {note}" for name, plan in (("A", one), ("B", other)) for note in origin(plan)]
+    return Difference(one, other, tuple(rows), len(common) - len(changed), tuple(missing), tuple(notes))
+
+
+def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
+    known = candidates(graph, plan.mesh)
+    found = {}
+    for kind, decided in decisions(plan):
+        seconds = decided.parts.compute_seconds + decided.parts.communication_seconds
+        if isinstance(decided, OpPlan):
+            op = graph.by_op[decided.op]
+            said = plan_words.strategy_words(op, find(graph, op, plan.mesh, known, decided.strategy), graph, plan.mesh)
+            name = f"{op.module} {op.target.partition('.')[2]}".strip()
+            found[kind, op.name] = _Decision(name, said, seconds)
+        else:
+            said = plan_words.placement_words(decided.layout, plan.mesh)
+            found[kind, decided.path] = _Decision(f"{kind} {decided.path}", said, seconds)
+    return found
+
+
+def text(found: Difference) -> str:
+    """The two predictions, then a line for each group of decisions that differ."""
+    lines = table([("", "A", "B", "B - A"), *_figures(found.one, found.other)])
+    if found.missing:
+        names = ", ".join(found.missing[:5]) + (" …" if len(found.missing) > 5 else "")
+        lines += ["", f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"]
+    if not found.changes:
+        same = (
+            f"the {found.same} that both have are the same"
+            if found.missing
+            else f"all {found.same} decisions are the same"
+        )
+        return "\n".join([*lines, "", same, *_notes(found)])
+    differ = sum(change.times for change in found.changes)
+    lines += ["", f"{differ} decisions differ, {found.same} are the same", ""]
+    rows: list[Sequence[str]] = [("choice of", "A", "B", "B costs more")]
+    rows += map(_cells, found.changes[:SHOWN])
+    more = found.changes[SHOWN:]
+    if not more and not found.missing:
+        unchanged, total = map(signed_seconds, rest(found))
+        rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
+    return "\n".join([*lines, *table(rows), *([f"and {len(more)} more groups"] if more else []), *_notes(found)])
+
+
+def _notes(found: Difference) -> list[str]:
+    return [f"note: {note}" for note in found.notes]
+
+
+def rest(found: Difference) -> tuple[float, float]:
+    """Seconds that choices which stay cost more by what now reaches them, and that all choices do."""
+    total = found.other.certificate.objective_seconds - found.one.certificate.objective_seconds
+    return total - sum(change.seconds for change in found.changes), total
+
+
+def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
+    def seconds(name: str, a: float, b: float) -> Sequence[str]:
+        return name, format_seconds(a), format_seconds(b), signed_seconds(b - a)
+
+    size = other.predicted_peak_bytes - one.predicted_peak_bytes
+    sizes = map(format_bytes, (one.predicted_peak_bytes, other.predicted_peak_bytes))
+    return [
+        ("mesh", str(one.mesh), str(other.mesh), ""),
+        ("hardware", one.hardware, other.hardware, ""),
+        ("level", str(one.search.level), str(other.search.level), ""),
+        seconds("predicted step", one.predicted_seconds, other.predicted_seconds),
+        seconds("objective", one.certificate.objective_seconds, other.certificate.objective_seconds),
+        ("memory per device", *sizes, ("-" if size < 0 else "+") + format_bytes(abs(size))),
+    ]
+
+
+def _cells(change: Change) -> Sequence[str]:
+    name = f"{change.name} ({change.times}x)" if change.times > 1 else change.name
+    return name, change.one, change.other, signed_seconds(change.seconds)
+
+
+def as_dict(found: Difference) -> dict[str, Any]:
+    """For `--json`: seconds and bytes, second plan minus first."""
+    one, other = found.one, found.other
+    return {
+        "predicted_seconds": other.predicted_seconds - one.predicted_seconds,
+        "objective_seconds": other.certificate.objective_seconds - one.certificate.objective_seconds,
+        "predicted_peak_bytes": other.predicted_peak_bytes - one.predicted_peak_bytes,
+        "changes": [asdict(change) for change in found.changes],
+        "same": found.same,
+        "missing": list(found.missing),
+        "notes": list(found.notes),
+    }

@@ -1,0 +1,335 @@
+"""What the CLI prints: a plan, a timeline, and the profiles, as text tables and as JSON-ready dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autoshard.cluster.hardware import parse_hardware
+from autoshard.costs.bands import Band, family, step_band
+from autoshard.ir import plan_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Candidate, Plan, RedistributionPlan
+from autoshard.redistribute import LOCAL
+from autoshard.replay.command_line import style_of
+from autoshard.replay.reevaluate import resimulated
+from autoshard.text import plan_words
+from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.cluster.hardware import Hardware
+    from autoshard.search.pareto_front import Point
+    from autoshard.simulate import Timeline
+
+SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has stands in the list of profiles
+SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
+
+
+def summary(plan: Plan, graph: Graph) -> str:
+    """The printed plan: what was chosen, block by block, and what it is predicted to cost."""
+    where = f"{plan.mesh} ({plan.mesh.size} devices) of {plan.hardware}"
+    lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", ""]
+    lines += _block_table(plan, graph)
+    lines += ["", *_figures(plan, graph)]
+    if plan.search.meshes:
+        lines += ["", *mesh_table(plan)]
+    lines += [f"note: {note}" for note in plan.search.notes]
+    return "\n".join(lines)
+
+
+def purpose(plan: Plan, graph: Graph) -> str:
+    """The optimizer, or that nothing is trained."""
+    if graph.loss:
+        return plan.optimizer
+    return "inference: no scalar output to train on" if graph.training else "inference"
+
+
+def _block_table(plan: Plan, graph: Graph) -> list[str]:
+    rows: list[Sequence[str]] = [("module", "operator", "strategy", "communicated before it")]
+    parameters = {parameter.tensor for parameter in graph.parameters}
+    for block in plan_words.blocks(plan, graph):
+        total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
+        shown = [row for row in block.rows if _is_shown(row, parameters, total)]
+        if not shown:
+            continue
+        rows.append((block.title, "", "", ""))
+        for row in shown:
+            moves = move_lines(row.moves, graph) or [""]
+            rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words, moves[0]))
+            rows += [("", "", "", move) for move in moves[1:]]
+    return table(rows)
+
+
+def _is_shown(row: plan_words.Row, parameters: set[str], block_total: float) -> bool:
+    uses_parameter = any(operand in parameters for operand in row.op.operands)
+    costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
+    return uses_parameter or costly or any(map(collectives, row.moves))
+
+
+def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
+    """What is communicated, a line each: `x: all-reduce over tp, 3 MiB, 22 us`; nothing for slices, masks and pads.
+
+    Parameters of one op that move alike share a line. Sizes are of whole tensors, seconds forward and backward.
+    """
+    paths = {parameter.tensor: parameter.path for parameter in graph.parameters}
+    groups: dict[tuple[str, str], list[RedistributionPlan]] = {}
+    for move in moves:
+        done = collectives(move, graph.loss is not None and graph.tensor(move.tensor).requires_grad)
+        if done:
+            groups.setdefault(("" if move.tensor in paths else move.tensor, done), []).append(move)
+    lines = []
+    for (_, done), group in groups.items():
+        names = ", ".join(paths.get(move.tensor, move.tensor).rpartition(".")[2] for move in group)
+        size = format_bytes(sum(graph.tensor(move.tensor).bytes for move in group), 3)
+        seconds = format_seconds(sum(move.forward_seconds + move.backward_seconds for move in group), 3)
+        lines.append(f"{names}: {done}, {size}, {seconds}")
+    return lines
+
+
+def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
+    """`all-reduce over tp and dp`, `all-gather over tp in backward`; empty where every step is local.
+
+    A value that is not `differentiable` has no backward.
+    """
+    axes: dict[str, list[str]] = {}
+    for step in move.steps:
+        for action, where in ((step.forward, ""), (step.backward, " in backward")):
+            if action and action not in LOCAL and (differentiable or not where):
+                axes.setdefault(f"{action.replace('_', '-')} over {{}}{where}", []).append("+".join(step.axes))
+    return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
+
+
+def _figures(plan: Plan, graph: Graph) -> list[str]:
+    compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
+    moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
+    updated = sum(parameter.parts.compute_seconds for parameter in plan.parameters)
+    memory = format_bytes(plan.predicted_peak_bytes)
+    if math.isfinite(plan.capacity_bytes):
+        memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
+    rows = [
+        ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated), {difference(plan)}"),
+        ("  operators", format_seconds(compute) + (", forward and backward" if graph.loss else "")),
+        ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
+        *([("  optimizer", format_seconds(updated))] if updated else []),
+        ("  error band", str(error_band(plan, graph))),
+        ("memory per device", memory),
+        *certificate_rows(plan),
+    ]
+    others = [c for c in plan.search.candidates if c.outcome != "chosen"]
+    if others:
+        names = ["also simulated", *[""] * len(others)]
+        rows += zip(names, map(candidate_words, others), strict=False)
+    if plan.search.pins:
+        rows.append(("pinned", ", ".join(plan.search.pins)))
+    if plan.search.cut_short:
+        rows.append(
+            ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
+        )
+    return table([*rows, ("plan", plan_json.plan_hash(plan))])
+
+
+def error_band(plan: Plan, graph: Graph) -> Band:
+    """How sure the predicted step is: the errors of the constants, weighed by what the step spends where."""
+    seconds: dict[str, float] = {}
+    for op in plan.ops:
+        kind = family(graph.by_op[op.op].target)
+        seconds[kind] = seconds.get(kind, 0.0) + op.forward_seconds + op.backward_seconds
+    seconds["collective"] = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
+    dtype = "bfloat16" if plan.precision == "bf16-mixed" else "float32"
+    return step_band(parse_hardware(plan.hardware_text), seconds, dtype)
+
+
+def difference(plan: Plan) -> str:
+    """How far the simulated step is from the objective of the additive problem, which nothing overlaps in."""
+    apart = plan.predicted_seconds - plan.certificate.objective_seconds
+    if abs(apart) < 1e-6 * plan.predicted_seconds:
+        return "equal to the objective"
+    return f"{format_seconds(abs(apart), 3)} {'above' if apart > 0 else 'below'} the objective"
+
+
+def candidate_words(candidate: Candidate) -> str:
+    """`19.98 ms: only Megatron's strategies`, and its memory where that was too much."""
+    words = f"{format_seconds(candidate.predicted_seconds)}: {candidate.name}"
+    if candidate.outcome == "too large":
+        words += f" (too large: {format_bytes(candidate.predicted_peak_bytes)})"
+    return words
+
+
+def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What was minimised, its bound and the gap between them."""
+    certificate, level = plan.certificate, plan.search.level
+    objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
+    how = f"({certificate.solver}, {certificate.status}{space(plan)})"
+    if level == 2:
+        known = "no lower bound" if gap(plan) is None else f"lower bound {bound}, gap {gap_words(plan)}"
+        row = ("objective", f"{objective}, {known} {how}")
+        return [row, *_optimum_rows(plan)]
+    show = format_bytes if level == 1 else format_seconds
+    name = "least memory as the solver counts" if level == 1 else "communication and repeated work"
+    found, least = show(certificate.level_objective), show(certificate.level_bound)
+    known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
+    text = f"{name} {found}, {known} ({certificate.solver}, {certificate.status}{space(plan)})"
+    return [("objective", objective), (f"level {level}", text)]
+
+
+def space(plan: Plan) -> str:
+    """What bound and optimum are of, where not of all plans: ` among Megatron's strategies, with the pins`."""
+    style = " among Megatron's strategies" if any(style_of(op) == "megatron" for op in plan.ops) else ""
+    kept = [" with the pins"] if plan.search.pins else []
+    kept += [] if plan.search.all_to_all else [" without all-to-all"]
+    return ",".join([style, *kept] if style else kept)
+
+
+def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The additive optimum and its own gap, where another plan has the faster program."""
+    bound = plan.certificate.lower_bound_seconds
+    for tried in plan.search.candidates:
+        solved = tried.name.startswith(("optimum", "best found"))
+        if solved and tried.outcome == "not better" and tried.objective_seconds > 0:
+            share = max(0.0, 1 - bound / tried.objective_seconds)
+            text = f"{format_seconds(tried.objective_seconds)}, gap {share:.2%}; its program is slower"
+            return [("  solver's optimum" if tried.name.startswith("optimum") else "  solver's best", text)]
+    return []
+
+
+MESHES_SHOWN = 6
+
+
+def mesh_table(plan: Plan) -> list[str]:
+    """The meshes tried, the best first."""
+    rows: list[Sequence[str]] = [("mesh", "predicted step", "memory per device", "")]
+    for tried in plan.search.meshes[:MESHES_SHOWN]:
+        made = tried.predicted_seconds > 0
+        step = format_seconds(tried.predicted_seconds) if made else ""
+        memory = format_bytes(tried.predicted_peak_bytes) if made else ""
+        rows.append((str(tried.mesh), step, memory, tried.outcome))
+    rest = plan.search.meshes[MESHES_SHOWN:]
+    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(tried.outcome for tried in rest).items())
+    return table(rows) + ([f"and {len(rest)} more: {outcomes}"] if rest else [])
+
+
+def front_table(points: Sequence[Point]) -> list[str]:
+    """The front of time against memory: each row is faster than the next, and larger."""
+    rows: list[Sequence[str]] = [("time against memory", "memory per device", "objective", "")]
+    for point in points:
+        if point.front:
+            figures = (format_seconds(point.predicted_seconds), format_bytes(point.predicted_peak_bytes))
+            fits = "" if point.fits else "above the memory limit"
+            rows.append((*figures, format_seconds(point.objective_seconds), fits))
+    return table(rows)
+
+
+def gap(plan: Plan) -> float | None:
+    """(objective - lower bound) / objective, of what the level minimises; None where no bound was proved."""
+    certificate = plan.certificate
+    objective, bound = certificate.objective_seconds, certificate.lower_bound_seconds
+    if plan.search.level != 2:
+        objective, bound = certificate.level_objective, certificate.level_bound
+    return max(0.0, 1 - bound / objective) if bound > 0 and objective > 0 else None
+
+
+def gap_words(plan: Plan) -> str:
+    share = gap(plan)
+    return "not known" if share is None else f"{share:.2%}"
+
+
+def next_command(plan: Plan, graph: Graph, out: str) -> str:
+    """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
+    per_node = parse_hardware(plan.hardware_text).devices_per_node
+    if graph.loss is None:
+        check = "" if plan.model.endswith(".json") else f"autoshard verify {out}; "
+        return f"{check}without a loss train.py has nothing to train: import {out}/model_parallel.py in code of yours"
+    if plan.mesh.size > per_node:
+        return f"{out}/README.md says how to start it on {-(-plan.mesh.size // per_node)} nodes"
+    return f"torchrun --nproc-per-node {plan.mesh.size} {out}/train.py --backend gloo --steps 5"
+
+
+def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
+    """A simulated step in a few lines: its length and how sure it is, each stream, the memory peak."""
+    rows: list[Sequence[str]] = [("step", format_seconds(timeline.step_seconds), str(error_band(plan, graph)))]
+    for stream, seconds in timeline.busy_seconds:
+        share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
+        rows.append((f"  {stream}", format_seconds(seconds), share))
+    rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
+    rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
+    notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds)]
+    return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
+
+
+def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph) -> dict[str, Any]:
+    """A simulated step for `--json`; seconds and bytes."""
+    return {
+        "step_seconds": timeline.step_seconds,
+        "error_band": vars(error_band(plan, graph)),
+        "busy_seconds": dict(timeline.busy_seconds),
+        "peak_bytes": timeline.peak_bytes,
+        "peak_at_seconds": timeline.peak_at_seconds,
+        "peak_tensors": [[held.name, held.kind, held.bytes] for held in timeline.peak_tensors],
+        "static_bytes": timeline.static_bytes,
+        "events": len(timeline.events),
+    }
+
+
+def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
+    """The plan's figures for `--json`; seconds and bytes."""
+    return {
+        "model": plan.model,
+        "mesh": dict(plan.mesh.axes),
+        "hardware": plan.hardware,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
+        "plan_hash": plan_json.plan_hash(plan),
+        "graph_hash": plan.graph_hash,
+        "ops": len(graph.ops),
+        "predicted_seconds": plan.predicted_seconds,
+        "error_band": vars(error_band(plan, graph)),
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "capacity_bytes": plan.capacity_bytes if math.isfinite(plan.capacity_bytes) else None,
+        "redistributions": len(plan.redistributions),
+        "solver": plan.certificate.solver,
+        "status": plan.certificate.status,
+        "objective_seconds": plan.certificate.objective_seconds,
+        "lower_bound_seconds": plan.certificate.lower_bound_seconds,
+        "gap": gap(plan),
+        "level": plan.search.level,
+        "level_objective": plan.certificate.level_objective,
+        "level_bound": plan.certificate.level_bound,
+        "simulated_above_objective_seconds": plan.predicted_seconds - plan.certificate.objective_seconds,
+        "pins": list(plan.search.pins),
+        "candidates": [vars(candidate) for candidate in plan.search.candidates],
+        "meshes": [vars(tried) | {"mesh": str(tried.mesh)} for tried in plan.search.meshes],
+        "notes": list(plan.search.notes),
+        "cut_short": plan.search.cut_short,
+    }
+
+
+def file_names(files: Iterable[str]) -> str:
+    """`README.md, runtime/, train.py`: files of a folder are not listed."""
+    names = sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in files})
+    return ", ".join(names)
+
+
+def profile_table(profiles: Mapping[str, Hardware]) -> str:
+    """One line a profile."""
+    rows: list[Sequence[str]] = [("profile", "memory", "peak", "links, innermost first", "what it is")]
+    for name, hardware in profiles.items():
+        dtype, flops = next(
+            (peak for name in SHOWN_DTYPES for peak in hardware.peaks if peak[0] == name), hardware.peaks[0]
+        )
+        peak = f"{format_flop_rate(flops, 3)} {dtype}"
+        links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
+        rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
+    return "\n".join(table(rows))
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns, two spaces apart; the last column is not padded, nor is a row of a lone first cell."""
+    tabular = [row for row in rows if any(row[1:])]
+    widths = [max((len(cell) for cell in column), default=0) for column in zip(*tabular, strict=True)][:-1]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*padded, row[-1]]).rstrip() if any(row[1:]) else row[0])
+    return lines

@@ -1,0 +1,191 @@
+"""A plan in a reader's words: what each strategy does, and rows grouped into distinct blocks with repeats folded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from autoshard import rules
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import Layout, Partial, Replicate, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan
+from autoshard.rules.algebra.strategy import Choice, Strategy
+
+# (target, operand position, dim of it) -> what a person calls a split of that dim.
+_NAMED_SPLITS = {
+    ("aten.linear", 1, 0): "column-parallel",
+    ("aten.linear", 1, 1): "row-parallel",
+    ("autoshard.linear_in_out", 1, 1): "column-parallel",
+    ("autoshard.linear_in_out", 1, 0): "row-parallel",
+    ("aten.embedding", 0, 0): "vocabulary-parallel",
+    ("aten.embedding", 0, 1): "hidden dim split",
+    ("autoshard.embedding_bags", 0, 0): "rows of the table split",
+    ("autoshard.embedding_bags", 0, 1): "columns of the table split",
+    ("aten.scaled_dot_product_attention", 0, 0): "batch split",
+    ("aten.scaled_dot_product_attention", 0, 1): "heads split",
+    ("aten.scaled_dot_product_attention", 0, 2): "query positions split",
+    ("aten.cross_entropy_loss", 0, 1): "vocabulary-parallel",
+    ("aten.conv2d", 1, 0): "output channels split",
+    ("aten.conv2d", 1, 1): "input channels split",
+    ("aten.conv2d", 0, 2): "height split",
+    ("aten.conv2d", 0, 3): "width split",
+    ("aten.gru_cell", 2, 0): "hidden units split",
+    ("aten.lstm_cell", 3, 0): "hidden units split",
+    ("autoshard.experts", 1, 0): "experts split",
+    ("autoshard.experts", 1, 1): "experts' inner dim split",
+}
+_NAMED_CHOICES = {("autoshard.experts", "t+e"): "experts split, tokens sent to them"}
+_NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op of a block: `module` is relative to the block, `moves` the redistributions made for it."""
+
+    module: str
+    op: Op
+    plan: OpPlan
+    strategy: Strategy
+    words: str
+    moves: tuple[RedistributionPlan, ...]
+
+    @property
+    def result(self) -> str:
+        return str(self.strategy.results[0]) if self.strategy.results else ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive equal blocks, written once: `names` are the module paths of all of them."""
+
+    names: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        first, last = self.names[0] or "(the model itself)", self.names[-1]
+        return first if len(self.names) == 1 else f"{first} … {last} ({len(self.names)}x)"
+
+
+def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
+    """The ops in execution order, cut where the block changes, equal neighbours folded."""
+    found: list[tuple[str, list[Row]]] = []
+    for row, owner in _rows(plan, graph):
+        if not found or found[-1][0] != owner:
+            found.append((owner, []))
+        found[-1][1].append(row)
+    folded: list[Block] = []
+    for owner, rows in found:
+        last = folded[-1] if folded else None
+        if last and _family(last.names[-1]) == _family(owner) and _signature(last.rows) == _signature(rows):
+            folded[-1] = Block((*last.names, owner), last.rows)
+        else:
+            folded.append(Block((owner,), tuple(rows)))
+    return tuple(folded)
+
+
+def _rows(plan: Plan, graph: Graph) -> list[tuple[Row, str]]:
+    """Each op's row with the module path of its block: up to the first number, as h.0 in h.0.attn."""
+    candidates = rules.candidates(graph, plan.mesh)
+    ops = {op.name: op for op in graph.ops}
+    moves: dict[str, list[RedistributionPlan]] = {}
+    for move in plan.redistributions:
+        moves.setdefault(move.consumers[0], []).append(move)
+    rows = []
+    for decided in plan.ops:
+        op = ops[decided.op]
+        strategy = rules.find(graph, op, plan.mesh, candidates, decided.strategy)
+        owner = _block_of(op.module)
+        module = op.module[len(owner) :].lstrip(".")
+        words = strategy_words(op, strategy, graph, plan.mesh)
+        rows.append((Row(module, op, decided, strategy, words, tuple(moves.get(op.name, ()))), owner))
+    return rows
+
+
+def _block_of(module: str) -> str:
+    match = _NUMBER.search(module)
+    return module[: match.end(2)] if match else ""
+
+
+def _family(owner: str) -> str | None:
+    """Blocks of one family differ in their number only; the model itself is no family."""
+    return _NUMBER.sub(r"\1#", owner) if owner else None
+
+
+def _signature(rows: tuple[Row, ...] | list[Row]) -> tuple[object, ...]:
+    return tuple(
+        (
+            row.module,
+            row.op.target,
+            str(row.strategy),
+            row.plan.decided_by,
+            tuple(_move_key(move) for move in row.moves),
+        )
+        for row in rows
+    )
+
+
+def _move_key(move: RedistributionPlan) -> tuple[object, ...]:
+    return (str(move.source), str(move.target), move.steps)
+
+
+def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
+    """`column-parallel over tp, batch split over dp`; axes of size 1 say nothing."""
+    said: dict[str, list[str]] = {}
+    for axis, choice in enumerate(strategy.choices):
+        if mesh.sizes[axis] > 1:
+            said.setdefault(_axis_words(op, strategy, choice, axis, graph), []).append(mesh.names[axis])
+    discovered = " (discovered)" if op.name in graph.rule_of else ""
+    return (", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole") + discovered
+
+
+def _axis_words(op: Op, strategy: Strategy, choice: Choice, axis: int, graph: Graph) -> str:
+    if choice.kind == "repeat":
+        return "repeated"
+    if choice.kind == "repeat_partial":
+        return "repeated with partial gradients"
+    if choice.kind == "linear":
+        return "partial sums passed on"
+    if (op.target, choice.factor) in _NAMED_CHOICES:
+        return _NAMED_CHOICES[op.target, choice.factor]
+    for position, layout in enumerate(strategy.operands):
+        dim = _split_dim(layout, axis)
+        if dim is not None and (op.target, position, dim) in _NAMED_SPLITS:
+            return _NAMED_SPLITS[op.target, position, dim]
+    return _plain_split(op, strategy, axis, graph)
+
+
+def _plain_split(op: Op, strategy: Strategy, axis: int, graph: Graph) -> str:
+    names_layouts = [*zip(op.results, strategy.results, strict=True), *zip(op.operands, strategy.operands, strict=True)]
+    for name, layout in names_layouts:
+        dim = _split_dim(layout, axis)
+        if dim is not None and name is not None:
+            return "batch split" if dim == 0 and _is_batch(graph, name) else f"dim {dim} split"
+    return "split"
+
+
+def _split_dim(layout: Layout | None, axis: int) -> int | None:
+    placement = layout.placements[axis] if layout else None
+    return placement.dim if isinstance(placement, Shard) else None
+
+
+def _is_batch(graph: Graph, name: str) -> bool:
+    """True where dim 0 is as long as that of the model's first input: the batch, unless another dim is as long."""
+    first = graph.tensor(graph.inputs[0]) if graph.inputs else None
+    return bool(first and first.shape and graph.tensor(name).shape[0] == first.shape[0])
+
+
+def placement_words(layout: Layout, mesh: Mesh) -> str:
+    """`dim 0 over dp, copied over tp`: a stored tensor's layout in words; axes of size 1 say nothing."""
+    said: dict[str, list[str]] = {}
+    for placement, name, size in zip(layout.placements, mesh.names, mesh.sizes, strict=True):
+        if size > 1:
+            said.setdefault(_placement(placement), []).append(name)
+    return ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
+
+
+def _placement(placement: Shard | Replicate | Partial) -> str:
+    if isinstance(placement, Shard):
+        return f"dim {placement.dim} cut" + (f" in each of {placement.blocks} blocks" if placement.blocks > 1 else "")
+    return "copied" if isinstance(placement, Replicate) else "a summand"

@@ -1,0 +1,1 @@
+"""The original model in float64: batches, random numbers, optimizer steps."""

@@ -1,0 +1,81 @@
+"""Seeded random parameters and buffers: zero biases and unit norms would hide faults."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection
+
+import torch
+
+from autoshard.ir.graph import Graph
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """A generator of its own for each name, so that one tensor's values don't depend on the others."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def tie(module: torch.nn.Module, graph: Graph) -> None:
+    """Makes tied parameters and buffers one object again: an exported program only shares their storage."""
+    for stored in (*graph.parameters, *graph.buffers):
+        for name in stored.ties:
+            (owner, own), (other, last) = _place(module, stored.path), _place(module, name)
+            for kept, replaced in ((owner._parameters, other._parameters), (owner._buffers, other._buffers)):
+                if own in kept and last in replaced:
+                    replaced[last] = kept[own]
+
+
+def _place(module: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner), name
+
+
+def randomise_state(module: torch.nn.Module, seed: int, buffers: Collection[str], mildly: bool = False) -> None:
+    """Every parameter and the floating ones of the named `buffers` of `module`, in place; it becomes float64.
+
+    Ties stay ties. Buffers that capture has folded into constants (masks) are not in the graph and keep their values.
+    `mildly`: within a fifth of what they are, for models that are numbers only there.
+    """
+    module.double()
+    done: set[int] = set()
+    with torch.no_grad():
+        for path, tensor in module.named_parameters():
+            if id(tensor) not in done:
+                tensor.copy_((_near if mildly else _parameter)(tensor, generator(seed, path)))
+            done.add(id(tensor))
+        for path, tensor in module.named_buffers():
+            if path in buffers and tensor.is_floating_point() and id(tensor) not in done:
+                source = generator(seed, path)
+                tensor.copy_(_near(tensor, source) if mildly else _buffer(path, tensor, source))
+            done.add(id(tensor))
+
+
+def _parameter(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Matrices keep activations of order one; vectors of one number stay near it (norm weights), others near zero."""
+    noise = torch.randn(tensor.shape, generator=source, dtype=torch.float64)
+    if tensor.dim() < 2:
+        middle = float(tensor.reshape(-1)[0]) if tensor.numel() and _constant(tensor) else 0.0
+        return middle + 0.2 * (middle or 1.0) * noise
+    rest = math.prod(tensor.shape[1:])
+    return noise * 0.8 / math.sqrt(max(1, min(tensor.shape[0], rest)))
+
+
+def _near(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Signs, zeros and infinities stay."""
+    return tensor * (0.8 + 0.4 * torch.rand(tensor.shape, generator=source, dtype=torch.float64))
+
+
+def _buffer(path: str, tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+    """Variances stay positive; tables (frequencies, masks with -inf) keep their signs and infinities."""
+    uniform = torch.rand(tensor.shape, generator=source, dtype=torch.float64)
+    if path.endswith("running_var"):
+        return 0.5 + uniform
+    if tensor.numel() and _constant(tensor):
+        return tensor + 0.6 * (uniform - 0.5)
+    return tensor * (0.9 + 0.2 * uniform)
+
+
+def _constant(tensor: torch.Tensor) -> bool:
+    return bool((tensor == tensor.reshape(-1)[0]).all()) and bool(torch.isfinite(tensor).all())

@@ -1,0 +1,35 @@
+"""One gloo process: `python -m autoshard.verify.ranks.rank_worker PACKAGE JOB RESULTS`, as torchrun starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoshard.ir.mesh import Mesh
+from autoshard.verify.ranks.job_files import load_job, save_result
+from autoshard.verify.ranks.loaded_package import load_package
+from autoshard.verify.ranks.rank_steps import run_rank
+
+
+def main(package: str, job_file: str, results: str) -> None:
+    torch.set_num_threads(1)
+    runtime = _run(Path(package), Path(job_file), Path(results))
+    dist.barrier()
+    runtime.leave()
+
+
+def _run(package: Path, job_file: Path, results: Path) -> Any:
+    """The job; nothing is left of it but its result file. Returns the package's runtime."""
+    job = load_job(job_file)
+    loaded = load_package(package)
+    mesh = loaded.runtime.ParallelMesh.from_environment(dict(Mesh.parse(job.mesh).axes), "gloo")
+    save_result(run_rank(loaded, mesh, job), results / f"rank{mesh.rank}.pt")
+    return loaded.runtime
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

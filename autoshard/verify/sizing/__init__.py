@@ -1,0 +1,1 @@
+"""The same plan at reduced sizes and on shorter mesh axes."""
