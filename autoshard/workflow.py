@@ -46,8 +46,8 @@ def read_graph(request: ModelRequest) -> Graph:
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.capture.capture import capture
-    from autoshard.verify.operator_calls import check_calls, run_emitted
     from autoshard.rules.proof.discover import with_discovered
+    from autoshard.verify.operator_calls import check_calls, run_emitted
 
     captured = capture(
         request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training

@@ -11,7 +11,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.stage_memory import STATE_BYTES
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import parameter_count
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.steps import EAGER, VOCABULARY, host_of, predicted
@@ -48,7 +48,7 @@ def scaling(data: Path) -> list[str]:
     ]
     for name, (layers, hidden, heads, tp, pp, chunks, dp, micro, batch, seconds) in SCALING.items():
         model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = Run(batch, micro, dp, tp, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
+        run = TrainingRun(batch, micro, dp, tp, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
         made = predicted(model, run, hardware, host_of(hardware)).step_seconds
         lines.append(f"| {name} | {run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
     return lines
@@ -67,7 +67,7 @@ def megatron(data: Path) -> list[str]:
     ]
     for name, (layers, hidden, heads, pp, chunks, micro, batch, full, lean) in SELECTIVE.items():
         model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
+        run = TrainingRun(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
         cases = {
             "full recomputation": (run, full),
             "selective, sequence parallel": (replace(run, recompute="selective", sequence_parallel=True), lean),
@@ -98,7 +98,7 @@ def memory(data: Path) -> list[str]:
     for name, published in FIGURE_1.items():
         layers, hidden, heads, pp, chunks, micro, batch, *_ = SELECTIVE[name]
         model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = Run(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks)
+        run = TrainingRun(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks)
         plain = predicted(model, run, hardware, Host()).memory
         lean = replace(run, recompute="selective", sequence_parallel=True)
         made = (
@@ -141,7 +141,7 @@ def reserved_memory(data: Path) -> list[str]:
             layers, hidden, heads, sequence, LLAMA_VOCABULARY, kv, inner, "swiglu", "flash", "rotary", "rms_norm",
             bias=False, tied=False,
         )  # fmt: skip
-        run = Run(
+        run = TrainingRun(
             batch * dp, batch, dp, tp, recompute="full", zero=3, sequence_parallel=tp > 1, precision="bf16-mixed"
         )  # fmt: skip
         made = predicted(model, run, hardware, Host()).memory.peak / GIB
@@ -173,7 +173,7 @@ def within_a_node(data: Path) -> list[str]:
     ]
     for name, layers, hidden, heads, tp, batch, profile, milliseconds in WITHIN_A_NODE:
         model = Transformer(layers, hidden, heads, 1024, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        hardware, run = load_hardware(profile), Run(batch, batch, 1, tp, recompute="full", precision="fp16")
+        hardware, run = load_hardware(profile), TrainingRun(batch, batch, 1, tp, recompute="full", precision="fp16")
         made = predicted(model, run, hardware, host_of(hardware)).step_seconds * 1e3
         lines.append(f"| {name} | {milliseconds} | {made:.0f} | {made / milliseconds - 1:+.1%} |")
     return lines
@@ -193,7 +193,10 @@ MINDSPEED = {
     "Qwen 14B": (40, 5120, 13696, 40, 40, 151_936, 2048, 8, 1, 4, 64, "bf16", "flash", 1560),
 }
 # MindFormers r1.0: PanGu-alpha 2.6B on 8 Ascend 910A, DP 8, full recomputation, optimizer sharded; tokens/s a device.
-PANGU = (Transformer(32, 2560, 32, 1024, 40_000, **EAGER), Run(128, 16, 8, recompute="full", zero=1, precision="fp16"))  # type: ignore[arg-type]
+PANGU = (
+    Transformer(32, 2560, 32, 1024, 40_000, **EAGER),
+    TrainingRun(128, 16, 8, recompute="full", zero=1, precision="fp16"),
+)  # type: ignore[arg-type]
 PANGU_TOKENS = 4075
 
 
@@ -219,7 +222,7 @@ def ascend(data: Path) -> list[str]:
     return [*lines, "", f"Mean absolute error {mean:.1%}, signed {bias:+.1%}, of {len(found)} runs."]
 
 
-def _ascend_runs() -> Iterator[tuple[str, str, Transformer, Run, int]]:
+def _ascend_runs() -> Iterator[tuple[str, str, Transformer, TrainingRun, int]]:
     for name, row in MINDSPEED.items():
         layers, hidden, inner, heads, kv, words, length, tp, pp, micro, batch, precision, attention, tokens = row
         model = Transformer(
@@ -229,7 +232,7 @@ def _ascend_runs() -> Iterator[tuple[str, str, Transformer, Run, int]]:
             name,
             "ascend-910b2",
             model,
-            Run(batch, micro, 1, tp, pp, sequence_parallel=tp > 1, precision=precision),
+            TrainingRun(batch, micro, 1, tp, pp, sequence_parallel=tp > 1, precision=precision),
             tokens,
         )
     yield "PanGu-alpha 2.6B", "ascend-910a", *PANGU, PANGU_TOKENS

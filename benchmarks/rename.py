@@ -1,9 +1,10 @@
 """Applies the recorded renames to a checkout of an older tree: files move, imports, dotted names and paths follow.
 
-    python benchmarks/rename.py TREE
+    python benchmarks/rename.py TREE [--classes]
 
 `renames.toml` maps modules to modules, and classes (`module:Class`) to names. What an import binds is renamed with it;
-a name that is already taken in that file is told and left. Texts that the package writes don't change.
+a name that is already taken in that file is told and left. `--classes` is for a tree whose files have moved already.
+Texts that the package writes don't change.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def main() -> int:
     modules: dict[str, str] = table["modules"]
     classes = {tuple(key.split(":")): new for key, new in table["classes"].items()}
     names = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    modules = {old: new for old, new in modules.items() if old != new}
-    shadowed = exported(root)  # `from autoshard.rules import instance` is the function that the folder hands out
+    modules = {} if "--classes" in sys.argv else {old: new for old, new in modules.items() if old != new}
+    handed = exported(root, modules)  # `from autoshard.rules import instance` is the function that the folder hands out
+    shadowed = {f"{folder}.{name}" for folder, name in handed}
+    classes |= {key: classes[home, key[1]] for key, home in handed.items() if (home, key[1]) in classes}
     files = [root / name for name in names if name.endswith(TEXTS) or name == ".ci/run"]
     for path in files:
         if path.relative_to(root).as_posix() in KEEP or not path.is_file():
@@ -48,13 +51,14 @@ def dotted(root: Path, path: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def exported(root: Path) -> set[str]:
-    """The dotted names that a folder's `__init__` binds to something of its modules."""
-    found = set()
+def exported(root: Path, modules: dict[str, str]) -> dict[tuple[str, str], str]:
+    """(folder, name) that a folder's `__init__` hands out -> the module, by its new name, that it is from."""
+    found = {}
     for path in root.glob("autoshard/**/__init__.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module != dotted(root, path):
-                found |= {f"{dotted(root, path)}.{alias.name}" for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and node.module and node.module != dotted(root, path):
+                home = modules.get(node.module, node.module)
+                found |= {(dotted(root, path), alias.name): home for alias in node.names}
     return found
 
 
@@ -73,6 +77,8 @@ def renamed_text(text: str, modules: dict[str, str]) -> str:
         around = text[max(match.start() - 1, 0) : match.end() + 1]
         return match.group() if around in kinds else modules[match.group()]
 
+    if not modules:
+        return text
     longest = sorted((old for old, new in modules.items() if old != new), key=len, reverse=True)
     text = re.sub(r"(?<![\w.\0])(" + "|".join(map(re.escape, longest)) + r")(?![\w(])", name, text)
     paths = {in_package(old): in_package(new) for old, new in modules.items()}
@@ -94,11 +100,13 @@ def renamed_python(
     names = {old: new for old, new in modules.items() if old not in shadowed}
     for scope in ast.walk(tree):
         if isinstance(scope, ast.Module | ast.FunctionDef):
-            bound = {old: new for (home, old), new in classes.items() if home == module and scope is tree}
+            home = modules.get(module, module)
+            bound = {old: new for (owner, old), new in classes.items() if owner == home and scope is tree}
             for node in own(scope):
                 if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     edits += import_edits(node, names, classes, bound)
             edits += scope_edits(scope, bound, module)
+    edits += attribute_edits(tree, modules, classes)
     return applied(text, edits)
 
 
@@ -145,7 +153,7 @@ def import_edits(
             moved.append((folder, last if alias.asname is None else f"{last} as {alias.asname}"))
             if alias.asname is None and last != alias.name:
                 bound[alias.name] = last
-        elif name := classes.get((node.module or "", alias.name)):
+        elif name := classes.get((modules.get(node.module or "", node.module or ""), alias.name)):
             end = alias.col_offset + len(alias.name)
             edits.append((alias.lineno, alias.col_offset, end, name))
             if alias.asname is None:
@@ -162,6 +170,24 @@ def import_edits(
         return [(node.lineno, node.col_offset, node.end_col_offset, whole)]
     cut = [(line, 0, -1, "") for line in range(node.lineno + 1, node.end_lineno)]
     return [(node.lineno, node.col_offset, -1, whole), *cut, (node.end_lineno, 0, node.end_col_offset, "")]
+
+
+def attribute_edits(tree: ast.AST, modules: dict[str, str], classes: dict[tuple[str, ...], str]) -> list[Edit]:
+    """`module.Class`, where the module was imported by name."""
+    home: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            full = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            home |= {name: modules.get(path, path) for name, path in full.items()}
+    edits: list[Edit] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in home:
+            new = classes.get((home[node.value.id], node.attr))
+            if new is not None and node.end_col_offset is not None:
+                edits.append(
+                    (node.end_lineno or node.lineno, node.end_col_offset - len(node.attr), node.end_col_offset, new)
+                )
+    return edits
 
 
 def use_edits(node: ast.AST, bound: dict[str, str]) -> list[Edit]:

@@ -72,11 +72,11 @@ def measure_estimate(tp: int, pp: int, dp: int, micro_batch: int) -> dict[str, A
     """`estimate` from the numbers to the step: graph, program, simulation and every slot of the pipeline."""
     from autoshard.cluster.hardware import load_hardware
     from autoshard.estimate.step import estimate
-    from autoshard.estimate.transformer import Run, Transformer
+    from autoshard.estimate.transformer import TrainingRun, Transformer
 
     hardware, gpt3 = load_hardware(HARDWARE), Transformer(96, 12288, 96, 2048, 51200)
     start = time.process_time()
-    made = estimate(gpt3, Run(BATCH, micro_batch, dp, tp, pp, recompute="full"), hardware)
+    made = estimate(gpt3, TrainingRun(BATCH, micro_batch, dp, tp, pp, recompute="full"), hardware)
     return {"devices": made.run.devices, "events": len(made.placed), "simulate": time.process_time() - start}
 
 

@@ -21,7 +21,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -41,7 +41,7 @@ class Row:
     """One measured step. `workload` is what a person would hold fixed while choosing the split."""
 
     model: Transformer
-    run: Run
+    run: TrainingRun
     measured_seconds: float
     workload: tuple[object, ...]
 
@@ -56,7 +56,7 @@ def vtrain(path: Path) -> list[Row]:
             number["# layers"], number["hidden size"], number["attention heads"], number["sequence length"],
             VOCABULARY, **EAGER,  # type: ignore[arg-type]
         )  # fmt: skip
-        run = Run(
+        run = TrainingRun(
             number["global batch"], number["micro batch"], number["data parallelism"], number["tensor parallelism"],
             number["pipeline parallelism"], recompute="full",
         )  # fmt: skip
@@ -76,7 +76,7 @@ def _without_outliers(rows: list[Row]) -> list[Row]:
 
 
 @lru_cache(maxsize=65536)
-def predicted(model: Transformer, run: Run, hardware: Hardware, host: Host) -> Estimate:
+def predicted(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host) -> Estimate:
     return estimate(model, run, hardware, host)
 
 
@@ -306,7 +306,7 @@ def recomputed(rows: Sequence[Row], hardware: Hardware) -> list[str]:
     ]
     for tp in (1, 2, 4, 8):
         model = Transformer(2, 2048, 16, 1024, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        layers = [pieces(build(model, Run(b, b, 1, tp), hardware), hardware).layer for b in SLOPE]
+        layers = [pieces(build(model, TrainingRun(b, b, 1, tp), hardware), hardware).layer for b in SLOPE]
         both = [layer.forward_seconds + layer.backward_seconds for layer in layers]
         again = [layer.forward_seconds for layer in layers]
         kinds = (_layer_slope(rows, tp), _slope(both), _slope(both) + _slope(again))

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.ir.mesh import Mesh
-from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from tests.meter import Meter
 
 COLLECTIVES = ("all_reduce", "all_to_all_single", "batch_isend_irecv")
 PHASES = ("forward", "backward", "optimizer")
 
 
-def measure(package: Package, mesh: Any) -> dict[str, Any]:
+def measure(package: LoadedPackage, mesh: Any) -> dict[str, Any]:
     """Bytes of the tensors that stay, and the peak of each phase above them with the operator after which it comes."""
     model = package.model.build_model(mesh)
     package.runtime.init_parameters(model)

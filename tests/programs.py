@@ -13,9 +13,9 @@ from autoshard.ir.program import (
     GradientBucket,
     Instruction,
     LocalAttribute,
+    LocalValue,
     Program,
     ProgramParameter,
-    Value,
 )
 from autoshard.redistribute import BACKWARD, FORWARD, dim_cuts, kind
 from autoshard.redistribute.direct import direct_steps
@@ -27,7 +27,7 @@ class Maker:
     """Collects values and instructions; layouts are text (`S0 R`). Every method returns the new value's name."""
 
     mesh: Mesh
-    values: list[Value] = field(default_factory=list)
+    values: list[LocalValue] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     parameters: list[ProgramParameter] = field(default_factory=list)
     buffers: list[ProgramParameter] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Maker:
     def value(self, name: str, shape: tuple[int, ...], layout: str, dtype: str = "float32", grad: bool = True) -> str:
         parsed = Layout.parse(layout)
         sizes = local_sizes(shape, parsed, self.mesh)
-        self.values.append(Value(name, name, shape, dtype, parsed, sizes, grad))
+        self.values.append(LocalValue(name, name, shape, dtype, parsed, sizes, grad))
         return name
 
     def input(self, name: str, shape: tuple[int, ...], layout: str, dtype: str = "float32") -> str:

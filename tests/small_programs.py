@@ -15,9 +15,9 @@ from autoshard.ir.program import (
     Compute,
     GradientBucket,
     Instruction,
+    LocalValue,
     Program,
     ProgramParameter,
-    Value,
 )
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import BACKWARD, FORWARD, kind
@@ -28,7 +28,7 @@ class _Builder:
     mesh: Mesh
     dtype: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, LocalValue] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     parameters: list[tuple[Parameter, ProgramParameter]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class _Builder:
     def value(self, name: str, tensor: str, layout: str) -> str:
         parsed, info = Layout.parse(layout), self.tensors[tensor]
         sizes = local_sizes(info.shape, parsed, self.mesh)
-        self.values[name] = Value(name, tensor, info.shape, info.dtype, parsed, sizes, info.requires_grad)
+        self.values[name] = LocalValue(name, tensor, info.shape, info.dtype, parsed, sizes, info.requires_grad)
         return name
 
     def tensor(self, name: str, shape: tuple[int, ...], layout: str, grad: bool = True, dtype: str = "") -> str:

@@ -37,7 +37,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Written:
+class CalibrationFiles:
     """The two files, and what was fitted."""
 
     profile: Path
@@ -46,7 +46,7 @@ class Written:
     families: tuple[Family, ...]
 
 
-def run(request: Request) -> Written:
+def run(request: Request) -> CalibrationFiles:
     """Raises UsageError for a request that can't be met, UserError where a measuring process failed."""
     hardware = load_hardware(request.hardware)
     hardware.peak_flops(request.dtype)
@@ -62,7 +62,7 @@ def run(request: Request) -> Written:
     write_text(request.out, profile)
     if request.measured is None:
         write_text(kept, json.dumps(measured, indent=1) + "\n")
-    return Written(request.out, costs, request.measured or kept, made.families)
+    return CalibrationFiles(request.out, costs, request.measured or kept, made.families)
 
 
 def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> None:
@@ -172,7 +172,7 @@ def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path,
     return own, constants
 
 
-def summary(written: Written) -> str:
+def summary(written: CalibrationFiles) -> str:
     """What was fitted, and how to use it."""
     from autoshard.text.plan_summary import table
 
@@ -183,7 +183,7 @@ def summary(written: Written) -> str:
                       f"next: autoshard plan … --hardware {written.profile}"])  # fmt: skip
 
 
-def as_dict(written: Written) -> Mapping[str, Any]:
+def as_dict(written: CalibrationFiles) -> Mapping[str, Any]:
     """The same for `--json`."""
     return {
         "profile": str(written.profile),

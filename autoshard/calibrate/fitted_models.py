@@ -104,7 +104,7 @@ MEMORY_KINDS = ("default", "elementwise", "activation", "normalisation", "softma
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryModel:
     """Operators without matrix products. Rows: kind (index in MEMORY_KINDS), bytes (read and written). `launch` is the
     profile's launch overhead, the others are shares of `bandwidth`."""
 

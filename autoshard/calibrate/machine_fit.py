@@ -18,7 +18,7 @@ from autoshard.calibrate.fitted_models import (
     RING,
     Attention,
     Collectives,
-    Memory,
+    MemoryModel,
     Model,
     Products,
     Rows,
@@ -61,7 +61,7 @@ def calibrate(measured: Mapping[str, Any], hardware: Hardware, dtype: str, sourc
     families = [
         _fitted("matmul", products, matmul),
         _fitted("attention", Attention(peak, bandwidth), _columns(measured["attention"])),
-        _fitted("memory", Memory(bandwidth), memory),
+        _fitted("memory", MemoryModel(bandwidth), memory),
     ]
     if measured.get("collective"):
         families.append(_collectives(measured["collective"], hardware))

@@ -20,13 +20,13 @@ from autoshard.capture.passes.expert_blocks import fold_experts
 from autoshard.capture.passes.linear_layers import fold_linears
 from autoshard.capture.passes.noops import drop_noops
 from autoshard.capture.passes.op_names import rename
-from autoshard.capture.random_operators import refuse_random
 from autoshard.capture.passes.recurrent_layers import split_layers
 from autoshard.capture.passes.repeated_constants import twice_made
 from autoshard.capture.passes.repeated_heads import fold_repeats
 from autoshard.capture.passes.reshapes import merge_reshapes
 from autoshard.capture.passes.rewrite import deadcode
 from autoshard.capture.passes.sparse_gradients import dense_gradients
+from autoshard.capture.random_operators import refuse_random
 from autoshard.capture.registrations import note_registrations
 from autoshard.capture.tracing.complex_numbers import real_pairs
 from autoshard.capture.tracing.exporting import export, is_fake

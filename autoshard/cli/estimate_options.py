@@ -13,7 +13,7 @@ from autoshard.estimate.transformer import (
     PRECISIONS,
     RECOMPUTE,
     SCHEDULES,
-    Run,
+    TrainingRun,
     Transformer,
 )
 
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace")
 
 
-def read(options: argparse.Namespace) -> tuple[Transformer, Run]:
+def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
     """The numbers that the options give."""
     model = Transformer(
         options.layers,
@@ -90,7 +90,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, Run]:
         not options.untied,
         options.dropout,
     )
-    run = Run(
+    run = TrainingRun(
         options.batch,
         options.micro_batch,
         options.dp,

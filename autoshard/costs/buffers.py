@@ -27,7 +27,7 @@ from autoshard.ir.layout import (
     local_sizes,
 )
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Collective, DimCut, Value
+from autoshard.ir.program import Collective, DimCut, LocalValue
 from autoshard.redistribute import BY_INDEX
 
 MEMBERS = 16  # of a group: those looked at for the one that sends and receives most
@@ -49,7 +49,7 @@ class Tape:
 
 
 @dataclass(frozen=True)
-class Dim:
+class ExchangedDim:
     """A dim of `whole` elements, cut in parts of `lengths` in each of its blocks. `before` and `after`: elements of
     the other dims (and blocks), the former outside it."""
 
@@ -74,12 +74,12 @@ class Dim:
         return self.before > 1 and length > 1
 
 
-def gather(dim: Dim) -> float:
+def gather(dim: ExchangedDim) -> float:
     """Beside the part given and the whole: of the device with the longest part, and of one that pads its own."""
     return max(_gather(dim, length) for length in set(dim.lengths))
 
 
-def _gather(dim: Dim, own: int) -> float:
+def _gather(dim: ExchangedDim, own: int) -> float:
     tape, parts = Tape(), len(dim.lengths)
     packed = tape.make(dim.bytes(own)) if dim.moves(own) else 0.0
     gathered = tape.make(dim.bytes(dim.longest * parts))
@@ -97,7 +97,7 @@ def _gather(dim: Dim, own: int) -> float:
     return tape.most - dim.bytes(dim.whole) - less
 
 
-def scatter(dim: Dim) -> float:
+def scatter(dim: ExchangedDim) -> float:
     """Beside the whole given and the part made, summed over all."""
     tape = Tape()
     packed = tape.make(dim.bytes(dim.whole)) if dim.moves(dim.whole) else 0.0
@@ -122,7 +122,7 @@ def swap(given: float, made: float) -> float:
 # --- steps of a program ---
 
 
-def buffers(mesh: Mesh, step: Collective, given: Value, made: Value) -> Temporary:
+def buffers(mesh: Mesh, step: Collective, given: LocalValue, made: LocalValue) -> Temporary:
     """Of the value `given` and the one `made` of it, on the device that holds most."""
     if step.forward in BY_INDEX:
         return Temporary(_by_index(mesh, step.forward, step, given, made), _back_by_index(mesh, step, given, made))
@@ -130,7 +130,7 @@ def buffers(mesh: Mesh, step: Collective, given: Value, made: Value) -> Temporar
     return Temporary(there, _by_table(mesh, step.backward, step, made, given))
 
 
-def _by_table(mesh: Mesh, name: str, step: Collective, given: Value, made: Value) -> float:
+def _by_table(mesh: Mesh, name: str, step: Collective, given: LocalValue, made: LocalValue) -> float:
     if name == "all_to_all":
         return swap(_bytes(given, mesh), _bytes(made, mesh))
     moves, cut = _TABLE.get(name), step.joined or step.cut
@@ -139,23 +139,23 @@ def _by_table(mesh: Mesh, name: str, step: Collective, given: Value, made: Value
     return moves(_dim(mesh, step.axes, cut, made if name == "all_gather" else given))
 
 
-_TABLE: dict[str, Callable[[Dim], float]] = {"all_gather": gather, "reduce_scatter": scatter}
+_TABLE: dict[str, Callable[[ExchangedDim], float]] = {"all_gather": gather, "reduce_scatter": scatter}
 
 
-def _dim(mesh: Mesh, axes: Sequence[str], cut: DimCut, whole: Value) -> Dim:
+def _dim(mesh: Mesh, axes: Sequence[str], cut: DimCut, whole: LocalValue) -> ExchangedDim:
     shape = [size.largest(mesh) for size in whole.local_shape]
     block, parts = shape[cut.dim] // cut.blocks, math.prod(mesh.axis_size(axis) for axis in axes)
     unit = cut.unit if block % cut.unit == 0 else 1
     bounds = [chunk_bounds(block, parts, index, unit) for index in range(parts)]
     before, after = math.prod(shape[: cut.dim]) * cut.blocks, math.prod(shape[cut.dim + 1 :])
-    return Dim(tuple(stop - start for start, stop in bounds), before, after, DTYPE_BYTES[whole.dtype])
+    return ExchangedDim(tuple(stop - start for start, stop in bounds), before, after, DTYPE_BYTES[whole.dtype])
 
 
-def _by_index(mesh: Mesh, name: str, step: Collective, given: Value, made: Value) -> float:
+def _by_index(mesh: Mesh, name: str, step: Collective, given: LocalValue, made: LocalValue) -> float:
     return _routed(mesh, name, step.axes, given, given.layout, made.layout)
 
 
-def _back_by_index(mesh: Mesh, step: Collective, given: Value, made: Value) -> float:
+def _back_by_index(mesh: Mesh, step: Collective, given: LocalValue, made: LocalValue) -> float:
     if REPLICATE_PARTIAL in step.before:  # the way the value came
         return _routed(
             mesh, "exchange" if step.backward != "pad" else "pad", step.axes, given, given.layout, made.layout
@@ -168,7 +168,7 @@ def _of_gradient(layout: Layout) -> Layout:
     return Layout(tuple(turned.get(placement, placement) for placement in layout.placements))
 
 
-def _routed(mesh: Mesh, name: str, axes: Sequence[str], given: Value, before: Layout, after: Layout) -> float:
+def _routed(mesh: Mesh, name: str, axes: Sequence[str], given: LocalValue, before: Layout, after: Layout) -> float:
     """What leaves is packed, what comes is added; by an all-gather, all that everybody has comes. What lies in blocks
     is taken out, and put in, by way of a copy of one piece."""
     width = DTYPE_BYTES[given.dtype]
@@ -229,5 +229,5 @@ def _common(have: LocalSize, need: LocalSize, mesh: Mesh, giver: Sequence[int], 
     return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
 
 
-def _bytes(value: Value, mesh: Mesh) -> float:
+def _bytes(value: LocalValue, mesh: Mesh) -> float:
     return float(math.prod(size.largest(mesh) for size in value.local_shape) * DTYPE_BYTES[value.dtype])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kind:
+class CollectiveKind:
     """How a collective uses the links: `constants` names its protocol's; `passes`: trips around a ring. `route` is the
     pattern of the links: ring, exchange (all pairs) or send (to the next member)."""
 
@@ -38,13 +38,13 @@ class Kind:
     route: str
 
 
-KINDS: dict[str, Kind] = {
-    "all_gather": Kind("ring", 1, "ring"),
-    "reduce_scatter": Kind("ring", 1, "ring"),
-    "broadcast": Kind("ring", 1, "chain"),
-    "all_reduce": Kind("all_reduce", 2, "ring"),
-    "all_to_all": Kind("exchange", 1, "exchange"),
-    "send_receive": Kind("exchange", 1, "send"),
+KINDS: dict[str, CollectiveKind] = {
+    "all_gather": CollectiveKind("ring", 1, "ring"),
+    "reduce_scatter": CollectiveKind("ring", 1, "ring"),
+    "broadcast": CollectiveKind("ring", 1, "chain"),
+    "all_reduce": CollectiveKind("all_reduce", 2, "ring"),
+    "all_to_all": CollectiveKind("exchange", 1, "exchange"),
+    "send_receive": CollectiveKind("exchange", 1, "send"),
 }
 
 
@@ -105,7 +105,7 @@ def _terms(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], name: str) -> 
     )
 
 
-def _steps(kind: Kind, crossing: Crossing) -> float:
+def _steps(kind: CollectiveKind, crossing: Crossing) -> float:
     """One after the other: around a ring; between nodes an all-reduce goes up and down a tree."""
     if kind.route == "send":
         return 1
@@ -114,7 +114,7 @@ def _steps(kind: Kind, crossing: Crossing) -> float:
     return kind.passes * (crossing.joined - 1)
 
 
-def _seconds_per_byte(hardware: Hardware, kind: Kind, link: AxisLink, crossing: Crossing) -> float:
+def _seconds_per_byte(hardware: Hardware, kind: CollectiveKind, link: AxisLink, crossing: Crossing) -> float:
     """Of the whole message, on one level. The constants of a kind are those of the links between devices."""
     efficiency = 1.0
     if crossing.innermost:

@@ -33,7 +33,7 @@ class Temporary:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensors:
     """What a variant keeps for backward otherwise than the operator itself: nothing of the operands `without`, but
     `extra_bytes` (None: as the operator) beside the others."""
 
@@ -48,9 +48,9 @@ def temporary(mesh: Mesh, op: Op, variant: str, operands: Operands, layouts: Lay
     return rule(mesh, op, operands, layouts, results) if rule else Temporary()
 
 
-def kept(mesh: Mesh, op: Op, variant: str, operands: Operands, layouts: Layouts, results: Operands) -> Kept:
+def kept(mesh: Mesh, op: Op, variant: str, operands: Operands, layouts: Layouts, results: Operands) -> KeptTensors:
     rule = _KEPT.get(variant) if variant else _PLAIN_KEPT.get(op.target)
-    return rule(mesh, op, operands, layouts, results) if rule else Kept()
+    return rule(mesh, op, operands, layouts, results) if rule else KeptTensors()
 
 
 def _wide(x: LocalTensor) -> float:
@@ -89,9 +89,9 @@ def _parallel_cross_entropy(mesh: Mesh, op: Op, operands: Operands, layouts: Lay
     return Temporary(size + USED_OF_A_ROW * _rows(op, logits), size + ACCUMULATED * _rows(op, logits))
 
 
-def _cross_entropy_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Kept:
+def _cross_entropy_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> KeptTensors:
     logits = _first(operands)
-    return Kept((1,), float(logits.bytes + KEPT_OF_A_ROW * _rows(op, logits)))
+    return KeptTensors((1,), float(logits.bytes + KEPT_OF_A_ROW * _rows(op, logits)))
 
 
 # --- attention along a cut sequence ---
@@ -124,13 +124,13 @@ def _gathered(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results:
     return Temporary(max(before, whole + mask), max(0.0, 2 * whole - _bytes(k, v)) if whole else 0.0)
 
 
-def _attention_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Kept:
+def _attention_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> KeptTensors:
     """Keys and values side by side instead of themselves; the mask, to be added to the scores."""
     q = _first(operands)
     mask = _masked(op, operands, layouts, results, mesh) * q.bytes / max(q.numel, 1)
     if not _whole(mesh, op, operands, layouts):
-        return Kept(more_bytes=mask)
-    return Kept((1, 2), None, _bytes(*operands[1:3]) + mask)
+        return KeptTensors(more_bytes=mask)
+    return KeptTensors((1, 2), None, _bytes(*operands[1:3]) + mask)
 
 
 def _ring(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Temporary:
@@ -160,10 +160,10 @@ def _norm(affine: bool, passes: int) -> Rule:
     return rule
 
 
-def _norm_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Kept:
+def _norm_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> KeptTensors:
     """The standardised input instead of the input, and its scale; no running statistics."""
     x = _first(operands)
-    return Kept((0, 3, 4), x.bytes + statistics(op, x)[1] * float(max(ACCUMULATED, DTYPE_BYTES[x.dtype])))
+    return KeptTensors((0, 3, 4), x.bytes + statistics(op, x)[1] * float(max(ACCUMULATED, DTYPE_BYTES[x.dtype])))
 
 
 def _softmax(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Temporary:
@@ -197,19 +197,19 @@ def _halo(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Ope
     return Temporary(max(0.0, padded - _bytes(*results)), back if x.requires_grad else 0.0)
 
 
-def _halo_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Kept:
+def _halo_keeps(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> KeptTensors:
     """What the windows cover instead of the input."""
-    return Kept((0,), None, _rows_with_halo(mesh, op, operands, layouts)[1])
+    return KeptTensors((0,), None, _rows_with_halo(mesh, op, operands, layouts)[1])
 
 
-def _copied_statistics(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> Kept:
+def _copied_statistics(mesh: Mesh, op: Op, operands: Operands, layouts: Layouts, results: Operands) -> KeptTensors:
     """The running statistics before the step, as the emitted code copies them."""
     running = operands[3:5] if dict(op.attributes).get("training") else ()
-    return Kept((3, 4) if running else (), None, _bytes(*running))
+    return KeptTensors((3, 4) if running else (), None, _bytes(*running))
 
 
 Rule = Callable[[Mesh, Op, Operands, Layouts, Operands], Temporary]
-Keeps = Callable[[Mesh, Op, Operands, Layouts, Operands], Kept]
+Keeps = Callable[[Mesh, Op, Operands, Layouts, Operands], KeptTensors]
 _AFFINE = ("parallel_group_norm", "parallel_layer_norm", "synchronised_batch_norm")
 _PLAIN: dict[str, Rule] = {"aten.cross_entropy_loss": _cross_entropy}
 _VARIANTS: dict[str, Rule] = {

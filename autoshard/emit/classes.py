@@ -14,11 +14,11 @@ from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.program import Compute, LocalAttribute, Program, ProgramParameter
 from autoshard.program.module_scopes import RANDOM, inside, relative
-from autoshard.program.module_tree import Call, Child, Definition, Loop, ModuleTree
+from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, ModuleTree
 
 
 @dataclass(frozen=True)
-class Package:
+class ClassContext:
     """What the classes of one package share."""
 
     program: Program
@@ -58,7 +58,7 @@ class Package:
         return bool(definition.parameters) or any(self.needs_path(child.definition) for child in definition.children)
 
 
-def class_texts(package: Package) -> list[list[str]]:
+def class_texts(package: ClassContext) -> list[list[str]]:
     """The lines of each class, in the order of the definitions."""
     called: dict[str, list[str]] = {}  # definition -> what its first caller calls the arguments
     texts: list[list[str]] = []
@@ -66,7 +66,7 @@ def class_texts(package: Package) -> list[list[str]]:
         writer = ClassWriter(package, definition, called.get(definition.name, []))
         texts.append(writer.lines())
         for item in definition.body:
-            if isinstance(item, Call | Loop):
+            if isinstance(item, ModuleCall | Loop):
                 names = [writer.naming.names.get(value, "") for value in item.arguments]
                 called.setdefault(item.definition, names)
     return texts[::-1]
@@ -74,7 +74,7 @@ def class_texts(package: Package) -> list[list[str]]:
 
 @dataclass
 class ClassWriter:
-    package: Package
+    package: ClassContext
     definition: Definition
     called: list[str]  # names that a caller gives the inputs
     axes: set[tuple[str, ...]] = field(default_factory=set)  # used by forward; several names are joined

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from autoshard.code_text import fresh, identifier, printable, quoted
 from autoshard.emit.code_lines import statement
-from autoshard.ir.graph import Attribute, Call, Recipe
+from autoshard.ir.graph import Attribute, Recipe, RecipeCall
 
 _HEAD = '''"""Buffers and parameters as the original's constructor computes them, by their names in its state dict."""
 
@@ -47,7 +47,7 @@ def _function(name: str, recipe: Recipe) -> list[str]:
     return lines
 
 
-def _line(target: str, call: Call) -> list[str]:
+def _line(target: str, call: RecipeCall) -> list[str]:
     if call.target == "packed":
         dtype, shape, text = call.arguments
         packed = [str(text)[i : i + _ROW] for i in range(0, len(str(text)), _ROW)]
@@ -56,7 +56,7 @@ def _line(target: str, call: Call) -> list[str]:
     return statement(target + _expression(call), 1)
 
 
-def _expression(call: Call) -> str:
+def _expression(call: RecipeCall) -> str:
     if call.target == "result":
         return _value(call.arguments[0])
     if call.target == "values":

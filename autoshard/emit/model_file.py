@@ -7,7 +7,7 @@ import builtins
 import textwrap
 
 from autoshard.code_text import printable, quoted
-from autoshard.emit.classes import Package, class_texts
+from autoshard.emit.classes import ClassContext, class_texts
 from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
 from autoshard.emit.user_operators import registering_lines
@@ -52,7 +52,7 @@ def model_file(program: Program, header: Header) -> str:
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
     targets = {op.op: op.target.rpartition(".")[2] for op in operators}
-    package = Package(program, tree, reserved, state, targets, gathered_weights(program), careful_casts(program))
+    package = ClassContext(program, tree, reserved, state, targets, gathered_weights(program), careful_casts(program))
     classes = class_texts(package)
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)

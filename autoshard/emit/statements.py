@@ -13,7 +13,7 @@ from autoshard.emit.code_lines import statement
 from autoshard.emit.variable_names import MOVES
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.module_scopes import RANDOM, random_index, reads_of, results_of
-from autoshard.program.module_tree import Call, Loop
+from autoshard.program.module_tree import Loop, ModuleCall
 
 if TYPE_CHECKING:
     from autoshard.emit.classes import ClassWriter
@@ -40,7 +40,7 @@ class Body:
         self.uses: dict[str, int] = {}
         self.last: dict[str, int] = {}
         for i, item in enumerate(owner.definition.body):
-            read = item.arguments if isinstance(item, Call | Loop) else reads_of(item)
+            read = item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item)
             for value in read:
                 if value is not None:
                     self.uses[value] = self.uses.get(value, 0) + 1
@@ -52,7 +52,7 @@ class Body:
         for i, item in enumerate(body):
             for new, value in self.owner.naming.copies.get(i, []):
                 yield statement(f"{new} = {self.text(value)}", 2)
-            if isinstance(item, Call):
+            if isinstance(item, ModuleCall):
                 yield self._call(item)
             elif isinstance(item, Loop):
                 yield self._loop(i, item)
@@ -99,7 +99,7 @@ class Body:
 
     # --- calls ---
 
-    def _call(self, call: Call) -> list[str]:
+    def _call(self, call: ModuleCall) -> list[str]:
         arguments = ", ".join(self.text(value) for value in call.arguments)
         expression = f"{self.owner.access(call.path)}({arguments})"
         return statement(f"{self._targets(list(call.results))} = {expression}" if call.results else expression, 2)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from autoshard.code_text import fresh, identifier
 from autoshard.ir.program import Collective, Compute, Program
 from autoshard.program.module_scopes import operands_of, reads_of, results_of
-from autoshard.program.module_tree import Call, Definition, Item, Loop
+from autoshard.program.module_tree import Definition, Item, Loop, ModuleCall
 
 POOLS = {"float": ("x", "y", "z", "u", "w"), "int": ("index", "positions"), "bool": ("condition",)}
 _MOVES = (
@@ -69,7 +69,7 @@ class _Namer:
         for i, item in enumerate(self.definition.body):
             if isinstance(item, Loop):
                 self._loop(i, item)
-            elif isinstance(item, Call):
+            elif isinstance(item, ModuleCall):
                 self._results(i, [v for v in item.results if v is not None], reads(item))
             else:
                 self._results(i, list(results_of(item)), reads(item), item)
@@ -178,7 +178,7 @@ class _Namer:
                 uses[value] = uses.get(value, 0) + 1
         roles: dict[str, str] = {}
         for item in reversed(self.definition.body):
-            if isinstance(item, Call | Loop):
+            if isinstance(item, ModuleCall | Loop):
                 continue
             operands = operands_of(item)
             if isinstance(item, Compute):
@@ -196,6 +196,6 @@ class _Namer:
 
 def reads(item: Item) -> tuple[str, ...]:
     """The values an item of a body reads."""
-    if isinstance(item, Call | Loop):
+    if isinstance(item, ModuleCall | Loop):
         return item.arguments
     return tuple(value for value in reads_of(item) if value is not None)

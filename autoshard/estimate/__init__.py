@@ -1,1 +1,1 @@
-"""A step of a standard transformer from its numbers alone: `step.estimate(Transformer(...), Run(...), hardware)`."""
+"""A step of a standard transformer from its numbers alone: `step.estimate(Transformer(...), TrainingRun(...), hardware)`."""

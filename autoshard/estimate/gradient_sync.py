@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
-from autoshard.estimate.transformer import Run
+from autoshard.estimate.transformer import TrainingRun
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
-from autoshard.estimate.transformer_program import DATA, LAYERS, Built
+from autoshard.estimate.transformer_program import DATA, LAYERS, BuiltTransformer
 from autoshard.ir.layout import largest_shape
 from autoshard.ir.program import Collective, Compute, Program
 
@@ -39,12 +39,12 @@ class Syncs:
     head: Sync
 
 
-def syncs(built: Built, run: Run, hardware: Hardware) -> Syncs:
+def syncs(built: BuiltTransformer, run: TrainingRun, hardware: Hardware) -> Syncs:
     """Of the pieces of one stage's program."""
     return Syncs(*(_sync(built, run, hardware, path) for path in (EMBEDDING, layer(LAYERS - 1), "head")))
 
 
-def _sync(built: Built, run: Run, hardware: Hardware, path: str) -> Sync:
+def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: str) -> Sync:
     count = held(built, path)
 
     def seconds(kind: str, item_bytes: int) -> float:
@@ -54,7 +54,7 @@ def _sync(built: Built, run: Run, hardware: Hardware, path: str) -> Sync:
     return Sync(count, seconds("all_gather", run.weight_bytes) if run.zero else 0.0, reduced)
 
 
-def held(built: Built, path: str) -> int:
+def held(built: BuiltTransformer, path: str) -> int:
     """Parameters of a piece on one device."""
     own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
     return sum(math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own)

@@ -10,7 +10,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import family
 from autoshard.estimate.gradient_sync import parameter_collectives
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
-from autoshard.estimate.transformer_program import LAYERS, Built
+from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.program import Compute, Program
 from autoshard.simulate import simulate
 from autoshard.simulate.timeline import COMPUTE, Event
@@ -47,14 +47,14 @@ class Pieces:
 
 
 @lru_cache(maxsize=1024)
-def pieces(built: Built, hardware: Hardware) -> Pieces:
+def pieces(built: BuiltTransformer, hardware: Hardware) -> Pieces:
     """Of the last layer of the program, the embedding and the head."""
     events = simulate(built.program, built.graph, hardware).events
     last = LAYERS - 1
     return Pieces(*(_piece(built, events, path) for path in (EMBEDDING, layer(last), core(last), HEAD)))
 
 
-def _piece(built: Built, events: tuple[Event, ...], path: str) -> Piece:
+def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Piece:
     once = parameter_collectives(built.program)  # a step, not a micro-batch
     inside = [e for e in events if e.instruction is not None and e.instruction not in once]
     own = [e for e in inside if e.module == path or e.module.startswith(f"{path}.")]
@@ -76,7 +76,7 @@ def _kernels(program: Program, events: list[Event]) -> int:
     return sum(isinstance(program.instructions[index], Compute) for index in computed)
 
 
-def _families(built: Built, events: Sequence[Event]) -> Families:
+def _families(built: BuiltTransformer, events: Sequence[Event]) -> Families:
     seconds: dict[str, float] = {}
     for event in events:
         name = _family(built, event)
@@ -84,7 +84,7 @@ def _families(built: Built, events: Sequence[Event]) -> Families:
     return tuple(seconds.items())
 
 
-def _family(built: Built, event: Event) -> str:
+def _family(built: BuiltTransformer, event: Event) -> str:
     """A copy that belongs to a collective passes memory."""
     if event.stream != COMPUTE:
         return "collective"

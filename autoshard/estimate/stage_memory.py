@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autoshard.estimate.gradient_sync import held
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
-from autoshard.estimate.transformer_program import LAYERS, Built
+from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
 from autoshard.simulate.memory_curve import Span, plan_memory
@@ -24,7 +24,7 @@ LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBytes:
     """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept."""
 
     embedding: float
@@ -36,7 +36,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Memory:
+class StageMemory:
     """Bytes of the fullest device."""
 
     weights: float
@@ -51,7 +51,7 @@ class Memory:
 
 
 @lru_cache(maxsize=1024)
-def kept(built: Built) -> Kept:
+def kept(built: BuiltTransformer) -> KeptBytes:
     """Of the program's last layer, which stands for all."""
     program = built.program
     plan = plan_memory(program, built.graph, accumulates=True)
@@ -68,7 +68,7 @@ def kept(built: Built) -> Kept:
     first = min(i for i, m in enumerate(module) if m.startswith(layer(LAYERS - 1)))
     given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
     everything = sum(span.held.bytes for span in alive)
-    return Kept(
+    return KeptBytes(
         of(EMBEDDING),
         of(layer(LAYERS - 1)),
         of(core(LAYERS - 1)),
@@ -78,7 +78,7 @@ def kept(built: Built) -> Kept:
     )
 
 
-def _bytes(span: Span, built: Built) -> float:
+def _bytes(span: Span, built: BuiltTransformer) -> float:
     """What is gathered for use is kept as its shard, as Megatron-LM does: its second gather hides behind a product."""
     instruction = built.program.instructions[span.start]
     if isinstance(instruction, Collective):
@@ -94,8 +94,8 @@ def _feeds(span: Span, first: int, module: Sequence[str]) -> bool:
 
 
 def stage_memory(
-    built: Built, model: Transformer, run: Run, parameters: int, order: Sequence[Slot], stage: int
-) -> Memory:
+    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int, order: Sequence[Slot], stage: int
+) -> StageMemory:
     """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
     sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     shares = [run.dp if run.zero >= least else 1 for least in (3, 2, 1)]
@@ -115,4 +115,4 @@ def stage_memory(
     # What the embedding gives its layer is that layer's input, which is counted there.
     ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
     in_flight = most_in_flight(order)
-    return Memory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)
+    return StageMemory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)

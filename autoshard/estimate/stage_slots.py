@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
 from autoshard.estimate.pieces import Piece, Pieces
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.simulate.pipeline_schedule import Slot
 
 _NOTHING = Piece(0.0, 0.0, 0.0, 0.0, 0, 0)
@@ -38,7 +38,7 @@ class Stages:
     """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. All stages have as many layers."""
 
     model: Transformer
-    run: Run
+    run: TrainingRun
     made: Pieces
     syncs: Syncs
     host: Host

@@ -10,10 +10,10 @@ from autoshard.costs.bands import Band, step_band
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
-from autoshard.estimate.stage_memory import Memory, stage_memory
+from autoshard.estimate.stage_memory import StageMemory, stage_memory
 from autoshard.estimate.stage_slots import Host, Part, Stages
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
-from autoshard.estimate.transformer import PRECISIONS, Run, Transformer, check
+from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulate.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
@@ -28,11 +28,11 @@ class Estimate:
     """
 
     model: Transformer
-    run: Run
+    run: TrainingRun
     step_seconds: float
     parts: tuple[Part, ...]
     placed: tuple[Placed, ...]
-    memory: Memory
+    memory: StageMemory
     parameters: int
     flops: float
     band: Band
@@ -47,7 +47,7 @@ class Estimate:
         return self.run.batch * self.model.sequence / self.step_seconds
 
 
-def estimate(model: Transformer, run: Run, hardware: Hardware, host: Host | None = None) -> Estimate:
+def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host | None = None) -> Estimate:
     """The predicted step. Raises UsageError where the numbers do not fit together or the cluster is too small.
 
     `host`: by default what the hardware's constants say.
@@ -85,14 +85,14 @@ def _kinds(order: Sequence[Slot]) -> set[Slot]:
     return {slot._replace(micro_batch=0) for slot in order}
 
 
-def _check_dtype(run: Run, hardware: Hardware) -> None:
+def _check_dtype(run: TrainingRun, hardware: Hardware) -> None:
     known, dtype = dict(hardware.peaks), PRECISIONS[run.precision]
     if dtype not in known:
         fitting = " or ".join(f"--precision {name}" for name, other in PRECISIONS.items() if other in known)
         raise UsageError(f"--precision {run.precision}: {hardware.name} has no {dtype}", fitting)
 
 
-def _band(families: dict[str, float], rest: Sequence[Part], run: Run, hardware: Hardware) -> Band:
+def _band(families: dict[str, float], rest: Sequence[Part], run: TrainingRun, hardware: Hardware) -> Band:
     """Of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's own."""
     for name, seconds in rest:
         kind = "memory" if name == "optimizer" else "collective"
@@ -100,7 +100,7 @@ def _band(families: dict[str, float], rest: Sequence[Part], run: Run, hardware: 
     return step_band(hardware, families, PRECISIONS[run.precision])
 
 
-def hands_on(stage: int, slot: Slot, run: Run) -> bool:
+def hands_on(stage: int, slot: Slot, run: TrainingRun) -> bool:
     """Whether another stage waits for what the slot makes: its own is busy until that is sent, as in Megatron-LM."""
     part = slot.chunk * run.pp + stage
     return run.pp > 1 and part != (run.pp * run.interleave - 1 if slot.kind == "F" else 0)
@@ -130,7 +130,7 @@ def parameter_count(model: Transformer) -> int:
     return model.layers * _layer_weights(model) + tables + positions
 
 
-def model_flops(model: Transformer, run: Run) -> float:
+def model_flops(model: Transformer, run: TrainingRun) -> float:
     """2 per multiplication and addition, the backward twice the forward; attention counted whole (as in Megatron's
     formula, Narayanan et al. 2021, equation 3, without its factor for recomputation)."""
     attention = 2 * model.sequence * model.heads * model.head_dim

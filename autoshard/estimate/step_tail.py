@@ -6,9 +6,9 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.estimate.gradient_sync import held
 from autoshard.estimate.stage_slots import Part
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
-from autoshard.estimate.transformer_program import LAYERS, Built
+from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.mesh import Mesh
 
 # Bytes that pass memory per parameter in the optimizer: AdamW reads p g m v and writes p m v in float32, clipping reads
@@ -20,7 +20,12 @@ TRAFFIC_BYTES = {
 
 
 def tail(
-    built: Built, model: Transformer, run: Run, hardware: Hardware, stage: int, replica_seconds: float
+    built: BuiltTransformer,
+    model: Transformer,
+    run: TrainingRun,
+    hardware: Hardware,
+    stage: int,
+    replica_seconds: float,
 ) -> tuple[Part, ...]:
     """Gradient synchronisation and optimizer of one device of `stage`; under ZeRO it updates its share.
 
@@ -36,7 +41,7 @@ def tail(
     )
 
 
-def _tied_seconds(model: Transformer, run: Run, hardware: Hardware, stage: int) -> float:
+def _tied_seconds(model: Transformer, run: TrainingRun, hardware: Hardware, stage: int) -> float:
     """The gradients of a tied embedding are summed between the first stage and the last."""
     if not model.tied or run.pp == 1 or stage not in (0, run.pp - 1):
         return 0.0
@@ -44,12 +49,12 @@ def _tied_seconds(model: Transformer, run: Run, hardware: Hardware, stage: int) 
     return joint_seconds(hardware, whole_mesh(run), (0,), "send_receive", size)  # both ways at once
 
 
-def whole_mesh(run: Run) -> Mesh:
+def whole_mesh(run: TrainingRun) -> Mesh:
     """All devices, stages outermost."""
     return Mesh((("pp", run.pp), ("dp", run.dp), ("tp", run.tp)))
 
 
-def send_seconds(model: Transformer, run: Run, hardware: Hardware) -> float:
+def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> float:
     """A micro-batch's activations to the next stage: each tensor-parallel device its slice, gathered there."""
     if run.pp == 1:
         return 0.0
@@ -59,7 +64,7 @@ def send_seconds(model: Transformer, run: Run, hardware: Hardware) -> float:
     return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
 
 
-def stage_parameters(built: Built, model: Transformer, run: Run, stage: int) -> int:
+def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> int:
     """How many parameters a device of `stage` holds."""
     total = held(built, layer(LAYERS - 1)) * model.layers // run.pp
     if stage == 0:
@@ -69,6 +74,6 @@ def stage_parameters(built: Built, model: Transformer, run: Run, stage: int) -> 
     return total
 
 
-def table_size(model: Transformer, run: Run) -> int:
+def table_size(model: Transformer, run: TrainingRun) -> int:
     """Parameters of a device's share of the embedding."""
     return model.vocabulary * model.hidden // run.tp

@@ -58,7 +58,7 @@ class Transformer:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
     `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
@@ -104,14 +104,14 @@ class Run:
         return self.batch // (self.micro_batch * self.dp)
 
 
-def check(model: Transformer, run: Run) -> None:
+def check(model: Transformer, run: TrainingRun) -> None:
     """Raises UsageError that lists everything that does not fit together."""
     wrong = [text for holds, text in _conditions(model, run) if not holds]
     if wrong:
         raise UsageError("; ".join(wrong), "see `autoshard estimate --help`")
 
 
-def _conditions(model: Transformer, run: Run) -> list[tuple[bool, str]]:
+def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     chunks = run.pp * run.interleave
     sizes = {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "sequence": model.sequence,
              "vocabulary": model.vocabulary, "batch": run.batch, "micro-batch": run.micro_batch,
@@ -153,7 +153,7 @@ def _conditions(model: Transformer, run: Run) -> list[tuple[bool, str]]:
     ]
 
 
-def _known(model: Transformer, run: Run) -> list[tuple[bool, str]]:
+def _known(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     given = [
         ("activation", model.activation, ACTIVATIONS),
         ("attention", model.attention, ATTENTIONS),

@@ -28,7 +28,7 @@ def core(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class Written:
+class TransformerGraph:
     """A graph, and how tensor parallelism cuts the result of each op: `S2` and the like, `P`, `R`, `stream` (whole, or
     along the sequence under sequence parallelism) or `vocabulary` (by the operator's own vocabulary-parallel form)."""
 
@@ -36,9 +36,9 @@ class Written:
     splits: dict[str, str]
 
 
-def transformer_graph(model: Transformer, batch: int, precision: str, optimizer: str) -> Written:
+def transformer_graph(model: Transformer, batch: int, precision: str, optimizer: str) -> TransformerGraph:
     """The forward of `batch` sequences to the mean next-token loss; `precision` as in Run."""
-    writer = _Writer(model, batch, PRECISIONS[precision] if precision in HALF else "float32")
+    writer = _TransformerWriter(model, batch, PRECISIONS[precision] if precision in HALF else "float32")
     loss = writer.run()
     graph = Graph(
         "transformer",
@@ -58,11 +58,11 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
     )
     graph = note_saved(mark_gradients(graph))
     graph = apply_precision(graph, "bf16-mixed" if precision == "bf16-mixed" else "fp32")
-    return Written(graph, writer.splits)
+    return TransformerGraph(graph, writer.splits)
 
 
 @dataclass
-class _Writer:
+class _TransformerWriter:
     model: Transformer
     batch: int
     dtype: str
@@ -287,4 +287,4 @@ class _Writer:
             )  # fmt: skip
 
 
-_ACTIVATIONS = {"gelu": _Writer.gelu, "gelu_new": _Writer.gelu_new}
+_ACTIVATIONS = {"gelu": _TransformerWriter.gelu, "gelu_new": _TransformerWriter.gelu_new}

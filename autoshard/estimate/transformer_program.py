@@ -13,8 +13,8 @@ import numpy as np
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
-from autoshard.estimate.transformer import Run, Transformer
-from autoshard.estimate.transformer_graph import Written, transformer_graph
+from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer_graph import TransformerGraph, transformer_graph
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Placement, Shard
@@ -30,7 +30,7 @@ LAYERS = 2  # of the program: the last one stands for every layer of the model
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
+class BuiltTransformer:
     """The program of one micro-batch on one stage's devices, with its graph and mesh (dp, tp)."""
 
     program: Program
@@ -38,7 +38,7 @@ class Built:
     mesh: Mesh
 
 
-def build(model: Transformer, run: Run, hardware: Hardware) -> Built:
+def build(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
     """The embedding, two layers and the loss of `model`, one micro-batch per device."""
     short = replace(model, layers=LAYERS)
     return _built(short, run.micro_batch, run.dp, run.tp, run.sequence_parallel, run.precision, run.optimizer, hardware)
@@ -48,7 +48,7 @@ def build(model: Transformer, run: Run, hardware: Hardware) -> Built:
 def _built(
     model: Transformer, micro_batch: int, dp: int, tp: int, sequence_parallel: bool, precision: str, optimizer: str,
     hardware: Hardware,
-) -> Built:  # fmt: skip
+) -> BuiltTransformer:  # fmt: skip
     written = transformer_graph(model, micro_batch * dp, precision, optimizer)
     mesh = Mesh((("dp", dp), ("tp", tp)))
     stream = "S1" if sequence_parallel else "R"
@@ -59,10 +59,10 @@ def _built(
     formulation = _stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed))
     solution = solvers.solve(formulation.problem)
     plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
-    return Built(lower(plan, written.graph), written.graph, mesh)
+    return BuiltTransformer(lower(plan, written.graph), written.graph, mesh)
 
 
-def _is_wanted(written: Written, op: Op, strategy: Strategy, mesh: Mesh, stream: str) -> bool:
+def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh, stream: str) -> bool:
     split = written.splits.get(op.name)
     if split is None:  # a cast: it goes along with what it casts
         return True
@@ -77,11 +77,11 @@ def _is_wanted(written: Written, op: Op, strategy: Strategy, mesh: Mesh, stream:
     return _fits(result[TENSOR], stream if split == "stream" else split)
 
 
-def _constants(written: Written) -> frozenset[str]:
+def _constants(written: TransformerGraph) -> frozenset[str]:
     return frozenset(op.name for op in written.graph.ops if op.results[0] in written.graph.constants)
 
 
-def _shape(written: Written, op: Op) -> tuple[int, ...]:
+def _shape(written: TransformerGraph, op: Op) -> tuple[int, ...]:
     return written.graph.tensor(op.results[0]).shape
 
 

@@ -20,7 +20,7 @@ MICROSECONDS = 1e6
 
 def memory_snapshot(memory: MemoryPlan, starts: tuple[float, ...]) -> bytes:
     """`starts[step]`: seconds at which a step of `memory` begins."""
-    blocks = _Blocks()
+    blocks = _MemoryBlocks()
     for step, start in enumerate(starts):
         for span in memory.spans:
             if span.last == step - 1:
@@ -32,7 +32,7 @@ def memory_snapshot(memory: MemoryPlan, starts: tuple[float, ...]) -> bytes:
 
 
 @dataclass
-class _Blocks:
+class _MemoryBlocks:
     top: int = BASE
     unused: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # size -> addresses
     alive: dict[int, tuple[int, int, Span]] = field(default_factory=dict)  # id of a span -> address, size, span

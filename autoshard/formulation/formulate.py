@@ -87,7 +87,7 @@ def formulate(
     """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
     without `all_to_all` no redistribution exchanges anything, nor does a variant.
 
-    What repeats is made once: equal operators share a `Kind`, equal layouts at an end of a value an `End`, and equal
+    What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and equal
     nodes and values their arrays, by which a solver sees what repeats.
     """
     kinds = _kinds(graph, mesh, allowed, all_to_all)
@@ -117,7 +117,7 @@ class End:
         self.index: Integers = np.array([position[layout] for layout in every], dtype=np.int64)
 
 
-class Kind:
+class OperatorKind:
     """What all equal operators share: strategies, and an end for every operand (None where absent) and result."""
 
     def __init__(self, strategies: tuple[Strategy, ...], op: Op) -> None:
@@ -135,12 +135,12 @@ def _present(layout: Layout | None) -> Layout:
     return layout
 
 
-def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) -> dict[str, Kind]:
+def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) -> dict[str, OperatorKind]:
     """Op name -> its kind. `allowed` may tell equal operators apart."""
     candidates = rules.candidates(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
-    known: dict[object, Kind] = {}
-    found: dict[str, Kind] = {}
+    known: dict[object, OperatorKind] = {}
+    found: dict[str, OperatorKind] = {}
     for op in graph.ops:
         same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
         key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same)
@@ -153,7 +153,7 @@ def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) 
             chosen = tuple(index for index, strategy in enumerate(strategies) if allowed(op, strategy)) or None
         if (key, chosen) not in known:
             kept = strategies if chosen is None else tuple(strategies[index] for index in chosen)
-            known[key, chosen] = Kind(kept, op)
+            known[key, chosen] = OperatorKind(kept, op)
         found[op.name] = known[key, chosen]
     return found
 
@@ -173,7 +173,7 @@ def _consistent(op: Op, strategy: Strategy) -> bool:
 class _Sites:
     """All nodes in order, and the end of each stored tensor and sink; equal ones share their layouts."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, kinds: dict[str, Kind]) -> None:
+    def __init__(self, graph: Graph, mesh: Mesh, kinds: dict[str, OperatorKind]) -> None:
         self.graph, self.mesh, self.kinds = graph, mesh, kinds
         self.stored: dict[object, End] = {}
         self.sites: list[Site] = []
@@ -294,7 +294,7 @@ class _Demand:
 
 
 def _demands(
-    graph: Graph, kinds: dict[str, Kind], ends: dict[tuple[str, str], End], index: dict[tuple[str, str], int]
+    graph: Graph, kinds: dict[str, OperatorKind], ends: dict[tuple[str, str], End], index: dict[tuple[str, str], int]
 ) -> list[_Demand]:
     uses: dict[str, dict[int, End]] = {}
     for op in graph.ops:
@@ -334,7 +334,7 @@ class Pricer:
         self.time = {op.name: position for position, op in enumerate(graph.ops)}
         self.horizon = max(1, 2 * len(graph.ops) if graph.loss else len(graph.ops))
         self.parameters = {p.tensor: p for p in graph.parameters}
-        self._ops: dict[Kind, tuple[Floats, Floats]] = {}
+        self._ops: dict[OperatorKind, tuple[Floats, Floats]] = {}
         self._moves: dict[object, _Moves] = {}
         self._pairs: dict[object, Floats] = {}
         self._bytes: dict[object, Floats] = {}
@@ -344,7 +344,7 @@ class Pricer:
     def backward_time(self, time: int) -> int:
         return self.horizon - 1 - time if self.graph.loss else time
 
-    def node(self, site: Site, kinds: dict[str, Kind]) -> Node:
+    def node(self, site: Site, kinds: dict[str, OperatorKind]) -> Node:
         if site.kind == "op":
             return self._op_node(self.graph.by_op[site.name], kinds[site.name])
         if site.kind == "parameter":
@@ -352,14 +352,14 @@ class Pricer:
         count = len(site.layouts)
         return Node(site.name, np.zeros(count), np.zeros(count))
 
-    def _op_node(self, op: Op, kind: Kind) -> Node:
+    def _op_node(self, op: Op, kind: OperatorKind) -> Node:
         if kind not in self._ops:
             self._ops[kind] = self._op_costs(op, kind)
         seconds, sizes = self._ops[kind]
         time = self.time[op.name]
         return Node(op.name, seconds, sizes, (time, self.backward_time(time) + 1))
 
-    def _op_costs(self, op: Op, kind: Kind) -> tuple[Floats, Floats]:
+    def _op_costs(self, op: Op, kind: OperatorKind) -> tuple[Floats, Floats]:
         """Seconds and kept bytes of every strategy; those of equal local shapes are priced once."""
         kept = self.graph.loss is not None
         locals_ = [

@@ -107,7 +107,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Call:
+class RecipeCall:
     """One call of a recipe: `aten.NAME.OVERLOAD` with its arguments, a string each for tensors, dtypes and words.
 
     `%2` is the result of call 2, `%2.1` its second; `torch.int64` a dtype. `values` and `packed` (dtype, shape,
@@ -124,7 +124,7 @@ class Recipe:
     """How the constructor makes the tensors of these state-dict names, where `init` can't say it."""
 
     paths: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[RecipeCall, ...]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
 
 @dataclass(frozen=True)
-class Value:
+class LocalValue:
     """One local tensor. `shape` is global. `tensor` is the graph tensor it holds (several values may hold one)."""
 
     name: str
@@ -132,7 +132,7 @@ Instruction = Compute | Collective
 class Program:
     name: str
     mesh: Mesh
-    values: tuple[Value, ...]
+    values: tuple[LocalValue, ...]
     inputs: tuple[str, ...]  # value names, in the order of the model's inputs
     parameters: tuple[ProgramParameter, ...]
     buffers: tuple[ProgramParameter, ...]
@@ -148,8 +148,8 @@ class Program:
     schemas: tuple[str, ...] = ()  # the graph's
 
     @cached_property
-    def by_name(self) -> dict[str, Value]:
+    def by_name(self) -> dict[str, LocalValue]:
         return {value.name: value for value in self.values}
 
-    def value(self, name: str) -> Value:
+    def value(self, name: str) -> LocalValue:
         return self.by_name[name]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from keyword import iskeyword
 
-from autoshard.ir.graph import Attribute, Call, Graph
+from autoshard.ir.graph import Attribute, Graph, RecipeCall
 from autoshard.ir.graph_fault import GraphFault, require
 
 _TARGET = re.compile(r"aten\.[A-Za-z_]\w*\.[A-Za-z_]\w*|values|packed|result", re.ASCII)
@@ -26,7 +26,7 @@ def check_recipes(graph: Graph) -> None:
             _check_call(call, number, f"call {number} of the recipe of {recipe.paths[0]}")
 
 
-def _check_call(call: Call, number: int, where: str) -> None:
+def _check_call(call: RecipeCall, number: int, where: str) -> None:
     require(_TARGET.fullmatch(call.target), f"{where} is {call.target!r}")
     for name, _ in call.keywords:
         plain = name.isidentifier() and name.isascii() and not iskeyword(name)

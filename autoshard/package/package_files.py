@@ -31,7 +31,7 @@ PARETO_PLOT = "pareto.svg"
 
 
 @dataclass(frozen=True)
-class Built:
+class SimulatedPlan:
     """A plan carried to its program and simulated step."""
 
     plan: Plan
@@ -41,16 +41,16 @@ class Built:
     timeline: Timeline
 
 
-def build(plan: Plan, graph: Graph, hardware: Hardware) -> Built:
+def build(plan: Plan, graph: Graph, hardware: Hardware) -> SimulatedPlan:
     """Lower the plan and simulate its program."""
     from autoshard.program.lower import lower
     from autoshard.simulate import simulate
 
     program = lower(plan, graph)
-    return Built(plan, graph, hardware, program, simulate(program, graph, hardware))
+    return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware))
 
 
-def package_files(built: Built, front: tuple[Point, ...] = ()) -> dict[str, str]:
+def package_files(built: SimulatedPlan, front: tuple[Point, ...] = ()) -> dict[str, str]:
     """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report.
 
     `front`: see pareto.py.
@@ -85,7 +85,7 @@ def trace_text(timeline: Timeline) -> str:
     return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
 
 
-def report_text(built: Built, verification: Mapping[str, Any] | None) -> str:
+def report_text(built: SimulatedPlan, verification: Mapping[str, Any] | None) -> str:
     """The self-contained HTML page."""
     from autoshard.report import render
 

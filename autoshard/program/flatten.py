@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.ir.program import Collective, Instruction, Program
 from autoshard.program.module_scopes import RANDOM, inside, operands_of, random_index, relative, results_of
-from autoshard.program.module_tree import Call, Definition, Loop, ModuleTree
+from autoshard.program.module_tree import Definition, Loop, ModuleCall, ModuleTree
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Caller:
                 names[p.value] = f"self.{_join(path, relative(p.path, definition.path))}"
         children = {child.path: child for child in definition.children}
         for item in definition.body:
-            if isinstance(item, Call):
+            if isinstance(item, ModuleCall):
                 taken = tuple(names[v] for v in item.arguments)
                 child = children[item.path]
                 results = self._child(child.path, child.definition, taken, path, base + child.random_index)

@@ -10,7 +10,7 @@ from autoshard.ir.program import Collective, Instruction
 
 
 @dataclass(frozen=True)
-class Facts:
+class InstructionStorage:
     """What an instruction reads and makes; `aliases`: result position -> operand position whose storage it shares."""
 
     operands: tuple[str | None, ...]
@@ -29,12 +29,12 @@ class Facts:
         return [name for name in (*kept, *(self.results[i] for i in self.saved.results)) if name is not None]
 
 
-def facts(instruction: Instruction, graph: Graph) -> Facts:
+def facts(instruction: Instruction, graph: Graph) -> InstructionStorage:
     if isinstance(instruction, Collective):
         aliases = {0: 0} if instruction.forward == "" else {}
-        return Facts((instruction.operand,), (instruction.result,), aliases, Saved())
+        return InstructionStorage((instruction.operand,), (instruction.result,), aliases, Saved())
     op = graph.by_op[instruction.op]
     aliases = dict(op.saved.aliases)
     if op.target in VIEWS and not aliases:
         aliases = dict.fromkeys(range(len(op.results)), 0)
-    return Facts(instruction.operands, instruction.results, aliases, op.saved)
+    return InstructionStorage(instruction.operands, instruction.results, aliases, op.saved)

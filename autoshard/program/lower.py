@@ -21,7 +21,7 @@ from autoshard.ir.layout import (
 )
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, PlanStep, RedistributionPlan
-from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter, Value
+from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
@@ -39,7 +39,7 @@ def lower(plan: Plan, graph: Graph) -> Program:
 class _Lowering:
     plan: Plan
     graph: Graph
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, LocalValue] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
     made: dict[tuple[str, Layout], str] = field(default_factory=dict)  # (tensor, layout) -> value
     origin: dict[str, str] = field(default_factory=dict)  # tensor -> the value it was first made as
@@ -89,7 +89,7 @@ class _Lowering:
     def _add(self, name: str, tensor: str, layout: Layout) -> str:
         info = self.graph.tensor(tensor)
         sizes = local_sizes(info.shape, layout, self.mesh)
-        self.values[name] = Value(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad)
+        self.values[name] = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad)
         self.made[tensor, layout] = name
         return name
 

@@ -1,4 +1,4 @@
-"""Which consecutive instructions are one visit of one module (`Run`), and which visits run the same code (`key`).
+"""Which consecutive instructions are one visit of one module (`ModuleVisit`), and which visits run the same code (`key`).
 
 A module whose visits run different code is dissolved into its parent, so that every module left has one body.
 """
@@ -19,15 +19,15 @@ RANDOM = frozenset(name for name in VARIANTS if name.startswith("random_"))
 
 
 @dataclass(frozen=True)
-class Run:
+class ModuleVisit:
     """Instructions [start, stop), all of module `path` or of modules inside it; `children` are the visits inside."""
 
     path: str
     start: int
     stop: int
-    children: tuple[Run, ...] = field(compare=False)
+    children: tuple[ModuleVisit, ...] = field(compare=False)
 
-    def walk(self) -> Iterator[Run]:
+    def walk(self) -> Iterator[ModuleVisit]:
         """Itself and all runs inside, outermost first."""
         yield self
         for child in self.children:
@@ -104,8 +104,8 @@ class Scopes:
             parts = p.path.split(".")
             for n in range(len(parts)):
                 self._held.setdefault(".".join(parts[:n]), []).append(p)
-        self._updates: dict[Run, dict[str, str]] = {}
-        self._keys: dict[Run, Key] = {}
+        self._updates: dict[ModuleVisit, dict[str, str]] = {}
+        self._keys: dict[ModuleVisit, Key] = {}
         self.root = self._settle()
 
     # --- what a run reads and leaves behind ---
@@ -117,15 +117,15 @@ class Scopes:
         updated = {new for _, new in program.buffer_updates}
         return frozenset({*program.outputs, *updated, *([program.loss] if program.loss else [])})
 
-    def owned(self, name: str, run: Run) -> bool:
+    def owned(self, name: str, run: ModuleVisit) -> bool:
         """True for a parameter or buffer that the run's module holds."""
         return name in self.state and inside(self.state[name].path, run.path)
 
-    def values(self, run: Run) -> list[str]:
+    def values(self, run: ModuleVisit) -> list[str]:
         """The values a run defines, in order: their position is what equal runs have in common."""
         return [v for ins in self.program.instructions[run.start : run.stop] for v in results_of(ins)]
 
-    def inputs(self, run: Run) -> list[str]:
+    def inputs(self, run: ModuleVisit) -> list[str]:
         """The values a run reads and neither defines nor holds, in order of first use."""
         if run.path == "" and run.stop - run.start == len(self.program.instructions):
             return list(self.program.inputs)
@@ -133,13 +133,13 @@ class Scopes:
         outside = dict.fromkeys(v for v in read if v is not None and not self._here(v, run) and not self.owned(v, run))
         return list(outside)
 
-    def escapes(self, name: str, run: Run) -> bool:
+    def escapes(self, name: str, run: ModuleVisit) -> bool:
         """True where a value that the run defines is needed after it."""
         if self._used_after(name, run) or self._is_output(name):
             return True
         return name in self.kept_until_the_end and not self._written_back(name, run)
 
-    def updates(self, run: Run) -> dict[str, str]:
+    def updates(self, run: ModuleVisit) -> dict[str, str]:
         """Buffer -> its new value, where the run's module holds the one, makes the other, and can write it back."""
         if run not in self._updates:
             self._updates[run] = {
@@ -149,12 +149,12 @@ class Scopes:
             }
         return self._updates[run]
 
-    def _written_back(self, name: str, run: Run) -> bool:
+    def _written_back(self, name: str, run: ModuleVisit) -> bool:
         """True where all the updates that a value is for happen inside the run."""
         buffers = [buffer for buffer, new in self.program.buffer_updates if new == name]
         return all(buffer in self.updates(run) for buffer in buffers)
 
-    def random_base(self, run: Run) -> int:
+    def random_base(self, run: ModuleVisit) -> int:
         """The smallest number of a random operator inside, -1 without one."""
         found = (random_index(ins) for ins in self.program.instructions[run.start : run.stop])
         return min((index for index in found if index is not None), default=-1)
@@ -163,10 +163,10 @@ class Scopes:
         """Parameters, then buffers, of a module and all inside it."""
         return self._held.get(path, [])
 
-    def _here(self, name: str, run: Run) -> bool:
+    def _here(self, name: str, run: ModuleVisit) -> bool:
         return run.start <= self.defined.get(name, -1) < run.stop
 
-    def _used_after(self, name: str, run: Run) -> bool:
+    def _used_after(self, name: str, run: ModuleVisit) -> bool:
         return bool(self.uses.get(name)) and self.uses[name][-1] >= run.stop
 
     def _is_output(self, name: str) -> bool:
@@ -174,13 +174,13 @@ class Scopes:
 
     # --- equality ---
 
-    def key(self, run: Run) -> Key:
+    def key(self, run: ModuleVisit) -> Key:
         """Two runs with equal keys run the same code on values numbered in the order of their appearance."""
         if run not in self._keys:
             self._keys[run] = self._make_key(run)
         return self._keys[run]
 
-    def _make_key(self, run: Run) -> Key:
+    def _make_key(self, run: ModuleVisit) -> Key:
         held = tuple((relative(p.path, run.path), self._id(self._stored(p, run.path))) for p in self.held(run.path))
         numbers = {v: f"%{i}" for i, v in enumerate(self.values(run))}
         inputs = {v: f"@{i}:{self._type(v)}" for i, v in enumerate(self.inputs(run))}
@@ -200,7 +200,7 @@ class Scopes:
         updates = tuple((int(numbers[new][1:]), relative(self.state[b].path, run.path)) for b, new in pairs)
         return Key(self.classes.get(run.path, ""), held, tuple(code), updates)
 
-    def _reference(self, name: str | None, run: Run, numbers: dict[str, str], inputs: dict[str, str]) -> str:
+    def _reference(self, name: str | None, run: ModuleVisit, numbers: dict[str, str], inputs: dict[str, str]) -> str:
         if name is None:
             return "none"
         if name in numbers or name in inputs:
@@ -239,8 +239,8 @@ class Scopes:
             self._chains[path] = ("", *(p for p in prefixes if p in self.classes and p not in self.dissolved))
         return self._chains[path]
 
-    def _run(self, path: str, start: int, stop: int, depth: int) -> Run:
-        children: list[Run] = []
+    def _run(self, path: str, start: int, stop: int, depth: int) -> ModuleVisit:
+        children: list[ModuleVisit] = []
         i = start
         while i < stop:
             chain = self._chain(self.assigned[i])
@@ -252,15 +252,15 @@ class Scopes:
                 end += 1
             children.append(self._run(chain[depth + 1], i, end, depth + 1))
             i = end
-        return Run(path, start, stop, tuple(children))
+        return ModuleVisit(path, start, stop, tuple(children))
 
-    def _settle(self) -> Run:
+    def _settle(self) -> ModuleVisit:
         """Move strays and dissolve modules until every module has one body; ends, as each pass shortens paths."""
         while True:
             self._chains.clear()
             self._keys.clear()
             root = self._run("", 0, len(self.assigned), 0)
-            visits: dict[str, list[Run]] = {}
+            visits: dict[str, list[ModuleVisit]] = {}
             for child in root.walk():
                 if child.path:
                     visits.setdefault(child.path, []).append(child)
@@ -271,7 +271,7 @@ class Scopes:
                 if not any(path != other and inside(path, other) for other in torn):
                     self._mend(path, runs)
 
-    def _strip(self, root: Run) -> bool:
+    def _strip(self, root: ModuleVisit) -> bool:
         """Give the collectives that a visit begins with to its parent where the rest then equals another visit.
 
         So the first block, which gets its input from elsewhere, has the code of the others. True where one was found.
@@ -283,18 +283,18 @@ class Scopes:
             start = run.start
             while start + 1 < run.stop and isinstance(self.program.instructions[start], Collective):
                 start += 1
-                if self.key(Run(run.path, start, run.stop, ())) in known:
+                if self.key(ModuleVisit(run.path, start, run.stop, ())) in known:
                     self.assigned[run.start : start] = [self._chain(run.path)[-2]] * (start - run.start)
                     return True
         return False
 
-    def _same(self, runs: list[Run]) -> bool:
+    def _same(self, runs: list[ModuleVisit]) -> bool:
         """True where one object can make all these visits."""
         if len({run.stop - run.start for run in runs}) > 1:
             return False
         return len({(self.key(run), self.random_base(run)) for run in runs}) == 1
 
-    def _mend(self, path: str, runs: list[Run]) -> None:
+    def _mend(self, path: str, runs: list[ModuleVisit]) -> None:
         """Give strays (short visits beside a long one) to the parent, or dissolve the module."""
         longest = max(run.stop - run.start for run in runs)
         strays = [run for run in runs if 2 * (run.stop - run.start) <= longest]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autoshard.code_text import fresh, identifier
 from autoshard.ir.program import Compute, Instruction, Program
-from autoshard.program.module_scopes import Run, Scopes, reads_of, relative
+from autoshard.program.module_scopes import ModuleVisit, Scopes, reads_of, relative
 
 HANDFUL = 4  # a module with more computations than this gets a class of its own
 LOOP = 6  # a series of equal small modules with at least so many instructions in all becomes a loop
@@ -30,7 +30,7 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call of the child at `path`. `results` has a value, or None where it is not used, per output."""
 
     path: str
@@ -51,7 +51,7 @@ class Loop:
     results: tuple[str | None, ...]
 
 
-Item = Instruction | Call | Loop
+Item = Instruction | ModuleCall | Loop
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Builder:
         self.program = scopes.program
         self.taken = set(reserved)
         looped = {scopes.key(run) for outer in scopes.root.walk() for run in self._looped(outer.children)}
-        self.groups: dict[object, list[Run]] = {}
+        self.groups: dict[object, list[ModuleVisit]] = {}
         for run in _inner_first(scopes.root):
             if run is scopes.root or scopes.key(run) in looped or self._deserves_class(run):
                 self.groups.setdefault(scopes.key(run), []).append(run)
@@ -113,20 +113,20 @@ class _Builder:
 
     # --- which modules get a class ---
 
-    def _looped(self, runs: tuple[Run, ...]) -> list[Run]:
+    def _looped(self, runs: tuple[ModuleVisit, ...]) -> list[ModuleVisit]:
         """The runs of small modules that stand in a row long enough for a loop."""
-        found: list[Run] = []
+        found: list[ModuleVisit] = []
         for series in _series(runs, lambda a, b: self.scopes.key(a) == self.scopes.key(b)):
             if len(series) > 1 and sum(run.stop - run.start for run in series) >= LOOP and self._chains(series):
                 found += series
         return found
 
-    def _chains(self, series: list[Run]) -> bool:
+    def _chains(self, series: list[ModuleVisit]) -> bool:
         """True where each visit reads what the one before made."""
         made = [set(self.scopes.values(run)) for run in series]
         return all(made[i] & set(self.scopes.inputs(run)) for i, run in enumerate(series[1:]))
 
-    def _deserves_class(self, run: Run) -> bool:
+    def _deserves_class(self, run: ModuleVisit) -> bool:
         if self.scopes.classes.get(run.path) == UNNAMED:
             return False
         instructions = self.program.instructions[run.start : run.stop]
@@ -147,7 +147,7 @@ class _Builder:
 
     # --- definitions ---
 
-    def _definition(self, key: object, runs: list[Run]) -> Definition:
+    def _definition(self, key: object, runs: list[ModuleVisit]) -> Definition:
         first = runs[0]
         positions = self._output_positions(runs)
         values = self.scopes.values(first)
@@ -175,28 +175,30 @@ class _Builder:
             instances=len({run.path for run in runs}),
         )
 
-    def _updates_here(self, run: Run) -> list[tuple[str, str]]:
+    def _updates_here(self, run: ModuleVisit) -> list[tuple[str, str]]:
         """Updates that no inner class writes back already."""
         classes = [child for child in run.walk() if child != run and self._is_class(child)]
         inner = {buffer for child in classes for buffer in self.scopes.updates(child)}
         return [(buffer, new) for buffer, new in self.scopes.updates(run).items() if buffer not in inner]
 
-    def _is_class(self, run: Run) -> bool:
+    def _is_class(self, run: ModuleVisit) -> bool:
         return self.scopes.key(run) in self.groups
 
-    def _output_positions(self, runs: list[Run]) -> list[int]:
+    def _output_positions(self, runs: list[ModuleVisit]) -> list[int]:
         """Positions, among the values a run defines, of those that are needed after some visit."""
         needed: set[int] = set()
         for run in runs:
             needed |= {i for i, name in enumerate(self.scopes.values(run)) if self.scopes.escapes(name, run)}
         return sorted(needed)
 
-    def _needed(self, run: Run, positions: list[int], values: list[str]) -> set[str]:
+    def _needed(self, run: ModuleVisit, positions: list[int], values: list[str]) -> set[str]:
         """Values that must be there when the body ends."""
         outputs = set(self.program.outputs) if run is self.scopes.root else {values[i] for i in positions}
         return outputs | {new for _, new in self._updates_here(run)}
 
-    def _fill(self, run: Run, scope: Run, needed: set[str], body: list[Item], children: dict[str, Child]) -> None:
+    def _fill(
+        self, run: ModuleVisit, scope: ModuleVisit, needed: set[str], body: list[Item], children: dict[str, Child]
+    ) -> None:
         """Append the items of `run` to the body of `scope`, the run or one around it."""
         position = run.start
         for child in run.children:
@@ -208,7 +210,7 @@ class _Builder:
             position = child.stop
         body += self.program.instructions[position : run.stop]
 
-    def _call(self, run: Run, scope: Run, needed: set[str], children: dict[str, Child]) -> Call:
+    def _call(self, run: ModuleVisit, scope: ModuleVisit, needed: set[str], children: dict[str, Child]) -> ModuleCall:
         key = self.scopes.key(run)
         path = relative(run.path, scope.path)
         base = self.scopes.random_base(run)
@@ -217,18 +219,18 @@ class _Builder:
         values = self.scopes.values(run)
         results = [values[i] for i in self._output_positions(self.groups[key])]
         used = tuple(v if v in needed or self.scopes.escapes(v, run) else None for v in results)
-        return Call(path, self.names[key], tuple(self.scopes.inputs(run)), used)
+        return ModuleCall(path, self.names[key], tuple(self.scopes.inputs(run)), used)
 
 
-def _inner_first(run: Run) -> Iterator[Run]:
+def _inner_first(run: ModuleVisit) -> Iterator[ModuleVisit]:
     for child in run.children:
         yield from _inner_first(child)
     yield run
 
 
-def _series(runs: tuple[Run, ...], same: Callable[[Run, Run], bool]) -> list[list[Run]]:
+def _series(runs: tuple[ModuleVisit, ...], same: Callable[[ModuleVisit, ModuleVisit], bool]) -> list[list[ModuleVisit]]:
     """Consecutive equal visits of list items (h.0, h.1, ...), grouped."""
-    series: list[list[Run]] = []
+    series: list[list[ModuleVisit]] = []
     for run in runs:
         last = series[-1][-1] if series else None
         if last is not None and last.stop == run.start and follows(last.path, run.path) and same(last, run):
@@ -257,7 +259,7 @@ def _with_loops(body: list[Item], needed: set[str]) -> list[Item]:
         stop = i + 1
         while stop < len(body) and _chained(body, i, stop, last_use):
             stop += 1
-        result.append(_loop([c for c in body[i:stop] if isinstance(c, Call)]) if stop - i > 1 else body[i])
+        result.append(_loop([c for c in body[i:stop] if isinstance(c, ModuleCall)]) if stop - i > 1 else body[i])
         i = stop
     return result
 
@@ -265,7 +267,7 @@ def _with_loops(body: list[Item], needed: set[str]) -> list[Item]:
 def _chained(body: list[Item], first: int, this: int, last_use: dict[str, int]) -> bool:
     """True where call `this` continues the loop that begins at call `first`."""
     start, before, after = body[first], body[this - 1], body[this]
-    if not (isinstance(start, Call) and isinstance(before, Call) and isinstance(after, Call)):
+    if not (isinstance(start, ModuleCall) and isinstance(before, ModuleCall) and isinstance(after, ModuleCall)):
         return False
     if before.definition != after.definition or not follows(before.path, after.path):
         return False
@@ -273,7 +275,7 @@ def _chained(body: list[Item], first: int, this: int, last_use: dict[str, int]) 
     carried = _carried(before, after)
     if this - first > 1:
         previous = body[this - 2]
-        assert isinstance(previous, Call)
+        assert isinstance(previous, ModuleCall)
         if _carried(previous, before) != carried:
             return False
     fixed = set(range(len(after.arguments))) - {a for a, _ in carried}
@@ -282,20 +284,20 @@ def _chained(body: list[Item], first: int, this: int, last_use: dict[str, int]) 
     return all(last_use.get(name, -1) <= this for name in results)
 
 
-def _carried(before: Call, after: Call) -> tuple[tuple[int, int], ...]:
+def _carried(before: ModuleCall, after: ModuleCall) -> tuple[tuple[int, int], ...]:
     """(argument, result) positions of what `before` hands to `after`."""
     results = {name: r for r, name in enumerate(before.results) if name is not None}
     return tuple((a, results[name]) for a, name in enumerate(after.arguments) if name in results)
 
 
-def _loop(calls: list[Call]) -> Loop:
+def _loop(calls: list[ModuleCall]) -> Loop:
     carried = _carried(calls[0], calls[1])
     first, last = calls[0], calls[-1]
     return Loop(tuple(c.path for c in calls), first.definition, first.arguments, carried, last.results)
 
 
 def _reads(item: Item) -> tuple[str, ...]:
-    if isinstance(item, Call | Loop):
+    if isinstance(item, ModuleCall | Loop):
         return item.arguments
     return tuple(filter(None, reads_of(item)))
 

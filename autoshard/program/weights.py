@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autoshard.ir.graph import CAST, Graph
-from autoshard.ir.program import Collective, Compute, Instruction, Program, Value
+from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program
 from autoshard.program.instruction_storage import facts
 from autoshard.program.module_scopes import results_of
 
@@ -19,7 +19,7 @@ GATHERS = ("all_gather", "exchange", "gather")  # forwards after which a device 
 
 
 def weight_steps(
-    instructions: Sequence[Instruction], parameters: Iterable[str], values: Mapping[str, Value]
+    instructions: Sequence[Instruction], parameters: Iterable[str], values: Mapping[str, LocalValue]
 ) -> dict[str, tuple[int, ...]]:
     """Value -> the instructions that make it of a parameter, where these are collectives and casts alone.
 
@@ -61,7 +61,7 @@ def careful_casts(program: Program) -> frozenset[str]:
 
 
 def with_gathers(
-    instructions: Sequence[Instruction], values: Mapping[str, Value], parameters: Sequence[str], graph: Graph
+    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], parameters: Sequence[str], graph: Graph
 ) -> tuple[Instruction, ...]:
     """The instructions with what is gathered again, and in which precision gradients are reduced."""
     if graph.loss is None:
@@ -95,7 +95,7 @@ def _gradient_dtype(
     step: Collective,
     steps: Mapping[str, tuple[int, ...]],
     instructions: Sequence[Instruction],
-    values: Mapping[str, Value],
+    values: Mapping[str, LocalValue],
 ) -> str:
     """That of the parameter, where a weight was cast before this step."""
     own = steps.get(step.operand, ())

@@ -60,7 +60,7 @@ def _columns(layouts: Sequence[Layout]) -> list[tuple[Integers, Integers, list[P
 
 
 @dataclass(frozen=True)
-class Term:
+class MessageTerm:
     """A message of a direct way: see Message; "before" and "after" the exchange."""
 
     backward: bool
@@ -82,7 +82,7 @@ class Signatures:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.terms: dict[Term, int] = {}
+        self.terms: dict[MessageTerm, int] = {}
         self.sums: dict[tuple[int, ...], int] = {}  # positions of terms -> number of their sum
         self._known: dict[int, tuple[int, bool]] = {}
 
@@ -99,7 +99,7 @@ class Signatures:
 signatures = lru_cache(maxsize=64)(Signatures)
 
 
-def _terms(steps: Sequence[Step], mesh: Mesh) -> list[Term]:
+def _terms(steps: Sequence[Step], mesh: Mesh) -> list[MessageTerm]:
     """The messages of a direct way. A step of the table beside the exchange changes no size."""
     terms = []
     side = "before" if any(step.by_index for step in steps) else "after"
@@ -109,9 +109,9 @@ def _terms(steps: Sequence[Step], mesh: Mesh) -> list[Term]:
                 factor = message.factor * (2 if message.of == "both" and not step.by_index else 1)
                 axes = step.axes if message.primitive in COLLECTIVES else ()
                 of = message.of if step.by_index else side
-                terms.append(Term(bool(backward), axes, message.primitive, factor, of))
+                terms.append(MessageTerm(bool(backward), axes, message.primitive, factor, of))
             if message.packed:
-                terms.append(Term(bool(backward), (), "copy", 1, "both"))
+                terms.append(MessageTerm(bool(backward), (), "copy", 1, "both"))
         side = "after" if step.by_index else side
     return terms
 
@@ -143,7 +143,7 @@ def direct_seconds(
     before_bytes: Floats,
     after_bytes: Floats,
     mesh: Mesh,
-    term_seconds: Callable[[Term, Floats, Floats], Floats | float],
+    term_seconds: Callable[[MessageTerm, Floats, Floats], Floats | float],
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """[source, target] -> seconds, and where they really exchange.
 

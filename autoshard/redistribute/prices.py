@@ -16,7 +16,7 @@ from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
-from autoshard.redistribute.direct_prices import Term, direct_seconds, pair_codes
+from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pair_codes
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS, LOCAL, CollectiveSeconds
 from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
@@ -191,7 +191,7 @@ class Prices:
         codes = pair_codes(sources, targets)
         return direct_seconds(codes, before, after, self.space.mesh, self._term_seconds)
 
-    def _term_seconds(self, term: Term, before: Floats, after: Floats) -> Floats | float:
+    def _term_seconds(self, term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
         """Seconds of a message of the direct way for all pairs of the sizes before and after."""
         times = (1.0 if self.differentiable else 0.0) if term.backward else self.forward_times
         if not times:

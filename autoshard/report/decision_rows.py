@@ -31,7 +31,7 @@ def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     return found
 
 
-def _row(row: plan_words.Row, plan: Plan, graph: Graph) -> tuple[str, ...]:
+def _row(row: plan_words.BlockRow, plan: Plan, graph: Graph) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
     return (
         row.module,

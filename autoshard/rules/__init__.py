@@ -1,11 +1,11 @@
 """Rules: each operator's loops, and the ways to split it that follow. Reading `RULES` is reading what we know."""
 
-from autoshard.rules.algebra.instance import Facts, Instance, bind
+from autoshard.rules.algebra.instance import Instance, TensorFacts, bind
 from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, candidates
 from autoshard.rules.enumerate import carry, explain, find, offered, strategies
-from autoshard.rules.localise import LocalOp, localise
+from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import RULES, has_rule, instance
 
 __all__ = [
@@ -13,12 +13,12 @@ __all__ = [
     "Candidates",
     "Choice",
     "Dim",
-    "Facts",
     "Instance",
-    "LocalOp",
+    "LocalCall",
     "Rule",
     "RuleError",
     "Strategy",
+    "TensorFacts",
     "Term",
     "bind",
     "candidates",

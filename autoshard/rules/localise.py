@@ -12,7 +12,7 @@ from autoshard.rules.operator_table import LOCALISE, VARIANTS, instance
 
 
 @dataclass(frozen=True)
-class LocalOp:
+class LocalCall:
     """`variant` is "" or the runtime function to call as `variant(*operands, **attributes, **axes)`."""
 
     target: str
@@ -21,12 +21,12 @@ class LocalOp:
     axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-def localise(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> LocalOp:
+def localise(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> LocalCall:
     """The local call of `op` under `strategy`: sizes that an axis cuts are LocalSize, all others plain."""
     local = Local(graph, op, instance(graph, op), strategy, mesh)
     if strategy.variant:
         attributes, axes = VARIANTS[strategy.variant](local)
-        return LocalOp(op.target, tuple(attributes.items()), strategy.variant, axes)
+        return LocalCall(op.target, tuple(attributes.items()), strategy.variant, axes)
     function = LOCALISE.get(op.target)
     changed = function(local) if function else {}
-    return LocalOp(op.target, tuple((name, changed.get(name, value)) for name, value in op.attributes))
+    return LocalCall(op.target, tuple((name, changed.get(name, value)) for name, value in op.attributes))

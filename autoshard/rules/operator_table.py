@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from autoshard.ir.graph import Graph, Op, Tensor
-from autoshard.rules.algebra.argument_rules import Call, Localise, LocaliseVariant, NoRule, RuleFor, integers
-from autoshard.rules.algebra.instance import Facts, Instance, bind, unbound
+from autoshard.rules.algebra.argument_rules import Localise, LocaliseVariant, NoRule, OperatorCall, RuleFor, integers
+from autoshard.rules.algebra.instance import Instance, TensorFacts, bind, unbound
 from autoshard.rules.algebra.notation import Rule, RuleError
 from autoshard.rules.operators import (
     attention,
@@ -51,12 +51,12 @@ def rule_text(graph: Graph, op: Op) -> str:
     return rule if isinstance(rule, str) else rule(call(graph, op))
 
 
-def call(graph: Graph, op: Op) -> Call:
+def call(graph: Graph, op: Op) -> OperatorCall:
     """The operator as rule functions see it."""
     tensors = [None if name is None else graph.tensor(name) for name in op.operands]
     shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
     dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
-    return Call(op, shapes, dtypes, tuple(graph.tensor(name).shape for name in op.results))
+    return OperatorCall(op, shapes, dtypes, tuple(graph.tensor(name).shape for name in op.results))
 
 
 def instance(graph: Graph, op: Op) -> Instance:
@@ -80,17 +80,19 @@ def bound(graph: Graph, op: Op, text: str) -> Instance:
     return _bound(text, *_facts(graph, op), len(normalised) or None)
 
 
-def _facts(graph: Graph, op: Op) -> tuple[tuple[Facts | None, ...], tuple[Facts, ...]]:
+def _facts(graph: Graph, op: Op) -> tuple[tuple[TensorFacts | None, ...], tuple[TensorFacts, ...]]:
     """Of the operands and of the results."""
     operands = tuple(None if name is None else facts_of(graph.tensor(name)) for name in op.operands)
     return operands, tuple(facts_of(graph.tensor(name)) for name in op.results)
 
 
 @cache
-def _bound(text: str, operands: tuple[Facts | None, ...], results: tuple[Facts, ...], star: int | None) -> Instance:
+def _bound(
+    text: str, operands: tuple[TensorFacts | None, ...], results: tuple[TensorFacts, ...], star: int | None
+) -> Instance:
     return bind(Rule.parse(text), operands, results, star)
 
 
-def facts_of(tensor: Tensor) -> Facts:
+def facts_of(tensor: Tensor) -> TensorFacts:
     """What a rule needs to know of a tensor."""
-    return Facts(tensor.shape, tensor.dtype, tensor.requires_grad)
+    return TensorFacts(tensor.shape, tensor.dtype, tensor.requires_grad)

@@ -8,7 +8,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, Levelled, solve_level
-from autoshard.search.search_task import Found, Task, candidate
+from autoshard.search.search_task import Found, SearchTask, candidate
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import OPTIMAL
 from autoshard.units import format_bytes
@@ -16,7 +16,7 @@ from autoshard.units import format_bytes
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
 
 
-def fitted(task: Task) -> Found:
+def fitted(task: SearchTask) -> Found:
     """The solver's optimum whose program fits. Raises InfeasibleError with what is known about why none does."""
     try:
         with watched(task.wishes.options.clock):  # the bound on memory too
@@ -25,7 +25,7 @@ def fitted(task: Task) -> Found:
         raise _explained(error, task) from error
 
 
-def _fitted(task: Task) -> Found:
+def _fitted(task: SearchTask) -> Found:
     """Without the limit first, then with it, tightened where the program needs more than the solver said."""
     if task.wishes.level == MEMORY:
         return least(task, ())
@@ -54,7 +54,7 @@ def named(levelled: Levelled) -> str:
     return "optimum" if levelled.status == OPTIMAL else "best found"
 
 
-def _explained(error: InfeasibleError, task: Task) -> InfeasibleError:
+def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
     """The reason in the model's words, with the limit, the largest tensors where it names none, and the pins."""
     graph = task.formulation.graph
     paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}

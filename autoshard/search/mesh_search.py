@@ -15,9 +15,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import MeshTried, Plan
 from autoshard.search.memory_fit import fitted
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
-from autoshard.search.search_task import Found, Task, Wishes, prepare
+from autoshard.search.search_task import Found, SearchTask, Wishes, prepare
 from autoshard.search.select_plan import best, marked
-from autoshard.solvers.common.solver_options import Part
+from autoshard.solvers.common.solver_options import PartialClock
 
 AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
 FINALISTS = 6  # meshes of which the contenders, too, are simulated
@@ -32,7 +32,7 @@ class _Tried:
     mesh: Mesh
     bound_seconds: float
     outcome: str = ""
-    task: Task | None = None
+    task: SearchTask | None = None
     found: Found | None = None
 
 
@@ -89,7 +89,7 @@ def search_meshes(
             tried.append(_Tried(mesh, 0.0, "out of time"))
             continue
         try:
-            part = Part(clock.left * SHARE / (len(candidates) - number), whole=clock)
+            part = PartialClock(clock.left * SHARE / (len(candidates) - number), whole=clock)
             own = replace(wishes, pins=pins(mesh), options=replace(wishes.options, clock=part))
             tried.append(_try(graph, mesh, hardware, own, leader))
             clock.cut |= part.cut
@@ -109,7 +109,7 @@ def _try(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes, leader: f
     return _Tried(mesh, bound, "", task, fitted(task))
 
 
-def compute_bound(task: Task) -> float:
+def compute_bound(task: SearchTask) -> float:
     """Seconds that no step on this mesh can be below: every operator computed in its quickest way, nothing moved."""
     split, sites = Split(task.formulation), task.formulation.sites
     return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")

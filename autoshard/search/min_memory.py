@@ -14,14 +14,14 @@ from autoshard.formulation.cost_breakdown import parts
 from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.objectives import MEMORY, solve_level
-from autoshard.search.search_task import Found, Task, candidate
+from autoshard.search.search_task import Found, SearchTask, candidate
 from autoshard.solvers.common.result import Solution
 from autoshard.units import format_bytes
 
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
-def least(task: Task, before: tuple[Candidate, ...]) -> Found:
+def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     """The first that fits, the solver's plan of least memory before others; InfeasibleError where none does."""
     refused = None
     try:
@@ -49,7 +49,7 @@ def least(task: Task, before: tuple[Candidate, ...]) -> Found:
     raise InfeasibleError(f"{reason}; the program of the smallest plan found needs {format_bytes(smallest)}")
 
 
-def others(task: Task, best: Solution) -> Iterator[tuple[str, Choice]]:
+def others(task: SearchTask, best: Solution) -> Iterator[tuple[str, Choice]]:
     """What may need less memory than `best`, the solver's plan of least memory, once it is a program."""
     fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
     yield "optimum", fastest.choice
@@ -58,7 +58,7 @@ def others(task: Task, best: Solution) -> Iterator[tuple[str, Choice]]:
     yield from contenders(task.formulation, best.choice, own, float("inf"), task.quickly)
 
 
-def between(task: Task, least_bytes: float, most_bytes: float) -> Iterator[tuple[str, Choice]]:
+def between(task: SearchTask, least_bytes: float, most_bytes: float) -> Iterator[tuple[str, Choice]]:
     """Optima under limits in between: the program needs memory that the additive model does not know."""
     for share in SHARES if least_bytes < most_bytes else ():
         target = least_bytes * (most_bytes / least_bytes) ** share

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.plan import Plan
-from autoshard.search.search_task import Task
+from autoshard.search.search_task import SearchTask
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.relax.lagrangian import minimum_memory_bound
 
@@ -27,7 +27,7 @@ class Point:
     front: bool = True
 
 
-def front(task: Task, plan: Plan, points: int = POINTS) -> tuple[Point, ...]:
+def front(task: SearchTask, plan: Plan, points: int = POINTS) -> tuple[Point, ...]:
     """Plans from the fastest to the leanest, `plan` and those simulated for it among them, in order of time."""
     problem = task.formulation.problem
     found = [
@@ -50,12 +50,12 @@ def front(task: Task, plan: Plan, points: int = POINTS) -> tuple[Point, ...]:
     return _marked(found)
 
 
-def _point(task: Task, plan: Plan) -> Point:
+def _point(task: SearchTask, plan: Plan) -> Point:
     peak = plan.predicted_peak_bytes
     return Point(plan.predicted_seconds, peak, plan.certificate.objective_seconds, _fits(task, peak))
 
 
-def _fits(task: Task, peak_bytes: float) -> bool:
+def _fits(task: SearchTask, peak_bytes: float) -> bool:
     return peak_bytes <= task.limit_bytes
 
 

@@ -8,7 +8,7 @@ from autoshard.constraints.apply_pins import choice_text, label
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import labelled
-from autoshard.search.search_task import Found, Task
+from autoshard.search.search_task import Found, SearchTask
 from autoshard.solvers.heuristics.propagation import Conflict, propagate
 from autoshard.units import format_seconds
 
@@ -21,7 +21,7 @@ DECIDED = {
 }
 
 
-def propagated(task: Task, found: Found) -> Found:
+def propagated(task: SearchTask, found: Found) -> Found:
     """`found` with who decided each choice, and a note on each of the first few conflicts."""
     last = replace(found.candidates[-1], outcome="chosen")
     found = replace(found, candidates=(*found.candidates[:-1], last))

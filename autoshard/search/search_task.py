@@ -20,8 +20,8 @@ from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, peak
-from autoshard.solvers.common.seen_plans import Seen
-from autoshard.solvers.common.solver_options import Options, Part
+from autoshard.solvers.common.seen_plans import SeenPlans
+from autoshard.solvers.common.solver_options import Options, PartialClock
 
 SHARE = 0.5  # of the time that is left, for one solve
 Log = list[tuple[str, float]]  # (what was done, wall seconds)
@@ -47,14 +47,14 @@ class Wishes:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class SearchTask:
     """One search on one mesh, formulated."""
 
     formulation: Formulation
     wishes: Wishes
     limit_bytes: float
     fixed: frozenset[int]  # nodes that a pin decided about
-    seen: Seen = field(default_factory=Seen)
+    seen: SeenPlans = field(default_factory=SeenPlans)
 
     def quickly(self, problem: Problem) -> Solution:
         """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
@@ -68,7 +68,7 @@ class Task:
     def solve(self, problem: Problem) -> Solution:
         """Within a part of the time that is left: what is found is still simulated, and others beside it."""
         whole = self.wishes.options.clock
-        part = Part(SHARE * whole.left, whole=whole)
+        part = PartialClock(SHARE * whole.left, whole=whole)
         options = replace(self.wishes.options, pinned=self.starts(problem), clock=part)
         with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
             found = solvers.solve(problem, self.wishes.solver, options)
@@ -122,14 +122,14 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def prepare(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes) -> Task:
+def prepare(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes) -> SearchTask:
     """The problem on one mesh, pins applied. Raises UsageError where the mesh, the precision or a pin can't be."""
     check_mesh(hardware, mesh)
     check_precision(hardware, graph.precision)
     limit = hardware.usable_memory_bytes if wishes.memory_limit_bytes is None else wishes.memory_limit_bytes
     with timed(wishes.log, f"formulating {mesh}"):
         fixed = pinned(formulate(graph, mesh, hardware, limit, wishes.allowed, wishes.all_to_all), wishes.pins)
-    return Task(fixed.formulation, wishes, limit, fixed.nodes)
+    return SearchTask(fixed.formulation, wishes, limit, fixed.nodes)
 
 
 @contextmanager

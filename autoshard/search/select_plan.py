@@ -22,7 +22,7 @@ from autoshard.search.memory_fit import fitted
 from autoshard.search.min_memory import between, others
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
-from autoshard.search.search_task import Found, Log, Task, Wishes, candidate, prepare
+from autoshard.search.search_task import Found, Log, SearchTask, Wishes, candidate, prepare
 from autoshard.solvers.common.result import CUT_SHORT
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.units import format_bytes, format_seconds
@@ -62,7 +62,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, hardware: Hardware, *, origin: Origi
     return search(graph, mesh, hardware, origin=origin, allowed=megatron, decided_by="megatron")
 
 
-def best(task: Task, found: Found) -> Plan:
+def best(task: SearchTask, found: Found) -> Plan:
     """The plan that is best after simulating a few, with its certificate and what was tried."""
     found = propagated(task, found) if task.wishes.solver == "propagation" else _simulated(task, found)
     choice = found.levelled.solution.choice
@@ -97,7 +97,7 @@ def marked(plan: Plan, cut: bool) -> Plan:
     return replace(plan, certificate=certificate, search=replace(plan.search, cut_short=True))
 
 
-def _simulated(task: Task, found: Found) -> Found:
+def _simulated(task: SearchTask, found: Found) -> Found:
     """Simulates the contenders, too, and keeps the program that fits and is best by the level."""
     first = found.levelled
     own: dict[Choice, Levelled] = {first.solution.choice: first}
@@ -125,7 +125,7 @@ def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tup
             return
 
 
-def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
+def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
     if task.wishes.level == RATIO or task.stopped():
         return
@@ -140,13 +140,13 @@ def _others(task: Task, found: Found) -> Iterator[tuple[str, Choice]]:
     yield from contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
 
 
-def _rank(task: Task, plan: Plan) -> tuple[float, float]:
+def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:
     """Smaller is better."""
     seconds, size = plan.predicted_seconds, plan.predicted_peak_bytes
     return (size, seconds) if task.wishes.level == MEMORY else (seconds, size)
 
 
-def _outcome(task: Task, choice: Choice, winner: Choice, plan: Plan) -> str:
+def _outcome(task: SearchTask, choice: Choice, winner: Choice, plan: Plan) -> str:
     if choice == winner:
         return "chosen"
     return "not better" if plan.predicted_peak_bytes <= task.limit_bytes else "too large"

@@ -26,7 +26,7 @@ from autoshard.ir.program import Collective, Compute, GradientBucket, Instructio
 from autoshard.redistribute import LOCAL, messages, step_of
 from autoshard.simulate.memory_curve import BUCKETS_IN_FLIGHT, MemoryPlan, bucket_bytes, plan_memory
 from autoshard.simulate.shared_storage import storage
-from autoshard.simulate.stream_schedule import Schedule, Task
+from autoshard.simulate.stream_schedule import Schedule, StreamTask
 from autoshard.simulate.timeline import COMPUTE, Phase, Timeline, axis_stream
 from autoshard.simulate.working_memory import local_tensor
 
@@ -35,8 +35,8 @@ from autoshard.simulate.working_memory import local_tensor
 class Bucket:
     """`copy` flattens the gradients before the all-reduce, and writes them back after it."""
 
-    copy: Task
-    all_reduce: Task
+    copy: StreamTask
+    all_reduce: StreamTask
 
 
 def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
@@ -83,7 +83,7 @@ class _Pricer:
     def _local(self, name: str) -> LocalTensor:
         return local_tensor(self.program.value(name), self.mesh)
 
-    def tasks(self, index: int, instruction: Instruction, phase: Phase) -> Iterator[Task]:
+    def tasks(self, index: int, instruction: Instruction, phase: Phase) -> Iterator[StreamTask]:
         if isinstance(instruction, Collective):
             yield from self._collective(index, instruction, phase)
             return
@@ -91,14 +91,14 @@ class _Pricer:
             yield from self._gathers_again(index)
         yield from self._compute(index, instruction, phase)
 
-    def _gathers_again(self, index: int) -> Iterator[Task]:
+    def _gathers_again(self, index: int) -> Iterator[StreamTask]:
         """The gathers of weights that the backward of this instruction needs whole, and their casts."""
         for step in self.again.get(index, ()):
             again = self.program.instructions[step]
             for task in self.tasks(step, again, "forward"):
                 yield replace(task, phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
 
-    def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[Task]:
+    def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[StreamTask]:
         op = self.graph.by_op[instruction.op]
         operands = tuple(None if name is None else self._local(name) for name in instruction.operands)
         results = tuple(self._local(name) for name in instruction.results)
@@ -107,7 +107,7 @@ class _Pricer:
         ]
         size = float(sum(result.bytes for result in results))
         strategy = f"{instruction.target} {instruction.strategy}"
-        yield Task(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)
+        yield StreamTask(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)
         if not instruction.variant or seconds == 0:
             return
         layouts = tuple(None if n is None else self.program.value(n).layout for n in instruction.operands)
@@ -117,7 +117,7 @@ class _Pricer:
             task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
             yield replace(task, beside=inside.beside)
 
-    def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[Task]:
+    def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[StreamTask]:
         operand, result = self._local(instruction.operand), self._local(instruction.result)
         action = instruction.forward if phase == "forward" else instruction.backward
         if phase == "backward" and instruction.gradient_dtype:
@@ -130,12 +130,14 @@ class _Pricer:
             cuts = action in ("slice", "pick")
             moved = 2 * min(operand.bytes, result.bytes) if cuts else operand.bytes + result.bytes
             size = float(max(operand.bytes, result.bytes))
-            yield Task(name, (COMPUTE,), self._pass_seconds(moved), phase, size, *about)
+            yield StreamTask(name, (COMPUTE,), self._pass_seconds(moved), phase, size, *about)
         else:
             message = messages(step_of(instruction, self.mesh), self.mesh)[phase == "backward"]
             if message.packed:
                 both = float(operand.bytes + result.bytes)
-                yield Task(f"pack {instruction.result}", (COMPUTE,), self._pass_seconds(both), phase, both, *about)
+                yield StreamTask(
+                    f"pack {instruction.result}", (COMPUTE,), self._pass_seconds(both), phase, both, *about
+                )
             full_bytes = message.full_bytes(float(operand.bytes), float(result.bytes))
             yield self._talk(name, instruction.axes, message.primitive, full_bytes, phase, *about)
 
@@ -143,20 +145,20 @@ class _Pricer:
         """A local pass over memory."""
         return float(local_pass(self.hardware).seconds(size_bytes))
 
-    def _call(self, call: Call, name: str, phase: Phase, module: str, reason: str, index: int | None) -> Task:
+    def _call(self, call: Call, name: str, phase: Phase, module: str, reason: str, index: int | None) -> StreamTask:
         axis, primitive, size = call
         return self._talk(name, (self.mesh.names[axis],), primitive, size, phase, module, reason, index)
 
     def _talk(
         self, name: str, axes: tuple[str, ...], primitive: str, size: float, phase: Phase, module: str, reason: str,
         index: int | None = None,
-    ) -> Task:  # fmt: skip
+    ) -> StreamTask:  # fmt: skip
         """A collective over the axes joined: it occupies their streams, and the link that limits it."""
         over = tuple(self.mesh.index(axis) for axis in axes)
         seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size)
         link = joint_link(self.hardware, self.mesh, over).name
         streams = tuple(map(axis_stream, axes))
-        return Task(
+        return StreamTask(
             name, streams, seconds, phase, size, module, reason, index, collective=primitive, axes=axes, link=link
         )
 
@@ -169,11 +171,11 @@ class _Pricer:
         reason = f"the gradients of {len(bucket.parameters)} parameters are summands over {', '.join(bucket.axes)}"
         name = f"gradient bucket {number}"
         return Bucket(
-            Task(f"copy {name}", (COMPUTE,), self._pass_seconds(2 * size), "backward", size, "", reason),
+            StreamTask(f"copy {name}", (COMPUTE,), self._pass_seconds(2 * size), "backward", size, "", reason),
             self._talk(f"all_reduce {name}", bucket.axes, "all_reduce", size, "backward", "", reason),
         )
 
-    def optimizer(self) -> Iterator[Task]:
+    def optimizer(self) -> Iterator[StreamTask]:
         """One fused update of all parameters."""
         by_tensor = {p.tensor: p for p in self.graph.parameters}
         seconds = math.fsum(
@@ -185,7 +187,7 @@ class _Pricer:
         size = float(sum(self._local(p.value).bytes for p in self.program.parameters if p.trainable))
         if seconds:
             seconds += self.hardware.launch_seconds
-            yield Task(self.graph.optimizer, (COMPUTE,), seconds, "optimizer", size, "", "updates the parameters")
+            yield StreamTask(self.graph.optimizer, (COMPUTE,), seconds, "optimizer", size, "", "updates the parameters")
 
 
 def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: list[float]) -> Timeline:

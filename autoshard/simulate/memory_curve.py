@@ -22,7 +22,7 @@ from autoshard.costs.compute import LocalTensor
 from autoshard.costs.device_bytes import parameter_parts
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.program import Compute, GradientBucket, Program
-from autoshard.program.instruction_storage import Facts, facts
+from autoshard.program.instruction_storage import InstructionStorage, facts
 from autoshard.program.module_scopes import results_of
 from autoshard.simulate.shared_storage import storage
 from autoshard.simulate.timeline import Held
@@ -142,7 +142,7 @@ class _Lives:
                 self.kept_beside[index] = kept_by(program, graph, instruction)
             self._visit(index, facts(instruction, graph))
 
-    def _visit(self, index: int, known: Facts) -> None:
+    def _visit(self, index: int, known: InstructionStorage) -> None:
         root = self.storage.root
         for name in (*known.operands, *known.results):
             if name is not None:

@@ -14,7 +14,7 @@ from autoshard.simulate.timeline import COMPUTE, Event, Phase
 
 
 @dataclass(frozen=True)
-class Task:
+class StreamTask:
     """An event that has no time yet. It occupies all of `streams`, and is shown on the first.
 
     One `beside` the task before it does not wait for that one. `collective` is what it communicates over `axes`, "" for
@@ -53,7 +53,7 @@ class Schedule:
         """When what has run in order has ended."""
         return max((self.events[index].end_seconds for index in self.waits), default=0.0)
 
-    def run_in_order(self, tasks: Iterable[Task], after: tuple[int, ...] = ()) -> None:
+    def run_in_order(self, tasks: Iterable[StreamTask], after: tuple[int, ...] = ()) -> None:
         """Each task waits for the one before; the first also for the events `after`."""
         before = self.waits  # what the last task that stands beside no other waited for
         for task in tasks:
@@ -66,7 +66,7 @@ class Schedule:
             self.waits = tuple(sorted({*own, *started})) if task.beside else started
             before, after = before if task.beside else own, ()
 
-    def start(self, task: Task, after: tuple[int, ...] = ()) -> tuple[int, ...]:
+    def start(self, task: StreamTask, after: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Places a task that nothing waits for yet; gives its position. One that takes no time costs the host alone."""
         self.host += self.dispatch_seconds
         if task.seconds == 0:

@@ -14,11 +14,11 @@ from autoshard.costs.variants import Layouts, Operands
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Collective, Compute, Program, Value
+from autoshard.ir.program import Collective, Compute, LocalValue, Program
 from autoshard.simulate.shared_storage import Storage
 
 
-def local_tensor(value: Value, mesh: Mesh) -> LocalTensor:
+def local_tensor(value: LocalValue, mesh: Mesh) -> LocalTensor:
     """The value on the device that holds most."""
     return LocalTensor(_largest(value.local_shape, mesh), value.dtype, value.requires_grad)
 
@@ -28,7 +28,7 @@ def _largest(sizes: tuple[LocalSize, ...], mesh: Mesh) -> tuple[int, ...]:
     return tuple(size.largest(mesh) for size in sizes)
 
 
-def local_bytes(value: Value, mesh: Mesh) -> float:
+def local_bytes(value: LocalValue, mesh: Mesh) -> float:
     """Of the value on the device that holds most."""
     return float(math.prod(_largest(value.local_shape, mesh)) * DTYPE_BYTES[value.dtype])
 

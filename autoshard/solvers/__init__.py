@@ -11,7 +11,7 @@ from autoshard.ir.problem import Problem
 from autoshard.solvers import portfolio
 from autoshard.solvers.common.restrict import original, restricted
 from autoshard.solvers.common.result import TOLERANCE, FalseProof, Solution
-from autoshard.solvers.common.solver_options import Clock, Options, Part
+from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.common.validate import check, check_pins
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES
 from autoshard.solvers.heuristics import bisection, brute_force, propagation
@@ -55,7 +55,7 @@ def solve(problem: Problem, solver: str = "dp", options: Options | None = None) 
     check_names(solver)
     check(problem)
     check_pins(problem, options.pinned)
-    pinned, clock = dict(options.pinned), Part(options.clock.left, whole=options.clock)
+    pinned, clock = dict(options.pinned), PartialClock(options.clock.left, whole=options.clock)
     try:
         own = replace(options, pinned=dict.fromkeys(pinned, 0), clock=clock)
         found = SOLVERS[solver](restricted(problem, pinned), own)

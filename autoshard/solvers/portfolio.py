@@ -24,7 +24,7 @@ from autoshard.ir.problem import Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
-from autoshard.solvers.common.solver_options import Clock, Part
+from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.ilp import warm_start
@@ -74,10 +74,10 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
         return
     wide = Quick(problem) if suits(problem) and limited else None
     if wide is not None:
-        part = Part(_SHARE * clock.left, whole=clock)
+        part = PartialClock(_SHARE * clock.left, whole=clock)
         wide.plan(state, lambda few: solve(few, budget_entries=budget, clock=part))
     pairs = all(len(value.consumers) == 1 for value in problem.values)
-    part = Part((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
+    part = PartialClock((_SHARE_OF_PAIRS if pairs else _SHARE) * clock.left, whole=clock)
     with watched(part):
         attempt(_exact, state, budget, part, exact_work(problem) if wide else 0.0, unfit)
     if wide is not None:

@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
 
 
 @dataclass(frozen=True)
-class Row:
+class ExplainedChoice:
     """One choice, or `times` equal ones of repeated blocks: their parts are added up."""
 
     name: str
@@ -66,7 +66,7 @@ class Explained:
     """
 
     plan: Plan
-    rows: tuple[Row, ...]
+    rows: tuple[ExplainedChoice, ...]
     total: Parts
     outputs_seconds: float
     why_not: WhyNot | None = None
@@ -101,7 +101,7 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
     return Explained(plan, tuple(rows), _total(plan), plan.search.outputs_seconds, why, now.notes)
 
 
-def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[Row]:
+def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[ExplainedChoice]:
     known = candidates(graph, plan.mesh)
     for kind, decided in decisions(plan):
         if isinstance(decided, OpPlan):
@@ -110,10 +110,12 @@ def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Itera
                 strategy = find(graph, op, plan.mesh, known, decided.strategy)
                 name = f"{op.module} {op.target.partition('.')[2]}".strip() + ("" if names is None else f" ({op.name})")
                 words_of = plan_words.strategy_words(op, strategy, graph, plan.mesh)
-                yield Row(name, f"{words_of} [{decided.strategy}]", decided.parts, decided.decided_by)
+                yield ExplainedChoice(name, f"{words_of} [{decided.strategy}]", decided.parts, decided.decided_by)
         elif names is None or (kind, decided.name) in names:
             words_of = plan_words.placement_words(decided.layout, plan.mesh)
-            yield Row(f"{kind} {decided.path}", f"{words_of} [{decided.layout}]", decided.parts, decided.decided_by)
+            yield ExplainedChoice(
+                f"{kind} {decided.path}", f"{words_of} [{decided.layout}]", decided.parts, decided.decided_by
+            )
 
 
 def fold(name: str) -> str:
@@ -121,9 +123,9 @@ def fold(name: str) -> str:
     return _NUMBER.sub("#", name)
 
 
-def _folded(rows: Sequence[Row]) -> list[Row]:
+def _folded(rows: Sequence[ExplainedChoice]) -> list[ExplainedChoice]:
     """Rows that differ in the number of their block only, as one, the dearest first."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[ExplainedChoice]] = {}
     for row in rows:
         groups.setdefault((fold(row.name), row.choice, row.decided_by), []).append(row)
     found = [
@@ -133,7 +135,7 @@ def _folded(rows: Sequence[Row]) -> list[Row]:
     return sorted(found, key=lambda row: -(row.parts.compute_seconds + row.parts.communication_seconds))
 
 
-def _sum(rows: Sequence[Row]) -> Parts:
+def _sum(rows: Sequence[ExplainedChoice]) -> Parts:
     parts = _added(row.parts for row in rows)
     return replace(parts, runner_up=rows[0].parts.runner_up, runner_up_seconds=rows[0].parts.runner_up_seconds)
 
@@ -240,7 +242,7 @@ def text(explained: Explained) -> str:
     return "\n".join(result)
 
 
-def _row_cells(row: Row) -> tuple[str, ...]:
+def _row_cells(row: ExplainedChoice) -> tuple[str, ...]:
     name = f"{row.name} ({row.times}x)" if row.times > 1 else row.name
     extra = signed_seconds(row.parts.runner_up_seconds) if row.parts.runner_up else ""
     return (name, row.choice, *_cells(row.parts), row.parts.runner_up or "none", extra, row.decided_by)

@@ -19,7 +19,7 @@ SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedDecision:
     """A decision, or `times` equal ones of repeated modules; `seconds`: what the second plan's cost more, together."""
 
     name: str
@@ -38,7 +38,7 @@ class Difference:
 
     one: Plan
     other: Plan
-    changes: tuple[Change, ...]
+    changes: tuple[ChangedDecision, ...]
     same: int
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def diff(one: Plan, graph: Graph, other: Plan, other_graph: Graph) -> Difference
         groups.setdefault(group, []).append(b.seconds - a.seconds)
         names.setdefault(group, a.name)
     rows = [
-        Change(group[0] if len(found) > 1 else names[group], group[1], group[2], sum(found), len(found))
+        ChangedDecision(group[0] if len(found) > 1 else names[group], group[1], group[2], sum(found), len(found))
         for group, found in groups.items()
     ]
     rows.sort(key=lambda row: -abs(row.seconds))
@@ -139,7 +139,7 @@ def _figures(one: Plan, other: Plan) -> list[Sequence[str]]:
     ]
 
 
-def _cells(change: Change) -> Sequence[str]:
+def _cells(change: ChangedDecision) -> Sequence[str]:
     name = f"{change.name} ({change.times}x)" if change.times > 1 else change.name
     return name, change.one, change.other, signed_seconds(change.seconds)
 

@@ -62,7 +62,7 @@ def _block_table(plan: Plan, graph: Graph) -> list[str]:
     return table(rows)
 
 
-def _is_shown(row: plan_words.Row, parameters: set[str], block_total: float) -> bool:
+def _is_shown(row: plan_words.BlockRow, parameters: set[str], block_total: float) -> bool:
     uses_parameter = any(operand in parameters for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
     return uses_parameter or costly or any(map(collectives, row.moves))

@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """One op of a block: `module` is relative to the block, `moves` the redistributions made for it."""
 
     module: str
@@ -60,7 +60,7 @@ class Block:
     """Consecutive equal blocks, written once: `names` are the module paths of all of them."""
 
     names: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[BlockRow, ...]
 
     @property
     def title(self) -> str:
@@ -70,7 +70,7 @@ class Block:
 
 def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
     """The ops in execution order, cut where the block changes, equal neighbours folded."""
-    found: list[tuple[str, list[Row]]] = []
+    found: list[tuple[str, list[BlockRow]]] = []
     for row, owner in _rows(plan, graph):
         if not found or found[-1][0] != owner:
             found.append((owner, []))
@@ -85,7 +85,7 @@ def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
     return tuple(folded)
 
 
-def _rows(plan: Plan, graph: Graph) -> list[tuple[Row, str]]:
+def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:
     """Each op's row with the module path of its block: up to the first number, as h.0 in h.0.attn."""
     candidates = rules.candidates(graph, plan.mesh)
     ops = {op.name: op for op in graph.ops}
@@ -99,7 +99,7 @@ def _rows(plan: Plan, graph: Graph) -> list[tuple[Row, str]]:
         owner = _block_of(op.module)
         module = op.module[len(owner) :].lstrip(".")
         words = strategy_words(op, strategy, graph, plan.mesh)
-        rows.append((Row(module, op, decided, strategy, words, tuple(moves.get(op.name, ()))), owner))
+        rows.append((BlockRow(module, op, decided, strategy, words, tuple(moves.get(op.name, ()))), owner))
     return rows
 
 
@@ -113,7 +113,7 @@ def _family(owner: str) -> str | None:
     return _NUMBER.sub(r"\1#", owner) if owner else None
 
 
-def _signature(rows: tuple[Row, ...] | list[Row]) -> tuple[object, ...]:
+def _signature(rows: tuple[BlockRow, ...] | list[BlockRow]) -> tuple[object, ...]:
     return tuple(
         (
             row.module,

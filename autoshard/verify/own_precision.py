@@ -24,7 +24,7 @@ from autoshard.verify.comparison.error_measure import OWN, Error, largest
 from autoshard.verify.original.autocast import autocast_as_planned
 from autoshard.verify.original.draws import exact_dropout
 from autoshard.verify.original.reference import Reference, State, densify, outputs_of
-from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import run_lockstep
 
 TIMES = 8.0  # the original's own error
@@ -98,7 +98,7 @@ def check_own(
     return list(_compared(own, reference, program, ranks))
 
 
-def _run(package: Package, mesh: Any, own: OwnStep, reference: Reference, program: Program) -> _Rank:
+def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, program: Program) -> _Rank:
     mesh.random.exact, mesh.random.seed, mesh.random.step = True, reference.seed, 0
     runtime, model = package.runtime, package.model.build_model(mesh)
     state = reference.parameters | reference.buffers

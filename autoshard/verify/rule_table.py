@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import RULES, LocalOp, Strategy, instance, localise
+from autoshard.rules import RULES, LocalCall, Strategy, instance, localise
 from autoshard.rules.candidates import Refinements
 from autoshard.rules.cases import ALL, case_id
 from autoshard.rules.proof.operator_call import plain
@@ -170,7 +170,7 @@ def _alone(mesh: Mesh, rank: int) -> ParallelMesh:
     return device
 
 
-def run_variant(mesh: Mesh, context: Any, local: LocalOp, operands: Sequence[Tensor | None]) -> Any:
+def run_variant(mesh: Mesh, context: Any, local: LocalCall, operands: Sequence[Tensor | None]) -> Any:
     """The runtime's variant on one device; without a context, the whole operator on a mesh of one device."""
     from autoshard.emit import runtime
 

@@ -17,7 +17,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import run_lockstep
 
 
@@ -36,20 +36,20 @@ class Rotary(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def package() -> Package:
+def package() -> LoadedPackage:
     """Of a model without values, whose constructor nobody watched."""
     with torch.device("meta"):
         return package_of(Rotary())
 
 
-def package_of(model: nn.Module) -> Package:
+def package_of(model: nn.Module) -> LoadedPackage:
     graph = capture_model(model, (torch.randn(16, 8), torch.randn(16, 8)))
     plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), 3)
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         return load_package(folder)
 
 
-def prepared(package: Package, weights: Path | None) -> list[dict[str, Tensor]]:
+def prepared(package: LoadedPackage, weights: Path | None) -> list[dict[str, Tensor]]:
     """The whole model after train.py's own preparation, as every rank sees it."""
     options = argparse.Namespace(resume=None, weights=None if weights is None else str(weights), seed=0)
 
@@ -63,7 +63,7 @@ def prepared(package: Package, weights: Path | None) -> list[dict[str, Tensor]]:
 
 
 def test_a_buffer_that_no_state_dict_holds_comes_from_the_weights_file(
-    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: LoadedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Rotary()
     torch.save({**model.state_dict(), **dict(model.named_buffers())}, tmp_path / "all.pt")
@@ -74,7 +74,7 @@ def test_a_buffer_that_no_state_dict_holds_comes_from_the_weights_file(
         assert torch.equal(state["norm.running_var"], torch.ones(8))
 
 
-def test_a_buffer_that_nothing_gives_is_an_error_that_names_it(package: Package) -> None:
+def test_a_buffer_that_nothing_gives_is_an_error_that_names_it(package: LoadedPackage) -> None:
     with pytest.raises(Exception, match="table"):
         prepared(package, None)
 
@@ -91,7 +91,7 @@ def test_a_buffer_that_the_constructor_computes_starts_so_and_may_lack_in_a_weig
             assert torch.equal(state["norm.running_var"], torch.ones(8))
 
 
-def test_batches_by_name_by_place_global_or_local(package: Package) -> None:
+def test_batches_by_name_by_place_global_or_local(package: LoadedPackage) -> None:
     full = {"x": torch.randn(16, 8), "target": torch.randn(16, 8)}
 
     def rank(mesh: Any) -> list[bool]:
@@ -116,12 +116,12 @@ def test_batches_by_name_by_place_global_or_local(package: Package) -> None:
         (3, "got int"),
     ],
 )
-def test_a_wrong_batch_says_what_was_expected(package: Package, batch: Any, message: str) -> None:
+def test_a_wrong_batch_says_what_was_expected(package: LoadedPackage, batch: Any, message: str) -> None:
     with pytest.raises(Exception, match=message):
         run_lockstep({"dp": 2, "tp": 2}, lambda mesh: package.train.checked(batch, mesh))
 
 
-def test_synthetic_batches_are_parts_of_one_global_batch(package: Package) -> None:
+def test_synthetic_batches_are_parts_of_one_global_batch(package: LoadedPackage) -> None:
     def rank(mesh: Any) -> list[Tensor]:
         whole = torch.randn(16, 8, generator=torch.Generator().manual_seed(5 * 1_000_003 + 7))
         return [next(package.train.synthetic_batches(mesh, 5, 7))[0], package.train.local_part("x", whole, mesh)]

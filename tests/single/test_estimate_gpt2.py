@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.step import estimate
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.search.select_plan import megatron_plan
@@ -26,7 +26,8 @@ def captured(batch: int) -> Graph:
 def test_gpt2(dp: int, tp: int) -> None:
     plan = megatron_plan(captured(MICRO_BATCH * dp), Mesh((("dp", dp), ("tp", tp))), A100)
     runs = (
-        Run(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut) for cut in (False, True)
+        TrainingRun(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut)
+        for cut in (False, True)
     )
     nearest = min(estimate(GPT2, run, A100).step_seconds for run in runs)  # the search may cut the norms' sequence, too
     assert nearest == pytest.approx(plan.predicted_seconds, rel=0.05)

@@ -18,7 +18,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import lower
 from autoshard.verify.case import check_files, make_case, written
-from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
 
@@ -69,7 +69,7 @@ def program_of(build: str, mesh: str, seed: int, precision: str = "fp32") -> tup
 
 
 @contextmanager
-def package_of(build: str, mesh: str, seed: int) -> Iterator[tuple[Program, Package]]:
+def package_of(build: str, mesh: str, seed: int) -> Iterator[tuple[Program, LoadedPackage]]:
     program, files = program_of(build, mesh, seed)
     with written(files) as folder:
         yield program, load_package(Path(folder))
@@ -90,7 +90,7 @@ def test_all_ranks_issue_the_same_collectives(mesh: str, precision: str) -> None
 
 
 def train(
-    package: Package, mesh: Any, program: Program, batches: list[Tensor], set_to_none: bool | None
+    package: LoadedPackage, mesh: Any, program: Program, batches: list[Tensor], set_to_none: bool | None
 ) -> dict[str, Tensor]:
     """Gradients after a backward for each batch, zeroed between them in one way or not at all (None)."""
     model = package.model.build_model(mesh)
@@ -165,7 +165,7 @@ def test_a_parameter_without_a_gradient_stays_without(mesh: str) -> None:
     for seed in range(3):
         with package_of("partly", mesh, seed) as (program, package):
 
-            def work(ranks: Any, package: Package = package) -> set[str]:
+            def work(ranks: Any, package: LoadedPackage = package) -> set[str]:
                 model = package.model.build_model(ranks)
                 package.runtime.init_parameters(model, 0)
                 before = {package.runtime.sharding(p).name: p.detach().clone() for p in model.parameters()}

@@ -20,7 +20,7 @@ from autoshard.program.lower import lower
 from autoshard.search.select_plan import megatron_plan
 from autoshard.simulate.memory_curve import MemoryPlan, Span, plan_memory
 from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import run_lockstep
 from tests.meter import Meter
 
@@ -110,7 +110,7 @@ class Measured:
     peaks: dict[str, tuple[int, str]]
 
 
-def run(package: Package, inputs: Sequence[Tensor], mesh: ParallelMesh) -> Measured:
+def run(package: LoadedPackage, inputs: Sequence[Tensor], mesh: ParallelMesh) -> Measured:
     """The second step, when the optimizer has its states."""
     model = package.model.build_model(mesh)
     for parameter in model.parameters():

@@ -22,7 +22,7 @@ from autoshard.capture.load_model import load_model
 from autoshard.emit.initial_file import initial_file
 from autoshard.errors import InvalidFileError
 from autoshard.ir import graph_json
-from autoshard.ir.graph import Call, Graph, Parameter, Recipe
+from autoshard.ir.graph import Graph, Parameter, Recipe, RecipeCall
 from tests.models import NAMES
 
 RUNTIME = "autoshard.emit.runtime"
@@ -229,17 +229,17 @@ def test_equal_recipes_are_one_and_the_file_of_the_graph_keeps_them() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        Call("os.system", ("ls",)),
-        Call("aten.add.Tensor(0, 0) or print", ()),
-        Call("aten.zeros.default", ((3,),), (("dtype=print(1), a", None),)),
-        Call("aten.zeros.default", ("a b",)),
-        Call("aten.zeros.default", ("torch.load('x')",)),
-        Call("aten.relu.default", ("%0",)),
-        Call("packed", ("torch.float32", (1,), '"""\nprint(1)\n"""')),
-        Call("values", ("torch.float32", (1,), ("print(1)",))),
+        RecipeCall("os.system", ("ls",)),
+        RecipeCall("aten.add.Tensor(0, 0) or print", ()),
+        RecipeCall("aten.zeros.default", ((3,),), (("dtype=print(1), a", None),)),
+        RecipeCall("aten.zeros.default", ("a b",)),
+        RecipeCall("aten.zeros.default", ("torch.load('x')",)),
+        RecipeCall("aten.relu.default", ("%0",)),
+        RecipeCall("packed", ("torch.float32", (1,), '"""\nprint(1)\n"""')),
+        RecipeCall("values", ("torch.float32", (1,), ("print(1)",))),
     ],
 )
-def test_a_damaged_recipe_brings_no_code(call: Call) -> None:
+def test_a_damaged_recipe_brings_no_code(call: RecipeCall) -> None:
     graph = captured(Tables())
     bad = replace(graph, recipes=(replace(graph.recipes[0], calls=(call,)),))
     with pytest.raises(InvalidFileError, match="recipe of slope_0"):
@@ -247,7 +247,7 @@ def test_a_damaged_recipe_brings_no_code(call: Call) -> None:
 
 
 def test_names_that_are_no_names_make_a_file_that_parses(tmp_path: Path) -> None:
-    call = Call("aten.zeros.default", ((2,),))
+    call = RecipeCall("aten.zeros.default", ((2,),))
     paths = ['a".b', "class", "x\ny", "torch", "é\\", "class.class"]
     made = run(tuple(Recipe((path,), (call,)) for path in paths), tmp_path)
     assert list(made.INITIAL) == paths and all(make().tolist() == [0, 0] for make in made.INITIAL.values())

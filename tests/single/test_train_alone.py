@@ -19,7 +19,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify.ranks.loaded_package import Package, load_package
+from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 
 MODEL = f"{__file__}:tagger"
 LOADER = """
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedPackage]:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     loaded = load_package(folder)
@@ -73,7 +73,7 @@ Start = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def start(package: Package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Start:
+def start(package: LoadedPackage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Start:
     """Runs train.py with these options; gives its code, and what it said."""
 
     def run(*options: object) -> tuple[int, str, str]:
@@ -146,7 +146,7 @@ def test_loaders_are_read_in_order_and_begin_again(start: Start, folder: Path, t
 
 
 def test_weights_of_the_original_give_its_loss_and_come_back(
-    start: Start, package: Package, folder: Path, tmp_path: Path
+    start: Start, package: LoadedPackage, folder: Path, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     model, _ = load_model(MODEL, {}, "cpu")
@@ -171,7 +171,7 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
     assert code == 2 and f"error: --weights {tmp_path / 'lacking.pt'}: " in said and "free" in said
 
 
-def test_batches_are_checked(package: Package, start: Start) -> None:
+def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:
     """Names in any order, positions, dtypes; one sentence for what does not fit."""
     train = package.train
     whole = train.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
@@ -191,7 +191,7 @@ def test_batches_are_checked(package: Package, start: Start) -> None:
             train.checked(batch, whole)
 
 
-def test_the_rate_counts_tokens(package: Package) -> None:
+def test_the_rate_counts_tokens(package: LoadedPackage) -> None:
     assert package.train.rate(2.0) == "12 tokens/s"
     for kind, shape, words in (
         ("float32", (6, 5), "3 samples/s"),

@@ -9,11 +9,11 @@ import torch
 
 from autoshard.ir.layout import Layout, local_sizes
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Program, ProgramParameter, Value
+from autoshard.ir.program import LocalValue, Program, ProgramParameter
 from autoshard.verify.comparison.compare import RankResult, RankStep, compare_ranks, local_part
 from autoshard.verify.comparison.error_measure import Error
 from autoshard.verify.comparison.rounding_noise import Noise, StepNoise, amplified
-from autoshard.verify.original.reference import Reference, Step
+from autoshard.verify.original.reference import Reference, ReferenceStep
 
 MESH = Mesh.parse("dp=2,tp=2")
 SHAPES = {"qkv": (12, 5), "bias": (5,), "head": (7, 5)}
@@ -25,9 +25,9 @@ def program() -> Program:
         layout = Layout.parse(LAYOUTS[name])
         return ProgramParameter(name, name, (), shape, "float32", layout, shape, layout, True)
 
-    def value(name: str, shape: tuple[int, ...]) -> Value:
+    def value(name: str, shape: tuple[int, ...]) -> LocalValue:
         layout = Layout.parse(LAYOUTS[name])
-        return Value(name, name, shape, "float32", layout, local_sizes(shape, layout, MESH), True)
+        return LocalValue(name, name, shape, "float32", layout, local_sizes(shape, layout, MESH), True)
 
     values = (value("loss", ()), value("logits", (5, 3)))
     parameters = tuple(parameter(name, shape) for name, shape in SHAPES.items())
@@ -44,7 +44,9 @@ def reference() -> Reference:
     torch.manual_seed(0)
     state = {name: random(shape) for name, shape in SHAPES.items()}
     steps = tuple(
-        Step((), (random(()), random((5, 3))), 2.0, {n: random(s) for n, s in SHAPES.items()}, {"mean": random((3,))})
+        ReferenceStep(
+            (), (random(()), random((5, 3))), 2.0, {n: random(s) for n, s in SHAPES.items()}, {"mean": random((3,))}
+        )
         for _ in range(2)
     )
     return Reference(state, {}, {name: random(shape) for name, shape in SHAPES.items()}, steps, 0)
@@ -54,7 +56,7 @@ def correct(expected: Reference) -> list[RankResult]:
     def part(name: str, full: torch.Tensor, rank: int) -> torch.Tensor:
         return local_part(full, Layout.parse(LAYOUTS[name]), MESH, rank)
 
-    def step(rank: int, s: Step) -> RankStep:
+    def step(rank: int, s: ReferenceStep) -> RankStep:
         loss = s.outputs[0] * (0.3, 0.7)[MESH.coordinates(rank)[0]]  # a summand on each dp rank
         return RankStep(
             (loss, part("logits", s.outputs[1], rank)),

@@ -7,7 +7,7 @@ import pytest
 from autoshard.ir.graph import Graph, Op, Tensor
 from autoshard.ir.layout import AxisShard, Layout, LocalSize, local_sizes
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Compute, Program, ProgramParameter, Value
+from autoshard.ir.program import Compute, LocalValue, Program, ProgramParameter
 from autoshard.verify.sizing.reduced_sizes import changed, evenness, heads_per_device, lost_evenness, reduced_arguments
 
 MESH = Mesh.parse("dp=2,tp=4")
@@ -35,9 +35,9 @@ def graph(vocabulary: int, heads: int) -> Graph:
 
 
 def program(vocabulary: int, heads: int) -> Program:
-    def value(name: str, shape: tuple[int, ...], text: str) -> Value:
+    def value(name: str, shape: tuple[int, ...], text: str) -> LocalValue:
         layout = Layout.parse(text)
-        return Value(name, name, shape, "float32", layout, local_sizes(shape, layout, MESH), True)
+        return LocalValue(name, name, shape, "float32", layout, local_sizes(shape, layout, MESH), True)
 
     shape = (vocabulary, 6)
     values = (value("w", shape, "R S0"), value("q", (2, heads, 3, 4), "S0 S1"), value("a", (2, heads, 3, 4), "S0 S1"))

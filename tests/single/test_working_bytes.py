@@ -20,7 +20,7 @@ from autoshard.emit.runtime import ParallelMesh
 from autoshard.emit.runtime.axis import GroupTransport
 from autoshard.ir.layout import Layout, local_shape, local_sizes
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Collective, Value
+from autoshard.ir.program import Collective, LocalValue
 from autoshard.redistribute import runtime_call
 from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import Step, dim_cuts, table_step
@@ -83,7 +83,7 @@ class Move:
 
     def said(self) -> Temporary:
         given, made = (
-            Value(name, "x", self.shape, "float32", layout, local_sizes(self.shape, layout, self.mesh), True)
+            LocalValue(name, "x", self.shape, "float32", layout, local_sizes(self.shape, layout, self.mesh), True)
             for name, layout in (("given", self.source), ("made", self.target))
         )
         cuts = dim_cuts(self.step, self.source, self.shape, self.mesh)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autoshard.calibrate import Attention, Collectives, Products, cross_validate, fit
-from autoshard.calibrate.fitted_models import GROUPS, MEMORY_KINDS, Free, Memory, Rows
+from autoshard.calibrate.fitted_models import GROUPS, MEMORY_KINDS, Free, MemoryModel, Rows
 from autoshard.calibrate.least_squares import take
 from autoshard.calibrate.machine_fit import KIND, calibrate
 from autoshard.calibrate.measured_shapes import attentions, group_sizes, message_bytes, products
@@ -103,7 +103,7 @@ def measured() -> dict[str, object]:
     for row, seconds in zip(attention, there, strict=True):
         row |= {"seconds": seconds, "backward_seconds": (seconds - 9e-6) * 2.5 / 0.8 + 9e-6}
     memory = [{"kind": i, "bytes": 10.0**e} for i in range(len(MEMORY_KINDS)) for e in (4, 5, 6, 7, 8)]
-    for row, seconds in zip(memory, Memory(bandwidth).seconds(TRUE["memory"], columns(memory)), strict=True):
+    for row, seconds in zip(memory, MemoryModel(bandwidth).seconds(TRUE["memory"], columns(memory)), strict=True):
         row |= {"kind": MEMORY_KINDS[row["kind"]], "seconds": seconds}
     link = CPU.links[0]
     collective = [

@@ -17,7 +17,7 @@ from autoshard.estimate.gradient_sync import held, parameter_collectives, syncs,
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import estimate, parameter_count
-from autoshard.estimate.transformer import Run, Transformer
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.graph_check import check
@@ -40,7 +40,7 @@ def test_the_graph_is_valid(precision: str, attention: str) -> None:
 
 
 def test_parameters_are_those_of_the_program() -> None:
-    built = build(SMALL, Run(1, 1, precision="fp32"), A100)
+    built = build(SMALL, TrainingRun(1, 1, precision="fp32"), A100)
     held = sum(built.graph.tensor(p.tensor).numel for p in built.graph.parameters)
     assert parameter_count(replace(SMALL, layers=2)) == pytest.approx(held, rel=5e-3)  # biases and norms
 
@@ -48,7 +48,7 @@ def test_parameters_are_those_of_the_program() -> None:
 @pytest.mark.parametrize(("sequence_parallel", "kinds"), [(False, ["P R"] * 2), (True, ["P S1"] * 2)])
 def test_a_layer_communicates_as_megatron_does(sequence_parallel: bool, kinds: list[str]) -> None:
     """Two sums a layer in the forward (arXiv:1909.08053); reduce-scatters under sequence parallelism."""
-    run = Run(8, 2, dp=2, tp=2, sequence_parallel=sequence_parallel)
+    run = TrainingRun(8, 2, dp=2, tp=2, sequence_parallel=sequence_parallel)
     program = build(SMALL, run, A100).program
     made = [i for i in program.instructions if isinstance(i, Collective) and i.module.startswith("layers.1")]
     assert [f"{kind_of(i.before)} {kind_of(i.after)}" for i in made if kind_of(i.before) == "P"] == kinds
@@ -64,7 +64,7 @@ def kind_of(placement: Any) -> str:
 def test_one_stage_and_micro_batch_is_the_simulated_program(dp: int, tp: int) -> None:
     """Two layers are the whole program, so the step is the sum of what `simulate` says, but for bucket copies."""
     model = replace(SMALL, layers=2, hidden=1024, sequence=512)
-    run = Run(4 * dp, 4, dp, tp, precision="fp32")
+    run = TrainingRun(4 * dp, 4, dp, tp, precision="fp32")
     made = estimate(model, run, A100, Host())
     built = build(model, run, A100)
     assert made.step_seconds == pytest.approx(simulate(built.program, built.graph, A100).step_seconds, rel=0.05)
@@ -73,7 +73,7 @@ def test_one_stage_and_micro_batch_is_the_simulated_program(dp: int, tp: int) ->
 
 def test_activation_memory_is_the_published_one() -> None:
     """Korthikanti et al. 2022, figure 1: 22B, TP 8, micro-batch 4; GiB per device."""
-    run = Run(4, 4, 1, 8)
+    run = TrainingRun(4, 4, 1, 8)
     plain = estimate(GPT_22B, run, A100).memory
     lean = estimate(GPT_22B, replace(run, sequence_parallel=True, recompute="selective"), A100).memory
     assert plain.activations / GIB == pytest.approx(59.25, rel=0.02)
@@ -84,14 +84,14 @@ def test_activation_memory_is_the_published_one() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "selective", "full"]))
 def test_recomputing_costs_time_and_saves_memory(pp: int, tp: int, recompute: Any) -> None:
-    run = Run(16, 2, 1, tp, pp)
+    run = TrainingRun(16, 2, 1, tp, pp)
     plain, made = estimate(SMALL, run, A100), estimate(SMALL, replace(run, recompute=recompute), A100)
     assert made.step_seconds >= plain.step_seconds and made.memory.activations <= plain.memory.activations
 
 
 def test_optimizer_sharding_divides_states() -> None:
     """And holds whole what it works on: the gradient being scattered (2 and 3), the weights computed with (3)."""
-    run = Run(16, 2, 4)
+    run = TrainingRun(16, 2, 4)
     sizes = [estimate(SMALL, replace(run, zero=zero), A100).memory for zero in range(4)]
     each = held(build(SMALL, run, A100), "layers.1")
     assert sizes[1].optimizer == pytest.approx(sizes[0].optimizer / 4) and sizes[1].gradients == sizes[0].gradients
@@ -107,19 +107,19 @@ def test_no_micro_batch_reduces_weight_gradients(precision: str, sequence_parall
     """Replicas exchange nothing in a slot, and tensor parallelism costs as much beside one replica as beside four."""
     alone, several = (
         pieces(build(SMALL, run, A100), A100)
-        for run in (Run(8, 2, dp, 2, precision=precision, sequence_parallel=sequence_parallel) for dp in (1, 4))
+        for run in (TrainingRun(8, 2, dp, 2, precision=precision, sequence_parallel=sequence_parallel) for dp in (1, 4))
     )
     for one, four in zip((alone.layer, alone.core), (several.layer, several.core), strict=True):
         assert four.forward_communication_seconds == pytest.approx(one.forward_communication_seconds)
         assert four.backward_communication_seconds == pytest.approx(one.backward_communication_seconds)
-    no_tensor = pieces(build(SMALL, Run(8, 2, 4, precision=precision), A100), A100).layer
+    no_tensor = pieces(build(SMALL, TrainingRun(8, 2, 4, precision=precision), A100), A100).layer
     assert no_tensor.forward_communication_seconds == no_tensor.backward_communication_seconds == 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_every_collective_is_a_slots_or_a_steps(precision: str) -> None:
     """Over the data axis go parameters (and the loss, summed): what the slots leave out is what the tail holds."""
-    program = build(SMALL, Run(8, 2, 4, 2, precision=precision), A100).program
+    program = build(SMALL, TrainingRun(8, 2, 4, 2, precision=precision), A100).program
     once = parameter_collectives(program)
     for index, instruction in enumerate(program.instructions):
         if isinstance(instruction, Collective) and "dp" in instruction.axes:
@@ -140,7 +140,7 @@ def test_every_collective_is_a_slots_or_a_steps(precision: str) -> None:
 def test_more_sharding_costs_time_and_saves_memory(
     micro_batches: int, dp: int, tp: int, pp: int, overlap: bool, recompute: Any
 ) -> None:
-    run = Run(2 * dp * micro_batches, 2, dp, tp, pp, recompute=recompute, overlap=overlap)
+    run = TrainingRun(2 * dp * micro_batches, 2, dp, tp, pp, recompute=recompute, overlap=overlap)
     one, two, three = (estimate(SMALL, replace(run, zero=zero), A100) for zero in (1, 2, 3))
     seconds = [made.step_seconds for made in (one, two, three)]
     assert seconds == sorted(seconds)
@@ -164,7 +164,7 @@ def test_waiting_lies_between_the_ends_and_everything(pieces: list[tuple[float, 
 
 
 def test_a_slow_host_is_what_small_layers_wait_for() -> None:
-    run = Run(16, 1)
+    run = TrainingRun(16, 1)
     fast, slow = (estimate(SMALL, run, A100, Host(seconds)) for seconds in (0.0, 1e-3))
     kernels = 33 * SMALL.layers * 16  # of forwards and backwards
     assert fast.step_seconds < 0.2 * slow.step_seconds
@@ -174,14 +174,14 @@ def test_a_slow_host_is_what_small_layers_wait_for() -> None:
 @pytest.mark.parametrize(
     ("model", "run", "message"),
     [
-        (SMALL, Run(10, 4), "batch 10 is no multiple of micro-batch 4"),
-        (SMALL, Run(8, 1, tp=3), "tp 3 does not divide 8 heads"),
-        (SMALL, Run(8, 1, pp=3), "4 layers do not divide over 3 pipeline chunks"),
-        (SMALL, Run(6, 1, pp=4, schedule="interleaved"), "micro-batches in multiples of pp 4"),
-        (replace(SMALL, hidden=0), Run(8, 1), "hidden must be positive"),
+        (SMALL, TrainingRun(10, 4), "batch 10 is no multiple of micro-batch 4"),
+        (SMALL, TrainingRun(8, 1, tp=3), "tp 3 does not divide 8 heads"),
+        (SMALL, TrainingRun(8, 1, pp=3), "4 layers do not divide over 3 pipeline chunks"),
+        (SMALL, TrainingRun(6, 1, pp=4, schedule="interleaved"), "micro-batches in multiples of pp 4"),
+        (replace(SMALL, hidden=0), TrainingRun(8, 1), "hidden must be positive"),
     ],
 )
-def test_numbers_that_do_not_fit_are_named(model: Transformer, run: Run, message: str) -> None:
+def test_numbers_that_do_not_fit_are_named(model: Transformer, run: TrainingRun, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         estimate(model, run, A100)
 
@@ -189,20 +189,20 @@ def test_numbers_that_do_not_fit_are_named(model: Transformer, run: Run, message
 def test_a_dtype_that_is_not_there_is_refused_with_those_that_are() -> None:
     ascend = load_hardware("ascend-910a")
     with pytest.raises(UsageError, match="--precision bf16: ascend-910a has no bfloat16") as error:
-        estimate(SMALL, Run(8, 1), ascend)
+        estimate(SMALL, TrainingRun(8, 1), ascend)
     assert error.value.hint == "--precision fp32 or --precision fp16"
-    half, whole = (estimate(SMALL, Run(8, 1, precision=name), ascend) for name in ("fp16", "fp32"))
+    half, whole = (estimate(SMALL, TrainingRun(8, 1, precision=name), ascend) for name in ("fp16", "fp32"))
     assert half.step_seconds < whole.step_seconds and half.memory.activations < whole.memory.activations
 
 
 def test_both_half_precisions_cost_the_same_where_both_are() -> None:
-    half, brain = (estimate(SMALL, Run(8, 1, 2, precision=name), A100) for name in ("fp16", "bf16"))
+    half, brain = (estimate(SMALL, TrainingRun(8, 1, 2, precision=name), A100) for name in ("fp16", "bf16"))
     assert (half.step_seconds, half.memory) == (brain.step_seconds, brain.memory)
 
 
 def test_a_cluster_that_is_too_small_is_named() -> None:
     with pytest.raises(UsageError, match="at most"):
-        estimate(SMALL, Run(2**14, 1, dp=2**14), A100)
+        estimate(SMALL, TrainingRun(2**14, 1, dp=2**14), A100)
 
 
 SIZES = {"layers": 4, "hidden": 256, "heads": 8, "sequence": 128, "vocabulary": 1000, "batch": 16, "micro-batch": 2}
@@ -233,7 +233,7 @@ def test_the_command_says_how_sure_it_is(capsys: pytest.CaptureFixture[str]) -> 
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "selective", "full"]))
 def test_the_band_is_of_all_that_a_stage_does(pp: int, tp: int, recompute: Any) -> None:
     """What formulas price in a stage's slots is what its parts add up to, when nothing waits for the host."""
-    run = Run(16, 2, 1, tp, pp, recompute=recompute)
+    run = TrainingRun(16, 2, 1, tp, pp, recompute=recompute)
     built = build(SMALL, run, A100)
     stages = Stages(SMALL, run, pieces(built, A100), syncs(built, run, A100), Host())
     for stage in range(pp):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from autoshard.ir.graph import Call, Graph, Op, Parameter, Recipe, Saved, Tensor
+from autoshard.ir.graph import Graph, Op, Parameter, Recipe, RecipeCall, Saved, Tensor
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_fault import GraphFault
 from tests.tiny.random_graphs import graphs
@@ -37,7 +37,7 @@ def with_tensor(**changes: Any) -> Graph:
 
 
 def with_call(target: str, *arguments: Any, **keywords: Any) -> Graph:
-    return replace(GRAPH, recipes=(Recipe(("w",), (Call(target, arguments, tuple(keywords.items())),)),))
+    return replace(GRAPH, recipes=(Recipe(("w",), (RecipeCall(target, arguments, tuple(keywords.items())),)),))
 
 
 def with_argument(text: str) -> Graph:

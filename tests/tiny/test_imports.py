@@ -103,13 +103,29 @@ def test_a_folder_is_small_enough_to_choose_from() -> None:
     assert set(large) <= {"emit/runtime/"}, large
 
 
-def test_file_names_are_unique() -> None:
+def twice(found: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names that stand in several places."""
     names: dict[str, list[str]] = {}
-    for path in modules():
-        place = path.relative_to(PACKAGE).as_posix()
-        if path.name not in ("__init__.py", "__main__.py") and not re.match(rf"{COPIED}|rules/cases/", place):
-            names.setdefault(path.name, []).append(place)
-    assert not {name: places for name, places in names.items() if len(places) > 1}
+    for name, place in found:
+        if not re.match(rf"{COPIED}|rules/cases/", place):
+            names.setdefault(name, []).append(place)
+    return {name: places for name, places in names.items() if len(places) > 1}
+
+
+def test_file_names_are_unique() -> None:
+    special = ("__init__.py", "__main__.py")
+    places = ((path.name, path.relative_to(PACKAGE).as_posix()) for path in modules() if path.name not in special)
+    assert not twice(places)
+
+
+def test_class_names_are_unique() -> None:
+    def classes() -> Iterator[tuple[str, str]]:
+        for path in modules():
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+            yield from ((name, path.relative_to(PACKAGE).as_posix()) for name in found)
+
+    assert not twice(classes())
 
 
 def test_torch_is_imported_only_where_the_design_says() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.flatten import canonical, flatten
-from autoshard.program.module_tree import Call, Loop, module_tree
+from autoshard.program.module_tree import Loop, ModuleCall, module_tree
 from tests.programs import Maker
 
 SHAPE = (4, 8)
@@ -161,7 +161,7 @@ def test_a_different_block_gets_its_own_class_and_splits_the_loop() -> None:
 
 def test_a_module_called_twice_is_one_child() -> None:
     tree = module_tree(residual_model(2, shared=True))
-    calls = [item for item in tree.root.body if isinstance(item, Call)]
+    calls = [item for item in tree.root.body if isinstance(item, ModuleCall)]
     assert [call.path for call in calls] in (["h.0", "h.0"], ["h.0"])  # in a row: one visit, or two
     assert len(tree.root.children) == 1
 
@@ -170,7 +170,7 @@ def test_an_intermediate_result_that_is_returned_prevents_the_loop() -> None:
     program = residual_model(3)
     tree = module_tree(replace(program, outputs=("norm", "add_1")))
     calls = tree.root.body[:-1]
-    assert isinstance(calls[0], Call) and isinstance(calls[1], Loop)
+    assert isinstance(calls[0], ModuleCall) and isinstance(calls[1], Loop)
     assert flatten(replace(program, outputs=("norm", "add_1")), tree).outputs == ("%15", "%4")
 
 

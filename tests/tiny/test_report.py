@@ -35,7 +35,7 @@ PROOF = {
 }
 
 
-def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package_files.Built:
+def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package_files.SimulatedPlan:
     graph, hardware = graph or mlp_graph(4, 64, 128), load_hardware("a100-80g-sxm")
     origin = Origin("mlp.py:build")
     if seed is None:

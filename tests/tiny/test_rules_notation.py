@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.rules import RULES, Choice, Dim, Facts, Rule, RuleError, Term, bind
+from autoshard.rules import RULES, Choice, Dim, Rule, RuleError, TensorFacts, Term, bind
 
 NAMES = st.sampled_from(["m", "n", "h", "d", "vocabulary", "i0", "x_1"])
 DIMS = st.one_of(
@@ -92,8 +92,8 @@ def test_a_bad_rule_says_what_is_wrong(text: str, message: str) -> None:
     assert text in str(error.value)
 
 
-def facts(*shape: int) -> Facts:
-    return Facts(shape, "float32", True)
+def facts(*shape: int) -> TensorFacts:
+    return TensorFacts(shape, "float32", True)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def facts(*shape: int) -> Facts:
         ("a a -> a", [facts(3, 3)], [facts(3)], "a a -> a | whole: a"),
     ],
 )  # fmt: skip
-def test_binding(text: str, operands: list[Facts | None], results: list[Facts], bound: str) -> None:
+def test_binding(text: str, operands: list[TensorFacts | None], results: list[TensorFacts], bound: str) -> None:
     assert str(bind(Rule.parse(text), operands, results)) == bound
 
 
@@ -125,7 +125,9 @@ def test_binding(text: str, operands: list[Facts | None], results: list[Facts], 
         ("(a b) -> (a b)", [facts(6)], [facts(6)]),
     ],
 )
-def test_a_rule_that_does_not_fit_is_an_error(text: str, operands: list[Facts | None], results: list[Facts]) -> None:
+def test_a_rule_that_does_not_fit_is_an_error(
+    text: str, operands: list[TensorFacts | None], results: list[TensorFacts]
+) -> None:
     with pytest.raises(RuleError):
         bind(Rule.parse(text), operands, results)
 

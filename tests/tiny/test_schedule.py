@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.simulate.stream_schedule import Schedule, Task
+from autoshard.simulate.stream_schedule import Schedule, StreamTask
 from autoshard.simulate.timeline import COMPUTE, axis_stream
 
 
-def compute(seconds: float, beside: bool = False) -> Task:
-    return Task("c", (COMPUTE,), seconds, "forward", 0.0, "", "", beside=beside)
+def compute(seconds: float, beside: bool = False) -> StreamTask:
+    return StreamTask("c", (COMPUTE,), seconds, "forward", 0.0, "", "", beside=beside)
 
 
-def talk(seconds: float, *axes: str, link: str = "NVLink", beside: bool = False) -> Task:
+def talk(seconds: float, *axes: str, link: str = "NVLink", beside: bool = False) -> StreamTask:
     streams = tuple(map(axis_stream, axes))
-    return Task("t", streams, seconds, "forward", 0.0, "", "", None, beside, "all_reduce", axes, link)
+    return StreamTask("t", streams, seconds, "forward", 0.0, "", "", None, beside, "all_reduce", axes, link)
 
 
 tasks = st.one_of(
@@ -29,7 +29,7 @@ tasks = st.one_of(
 )  # fmt: skip
 
 
-def placed(given_tasks: list[Task], dispatch: float = 0.0, slowdown: float = 0.0) -> Schedule:
+def placed(given_tasks: list[StreamTask], dispatch: float = 0.0, slowdown: float = 0.0) -> Schedule:
     schedule = Schedule(dispatch, slowdown)
     schedule.run_in_order(given_tasks)
     return schedule
@@ -38,7 +38,7 @@ def placed(given_tasks: list[Task], dispatch: float = 0.0, slowdown: float = 0.0
 @settings(max_examples=150, deadline=None)
 @given(st.lists(tasks, max_size=12), st.floats(0, 1), st.floats(0, 0.5))
 def test_nothing_overlaps_on_a_stream_or_link_and_nothing_starts_before_it_is_issued(
-    given_tasks: list[Task], dispatch: float, slowdown: float
+    given_tasks: list[StreamTask], dispatch: float, slowdown: float
 ) -> None:
     schedule = placed(given_tasks, dispatch, slowdown)
     timed = [task for task in given_tasks if task.seconds > 0]
@@ -57,7 +57,7 @@ def test_nothing_overlaps_on_a_stream_or_link_and_nothing_starts_before_it_is_is
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(tasks, min_size=1, max_size=8), st.floats(0.01, 1))
-def test_a_slower_host_or_interference_never_helps(given_tasks: list[Task], amount: float) -> None:
+def test_a_slower_host_or_interference_never_helps(given_tasks: list[StreamTask], amount: float) -> None:
     fast = max((e.end_seconds for e in placed(given_tasks).events), default=0.0)
     for slow in (placed(given_tasks, dispatch=amount), placed(given_tasks, slowdown=amount)):
         assert max((e.end_seconds for e in slow.events), default=0.0) >= fast * (1 - 1e-12)

@@ -139,7 +139,7 @@ def test_min_plus_in_slabs() -> None:
     tables = [rng.random(shape) for shape in ((40, 60, 1, 1), (40, 1, 12, 1), (40, 60, 1, 30), (40, 1, 1, 1))]
     each = slice(None)
     seen = ((each, each, None, None), (each, None, rows, None), (each, each, None, each), (each, None, None, None))
-    parts = [min_plus.Part(table, axes) for table, axes in zip(tables, seen, strict=True)]
+    parts = [min_plus.TableView(table, axes) for table, axes in zip(tables, seen, strict=True)]
     expected = (tables[0] + tables[1][:, :, rows] + tables[2] + tables[3]).min(axis=0)
     assert np.allclose(min_plus.min_plus(parts, (40, 60, 70, 30)), expected, rtol=0, atol=1e-12)
 

@@ -14,7 +14,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem, memory, objective
 from autoshard.solvers import Clock, Options
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
-from autoshard.solvers.common.seen_plans import Seen
+from autoshard.solvers.common.seen_plans import SeenPlans
 from autoshard.solvers.common.solver_options import Looks
 from autoshard.solvers.pairwise import anytime
 from autoshard.solvers.relax import hub_relaxation, pruned_start
@@ -173,12 +173,12 @@ def test_a_bound_is_compared_with_every_plan_ever_seen() -> None:
     problem, best, worst = tight_and_slow()
     low, high = objective(problem, best), objective(problem, worst)
     for order in (1, -1):
-        seen = Seen()
+        seen = SeenPlans()
         first, second = [Solution(problem, best, 0.0, "dp"), Solution(problem, worst, high, "false")][::order]
         seen.add(problem, first)
         with pytest.raises(FalseProof, match=r"false: a lower bound of .* stands above a plan"):
             seen.add(problem, second)
-    seen, peak = Seen(), float(memory(problem, best).max())
+    seen, peak = SeenPlans(), float(memory(problem, best).max())
     seen.add(replace(problem, capacity_bytes=peak - 1.0), Solution(problem, worst, high, "within less memory"))
     seen.add(problem, Solution(problem, best, 0.5 * low, "dp"))  # which `best` does not fit
     assert seen.bound(problem, peak) == 0.5 * low and seen.bound(problem, peak - 1.0) == high

@@ -15,7 +15,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import Clock, Options, portfolio, solve
 from autoshard.solvers.common.clock import OutOfTime, Pace, attempt, check, watched
-from autoshard.solvers.common.solver_options import Looks, Part
+from autoshard.solvers.common.solver_options import Looks, PartialClock
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.relax import pruned_start
@@ -138,8 +138,8 @@ def test_exact_work_stops_when_the_clock_does() -> None:
 
 def test_a_part_of_a_clock_is_over_with_the_whole() -> None:
     whole = Clock(60.0)
-    part = Part(1e6, whole=whole)
-    assert 0 < part.left <= 60.0 and Part(0.0, whole=whole).over
+    part = PartialClock(1e6, whole=whole)
+    assert 0 < part.left <= 60.0 and PartialClock(0.0, whole=whole).over
     whole.stop()
     assert part.over
 
@@ -148,7 +148,7 @@ def test_a_part_of_a_clock_is_over_with_the_whole() -> None:
 def test_a_clock_of_looks_is_over_after_as_many(limit: int) -> None:
     clock = Clock(limit, timer=Looks())
     assert [clock.over for _ in range(limit + 1)] == [False] * max(0, limit - 1) + [True] * (2 if limit else 1)
-    part = Part(3, whole=Clock(1e6, timer=Looks()))
+    part = PartialClock(3, whole=Clock(1e6, timer=Looks()))
     assert [part.over for _ in range(4)].count(False) == 1  # a part looks at its own clock and at the whole one's
 
 

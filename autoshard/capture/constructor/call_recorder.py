@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autoshard.ir.graph import Attribute, Call
+from autoshard.ir.graph import Attribute, RecipeCall
 
 LARGEST_LEAF_BYTES = 8 * 2**20  # of numbers that no call makes: weights that a constructor loads are not kept
 READABLE_ELEMENTS = 64  # up to here numbers are written as numbers
@@ -32,7 +32,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int]  # storag
 class _Step:
     """A call as it ran. `reads` are the storages whose numbers it uses, `writes` those it makes or changes."""
 
-    call: Call | None  # None where it can't be written down
+    call: RecipeCall | None  # None where it can't be written down
     needs: tuple[int, ...]  # the steps whose results it takes
     reads: frozenset[int]
     writes: frozenset[int]
@@ -43,7 +43,7 @@ class _Step:
 
 
 @dataclass
-class Recorder:
+class CallRecorder:
     """All calls of a constructor, in order."""
 
     steps: list[_Step] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Recorder:
         known = not odd and _UNKNOWN not in _flat((arguments, keywords))
         target = f"aten.{func.overloadpacket.__name__}.{func._overloadname}"
         step = self._step(func, inputs, outputs, written)
-        call = Call(target, arguments, keywords) if known else None
+        call = RecipeCall(target, arguments, keywords) if known else None
         source = self._source(arguments, inputs) if target == "aten.copy_.default" and step.kind == "cover" else None
         number = self._add(replace(step, call=call, needs=tuple(needs), source=source))
         several = isinstance(result, tuple | list)
@@ -146,7 +146,7 @@ class Recorder:
         if place not in self.named:
             base = next((name for other, name in self.named.items() if other[:2] == place[:2]), None)
             if base is not None:
-                call = Call("aten.as_strided.default", (base, place[2], place[3], place[4]), ())
+                call = RecipeCall("aten.as_strided.default", (base, place[2], place[3], place[4]), ())
                 step = _Step(call, (_step_of(base),), frozenset({place[0]}), frozenset(), "view")
                 self.named[place] = f"%{self._add(step)}"
             elif tensor.is_meta or tensor.numel() * tensor.element_size() > LARGEST_LEAF_BYTES:
@@ -156,12 +156,12 @@ class Recorder:
         return self.named[place]
 
     def _leaf(self, values: torch.Tensor) -> int:
-        call = Call("values", (), ())
+        call = RecipeCall("values", (), ())
         return self._add(_Step(call, (), frozenset(), frozenset(), "", values.detach(), values._version))
 
     # --- what made a tensor ---
 
-    def calls(self, tensor: torch.Tensor) -> tuple[Call, ...]:
+    def calls(self, tensor: torch.Tensor) -> tuple[RecipeCall, ...]:
         """The calls that make the numbers of `tensor` as they are now; () where they are not known."""
         storage = self._storage(tensor)
         if storage not in self.writers and self._place(tensor) not in self.named:
@@ -176,7 +176,7 @@ class Recorder:
         order = {step: position for position, step in enumerate(kept)}
         calls = [_renumbered(self._written_down(self.steps[number]), order) for number in kept]
         last = _moved(reference, order)
-        return tuple(calls) if last == f"%{len(calls) - 1}" else (*calls, Call("result", (last,), ()))
+        return tuple(calls) if last == f"%{len(calls) - 1}" else (*calls, RecipeCall("result", (last,), ()))
 
     def _kept(self, reference: str, storage: int) -> list[int]:
         """The steps of the recipe; [] where there is none."""
@@ -188,7 +188,7 @@ class Recorder:
         call = self.steps[number].call
         return None if call is None else call.arguments[0]
 
-    def _written_down(self, step: _Step) -> Call:
+    def _written_down(self, step: _Step) -> RecipeCall:
         assert step.call is not None
         return step.call if step.leaf is None else values_call(step.leaf)
 
@@ -243,14 +243,14 @@ class Recorder:
 _UNKNOWN = "%?"
 
 
-def values_call(tensor: torch.Tensor) -> Call:
+def values_call(tensor: torch.Tensor) -> RecipeCall:
     """The numbers themselves: written out where they are few, else packed."""
     plain = tensor.detach().cpu().contiguous()
     dtype, shape = str(tensor.dtype), tuple(tensor.shape)
     if plain.numel() <= READABLE_ELEMENTS and not plain.is_complex() and bool(torch.isfinite(plain).all()):
-        return Call("values", (dtype, shape, tuple(plain.flatten().tolist())), ())
+        return RecipeCall("values", (dtype, shape, tuple(plain.flatten().tolist())), ())
     packed = zlib.compress(plain.view(-1).view(torch.uint8).numpy().tobytes(), 9)
-    return Call("packed", (dtype, shape, base64.b64encode(packed).decode()), ())
+    return RecipeCall("packed", (dtype, shape, base64.b64encode(packed).decode()), ())
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -278,7 +278,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     return [tensor for name in changed if name in given for tensor in _tensors(given[name])]
 
 
-def _is_empty(call: Call | None) -> bool:
+def _is_empty(call: RecipeCall | None) -> bool:
     return call is not None and call.target.removeprefix("aten.").partition(".")[0] in _EMPTY
 
 
@@ -299,11 +299,11 @@ def _moved(reference: str, order: Mapping[int, int]) -> str:
     return f"%{order[int(number)]}{dot}{rest}"
 
 
-def _renumbered(call: Call, order: Mapping[int, int]) -> Call:
+def _renumbered(call: RecipeCall, order: Mapping[int, int]) -> RecipeCall:
     def now(value: Attribute) -> Attribute:
         if isinstance(value, tuple):
             return tuple(now(item) for item in value)
         return _moved(value, order) if isinstance(value, str) and value.startswith("%") else value
 
     arguments = tuple(now(value) for value in call.arguments)
-    return Call(call.target, arguments, tuple((name, now(value)) for name, value in call.keywords))
+    return RecipeCall(call.target, arguments, tuple((name, now(value)) for name, value in call.keywords))

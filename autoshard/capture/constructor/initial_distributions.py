@@ -9,8 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.capture.constructor.call_recorder import Recorder
-from autoshard.ir.graph import Call
+from autoshard.capture.constructor.call_recorder import CallRecorder
+from autoshard.ir.graph import RecipeCall
 
 Init = tuple[str | float, ...]
 _STARTS: dict[str, Callable[[dict[str, Any]], Init]] = {
@@ -41,7 +41,7 @@ class InitWatcher(TorchDispatchMode):
         super().__init__()
         self.known: dict[int, tuple[Any, Init]] = {}  # the storage is kept alive, so that its id stays its own
         self.partly: set[int] = set()
-        self.recorder = Recorder()
+        self.recorder = CallRecorder()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -81,7 +81,7 @@ class InitWatcher(TorchDispatchMode):
         """How `tensor` starts, () where that is not known."""
         return self.known.get(_storage(tensor), (None, ()))[1]
 
-    def calls(self, tensor: torch.Tensor) -> tuple[Call, ...]:
+    def calls(self, tensor: torch.Tensor) -> tuple[RecipeCall, ...]:
         """What makes `tensor` where `init_of` does not say all: it has no name, or a part starts otherwise."""
         if self.init_of(tensor) and _storage(tensor) not in self.partly:
             return ()

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from autoshard.capture.constructor.call_recorder import values_call
-from autoshard.ir.graph import Attribute, Call, Parameter, Recipe
+from autoshard.ir.graph import Attribute, Parameter, Recipe, RecipeCall
 
 LARGEST_BYTES = 64 * 2**20  # of one buffer whose numbers stand in the graph
 MOST_CALLS = 200  # a loop over the elements says less than its numbers
 
-CallsOf = Callable[[torch.Tensor], tuple[Call, ...]]
+CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
 
 
 def recipes_of(
     values: Mapping[str, Any], parameters: Iterable[Parameter], buffers: Iterable[Parameter], calls_of: CallsOf
 ) -> tuple[Recipe, ...]:
     """One recipe for all that are made alike. `calls_of` is () where `init` says all, or nothing is known."""
-    made: dict[tuple[Call, ...], list[str]] = {}
+    made: dict[tuple[RecipeCall, ...], list[str]] = {}
     for stored, is_buffer in [*((p, False) for p in parameters), *((b, True) for b in buffers)]:
         value = values.get(stored.path)
         if isinstance(value, torch.Tensor) and (calls := _calls(stored, value, is_buffer, calls_of)):
@@ -30,7 +30,7 @@ def recipes_of(
     return tuple(Recipe(tuple(paths), calls) for calls, paths in made.items())
 
 
-def _calls(stored: Parameter, value: torch.Tensor, is_buffer: bool, calls_of: CallsOf) -> tuple[Call, ...]:
+def _calls(stored: Parameter, value: torch.Tensor, is_buffer: bool, calls_of: CallsOf) -> tuple[RecipeCall, ...]:
     calls = calls_of(value)
     if is_buffer and not is_random(calls):
         if _has_values(value):
@@ -41,7 +41,7 @@ def _calls(stored: Parameter, value: torch.Tensor, is_buffer: bool, calls_of: Ca
     return calls if len(calls) <= MOST_CALLS else ()
 
 
-def _numbers(value: torch.Tensor) -> tuple[Call, ...]:
+def _numbers(value: torch.Tensor) -> tuple[RecipeCall, ...]:
     return (values_call(value),) if value.numel() * value.element_size() <= LARGEST_BYTES else ()
 
 
@@ -57,13 +57,13 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.equal(*flat))
 
 
-def is_random(calls: Sequence[Call]) -> bool:
+def is_random(calls: Sequence[RecipeCall]) -> bool:
     """True where any call draws numbers."""
     own = [_function(call.target) for call in calls if call.target.startswith("aten.")]
     return any(torch.Tag.nondeterministic_seeded in function.tags for function in own)
 
 
-def replay(calls: Sequence[Call]) -> torch.Tensor:
+def replay(calls: Sequence[RecipeCall]) -> torch.Tensor:
     """Runs a recipe on the CPU."""
     results: list[Any] = []
     with torch.no_grad():
@@ -73,7 +73,7 @@ def replay(calls: Sequence[Call]) -> torch.Tensor:
     return last
 
 
-def _run(call: Call, results: list[Any]) -> Any:
+def _run(call: RecipeCall, results: list[Any]) -> Any:
     if call.target in ("values", "packed"):
         return numbers(call)
     if call.target == "result":
@@ -96,7 +96,7 @@ def _taken(value: Attribute, results: list[Any]) -> Any:
     return getattr(torch, value[6:]) if isinstance(value, str) and value.startswith("torch.") else value
 
 
-def numbers(call: Call) -> torch.Tensor:
+def numbers(call: RecipeCall) -> torch.Tensor:
     """The tensor of a call `values` or `packed`."""
     name, shape, given = call.arguments
     assert isinstance(name, str) and isinstance(shape, tuple)

@@ -17,16 +17,16 @@ _KEEP_ORDER = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 
 
 @dataclass
-class Memory:
+class StridedMemory:
     """`strides` by value name; `aliases` by op name: (result, operand) pairs that share storage."""
 
     strides: dict[str, Strides] = field(default_factory=dict)
     aliases: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
-def memory_layout(graph: Graph) -> Memory:
+def memory_layout(graph: Graph) -> StridedMemory:
     """Strides of every value and the storage each op shares with its operand."""
-    memory = Memory({t.name: contiguous(t.shape) for t in graph.tensors})
+    memory = StridedMemory({t.name: contiguous(t.shape) for t in graph.tensors})
     for op in graph.ops:
         view = _VIEWS.get(op.target)
         if view is None:

@@ -21,7 +21,7 @@ class NoRule(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One operator as a rule function sees it. `shapes` are the operands' (None: absent), `results` the results'."""
 
     op: Op
@@ -99,7 +99,7 @@ class Local:
         return tuple(n for n, c in zip(self.mesh.names, self.strategy.choices, strict=True) if c.factor in factors)
 
 
-RuleFor = Callable[[Call], str]
+RuleFor = Callable[[OperatorCall], str]
 Localise = Callable[[Local], dict[str, LocalAttribute]]
 Axes = tuple[tuple[str, tuple[str, ...]], ...]
 LocaliseVariant = Callable[[Local], tuple[dict[str, LocalAttribute], Axes]]

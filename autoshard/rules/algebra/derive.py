@@ -18,7 +18,7 @@ from math import prod
 from autoshard.ir.intervals import Cut
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard, normalise
 from autoshard.ir.mesh import Mesh
-from autoshard.rules.algebra.instance import Facts, Instance
+from autoshard.rules.algebra.instance import Instance, TensorFacts
 from autoshard.rules.algebra.nesting import dim_cut, factor_problem, product_problem
 from autoshard.rules.algebra.notation import Dim, Rule, Term, Together
 from autoshard.rules.algebra.strategy import Choice
@@ -179,7 +179,7 @@ def _product_problem(instance: Instance, dim: Dim, cuts: dict[str, list[tuple[in
     return product_problem(sizes, ordered)
 
 
-def differentiable(instance: Instance, facts: Facts) -> bool:
+def differentiable(instance: Instance, facts: TensorFacts) -> bool:
     """Does a gradient flow through this operand or result? Without one, `R+` is `R`."""
     return facts.requires_grad and instance.differentiable
 

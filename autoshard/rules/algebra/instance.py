@@ -13,7 +13,7 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Facts:
+class TensorFacts:
     """What a rule needs to know of one tensor."""
 
     shape: tuple[int, ...]
@@ -34,8 +34,8 @@ class Instance:
     """
 
     rule: Rule
-    operands: tuple[Facts | None, ...]
-    results: tuple[Facts, ...]
+    operands: tuple[TensorFacts | None, ...]
+    results: tuple[TensorFacts, ...]
     sizes: tuple[tuple[str, int], ...]
     known: bool = True
     lengths: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -59,7 +59,9 @@ class Instance:
         return needed and any(facts.requires_grad for facts in self.results)
 
 
-def bind(rule: Rule, operands: Sequence[Facts | None], results: Sequence[Facts], star: int | None = None) -> Instance:
+def bind(
+    rule: Rule, operands: Sequence[TensorFacts | None], results: Sequence[TensorFacts], star: int | None = None
+) -> Instance:
     """Bind a rule to shapes. `star`: how many dims `d*` stands for, where no operand tells.
 
     Raises RuleError where the rule does not fit the shapes.
@@ -92,13 +94,13 @@ def bind(rule: Rule, operands: Sequence[Facts | None], results: Sequence[Facts],
     return replace(bound, lengths=tuple(sorted(lengths.items())))
 
 
-def unbound(operands: Sequence[Facts | None], results: Sequence[Facts], known: bool) -> Instance:
+def unbound(operands: Sequence[TensorFacts | None], results: Sequence[TensorFacts], known: bool) -> Instance:
     """The instance of an operator that can only be repeated: every dim is a literal size."""
     terms = tuple(None if facts is None else _literal(facts) for facts in operands)
     return Instance(Rule(terms, tuple(map(_literal, results))), tuple(operands), tuple(results), (), known)
 
 
-def _literal(facts: Facts) -> Term:
+def _literal(facts: TensorFacts) -> Term:
     return Term(tuple(Dim((size,)) for size in facts.shape))
 
 
@@ -192,8 +194,8 @@ def _finish(
     expanded: list[list[Dim]],
     sizes: dict[str, int],
     ranks: dict[str, int],
-    operands: Sequence[Facts | None],
-    results: Sequence[Facts],
+    operands: Sequence[TensorFacts | None],
+    results: Sequence[TensorFacts],
 ) -> Instance:
     dims = iter(expanded)
     plain = [

@@ -5,19 +5,19 @@ from __future__ import annotations
 from autoshard.ir.layout import Layout
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
 )
 from autoshard.rules.algebra.derive import term_layout
 from autoshard.rules.operators.random import random_index
 
 
-def attention(call: Call) -> str:
+def attention(call: OperatorCall) -> str:
     """The softmax needs all keys, and all of their size. An axis on `s` cuts the queries alone; `gather` and `ring` cut
     the keys too, and the variant brings them together; `heads` cuts the query heads of shared key heads anywhere."""
     query, key, _ = (shape for shape in call.shapes[:3] if shape is not None)
@@ -35,7 +35,7 @@ def attention(call: Call) -> str:
     return f"{loops} | whole: t d | plain: s{always or causal} | together: {ring}gather s+t {name}{shared}"
 
 
-def _leading(call: Call, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[str, str, str]:
+def _leading(call: OperatorCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[str, str, str]:
     """The dims before the last two: (batch, query heads, key heads)."""
     lead = len(query) - 2
     if len(key) != len(query) or query[: max(lead - 1, 0)] != key[: max(lead - 1, 0)]:
@@ -50,7 +50,7 @@ def _leading(call: Call, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[
     return batch, "(g r)", "g"
 
 
-def _mask(call: Call, lead: list[str], query: tuple[int, ...], key: tuple[int, ...]) -> str:
+def _mask(call: OperatorCall, lead: list[str], query: tuple[int, ...], key: tuple[int, ...]) -> str:
     shape = call.shapes[3] if len(call.shapes) > 3 else None
     if shape is None:
         return "-"

@@ -9,12 +9,12 @@ from math import prod
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     integers,
     term,
@@ -60,7 +60,7 @@ def _windows(sizes: Sequence[int], results: Sequence[int], apart: Sequence[int])
     return _Windows(image, result, crossed, resized)
 
 
-def numbers(call: Call, name: str, count: int, default: int) -> tuple[int, ...]:
+def numbers(call: OperatorCall, name: str, count: int, default: int) -> tuple[int, ...]:
     """A window argument for each spatial dim; `padding="same"` in numbers. Raises NoRule where it is lopsided."""
     value = call.get(name, default)
     if isinstance(value, str):
@@ -69,29 +69,29 @@ def numbers(call: Call, name: str, count: int, default: int) -> tuple[int, ...]:
     return listed * count if len(listed) == 1 else listed
 
 
-def _same(call: Call, count: int) -> tuple[int, ...]:
+def _same(call: OperatorCall, count: int) -> tuple[int, ...]:
     spans = [span - 1 for span in _spans(call, count)]
     if any(span % 2 for span in spans):
         raise NoRule
     return tuple(span // 2 for span in spans)
 
 
-def _kernel(call: Call, count: int) -> tuple[int, ...]:
+def _kernel(call: OperatorCall, count: int) -> tuple[int, ...]:
     weight = call.shapes[1] if len(call.shapes) > 1 else None
     return weight[2:] if weight is not None else numbers(call, "kernel_size", count, 1)
 
 
-def _spans(call: Call, count: int) -> tuple[int, ...]:
+def _spans(call: OperatorCall, count: int) -> tuple[int, ...]:
     """How long windows are, dilation counted."""
     dilation = numbers(call, "dilation", count, 1)
     return tuple(d * (k - 1) + 1 for k, d in zip(_kernel(call, count), dilation, strict=True))
 
 
-def _stride(call: Call, count: int, pool: bool) -> tuple[int, ...]:
+def _stride(call: OperatorCall, count: int, pool: bool) -> tuple[int, ...]:
     return numbers(call, "stride", count, 1) if not pool or call.get("stride") else _kernel(call, count)
 
 
-def _sliding(call: Call, count: int, pool: bool = False) -> _Windows:
+def _sliding(call: OperatorCall, count: int, pool: bool = False) -> _Windows:
     sizes, results = call.shape[-count:], call.results[0][-count:]
     stride, padding = _stride(call, count, pool), numbers(call, "padding", count, 0)
     spans = _spans(call, count)
@@ -102,7 +102,7 @@ def _sliding(call: Call, count: int, pool: bool = False) -> _Windows:
     return _windows(sizes, results, apart)
 
 
-def convolution(call: Call) -> str:
+def convolution(call: OperatorCall) -> str:
     """(g c) input channels, (g o) output channels in g groups; the kernel's dims k are whole."""
     weight, spatial = _weight(call)
     try:
@@ -112,7 +112,7 @@ def convolution(call: Call) -> str:
     return _convolved(call, "o c", weight, windows, "halo_convolution")
 
 
-def transposed(call: Call) -> str:
+def transposed(call: OperatorCall) -> str:
     """The mirror of a convolution: its weight holds (in, out / groups), so the output is summed over `c`."""
     weight, spatial = _weight(call)
     sizes, results = call.shape[2:], call.results[0][2:]
@@ -127,7 +127,7 @@ def transposed(call: Call) -> str:
     return _convolved(call, "c o", weight, mirrored, "halo_transposed_convolution")
 
 
-def _weight(call: Call) -> tuple[tuple[int, ...], int]:
+def _weight(call: OperatorCall) -> tuple[tuple[int, ...], int]:
     weight = call.shapes[1]
     assert weight is not None
     if call.rank != len(weight):
@@ -135,7 +135,7 @@ def _weight(call: Call) -> tuple[tuple[int, ...], int]:
     return weight, len(weight) - 2
 
 
-def _convolved(call: Call, dims: str, weight: tuple[int, ...], windows: _Windows, variant: str) -> str:
+def _convolved(call: OperatorCall, dims: str, weight: tuple[int, ...], windows: _Windows, variant: str) -> str:
     channels, out = ("c", "o") if call.integer("groups", 1) == 1 else ("(g c)", "(g o)")
     first, second = (out, "c") if dims == "o c" else (channels, "o")
     k = [f"k{i}" for i in range(len(weight) - 2)]
@@ -149,11 +149,11 @@ def _uncut(sizes: Sequence[int], results: Sequence[int]) -> _Windows:
     return _Windows([str(size) for size in sizes], [str(size) for size in results], [], [])
 
 
-def spatial_dims(call: Call) -> int:
+def spatial_dims(call: OperatorCall) -> int:
     return int(call.op.target.partition("pool")[2][0])
 
 
-def pooling(call: Call) -> str:
+def pooling(call: OperatorCall) -> str:
     """Batch and channels stand alone. Positions of maxima count over the whole image, so it is whole with them."""
     spatial = spatial_dims(call)
     if len(call.results) > 1:
@@ -163,7 +163,7 @@ def pooling(call: Call) -> str:
     return _pooled(call, windows, "halo_max_pool" if "max" in call.op.target else "halo_avg_pool")
 
 
-def adaptive(call: Call) -> str:
+def adaptive(call: OperatorCall) -> str:
     """Windows of equal length stand alone; a mean over the whole image is a sum over its parts."""
     spatial = spatial_dims(call)
     sizes, results = call.shape[-spatial:], call.results[0][-spatial:]
@@ -183,7 +183,7 @@ def adaptive(call: Call) -> str:
     return _pooled(call, _Windows(image, result, [], []), "")
 
 
-def _pooled(call: Call, windows: _Windows, variant: str) -> str:
+def _pooled(call: OperatorCall, windows: _Windows, variant: str) -> str:
     results = ", ".join(f"... {term(windows.result)}" for _ in call.results)
     return f"... {term(windows.image)} -> {results}{windows.options(variant)}"
 
@@ -207,10 +207,10 @@ def _image(local: Local) -> tuple[int, ...]:
     return call.shape[-spatial_dims(call) :]
 
 
-def _call(local: Local) -> Call:
+def _call(local: Local) -> OperatorCall:
     facts = [(None, None) if f is None else (f.shape, f.dtype) for f in local.instance.operands]
     results = tuple(facts.shape for facts in local.instance.results)
-    return Call(local.op, tuple(shape for shape, _ in facts), tuple(dtype for _, dtype in facts), results)
+    return OperatorCall(local.op, tuple(shape for shape, _ in facts), tuple(dtype for _, dtype in facts), results)
 
 
 def _cut(local: Local, count: int) -> Axes:
@@ -221,7 +221,7 @@ def _cut(local: Local, count: int) -> Axes:
     return tuple((role, axes) for role, axes in cut if axes)
 
 
-def _window_values(call: Call, count: int, pool: bool) -> dict[str, LocalAttribute]:
+def _window_values(call: OperatorCall, count: int, pool: bool) -> dict[str, LocalAttribute]:
     return {
         "sizes": call.shape[-count:],
         "stride": _stride(call, count, pool),
@@ -242,7 +242,7 @@ def localise_transposed(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return values | {"output_padding": numbers(call, "output_padding", call.rank - 2, 0)}, axes
 
 
-def _groups(local: Local, call: Call) -> dict[str, LocalAttribute]:
+def _groups(local: Local, call: OperatorCall) -> dict[str, LocalAttribute]:
     groups = call.integer("groups", 1)
     return {"groups": local.factor("g") if local.axes("g") else groups} if groups != 1 else {}
 

@@ -5,10 +5,18 @@ tokens travel to their experts and back, all-to-all."""
 
 from __future__ import annotations
 
-from autoshard.rules.algebra.argument_rules import Axes, Call, Local, LocalAttribute, Localise, LocaliseVariant, RuleFor
+from autoshard.rules.algebra.argument_rules import (
+    Axes,
+    Local,
+    LocalAttribute,
+    Localise,
+    LocaliseVariant,
+    OperatorCall,
+    RuleFor,
+)
 
 
-def experts(call: Call) -> str:
+def experts(call: OperatorCall) -> str:
     if call.present == 7:
         options = "sum: e f | whole: m k | plain: e | variant: parallel_experts | together: t+e dispatched_experts"
         return f"t m, e m (f 2), e f n, t k, t k, e (f 2), +e n -> t n | {options}"

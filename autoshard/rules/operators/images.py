@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from autoshard.rules.algebra.argument_rules import (
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     letters,
     term,
 )
 
 
-def resize(call: Call) -> str:
+def resize(call: OperatorCall) -> str:
     """Repeating each pixel a whole number of times keeps blocks apart; other ways need the neighbours."""
     nearest = "nearest" in call.op.target
     image, result = ["b", "c"], ["b", "c"]
@@ -32,14 +32,14 @@ def localise_resize(local: Local) -> dict[str, LocalAttribute]:
     return {"output_size": local.result()[2:]} if given.get("output_size") is not None else {}
 
 
-def pixel_shuffle(call: Call) -> str:
+def pixel_shuffle(call: OperatorCall) -> str:
     factor = call.integer("upscale_factor", call.integer("downscale_factor", 1))
     fine, coarse = f"(h {factor}) (w {factor})", f"(c {factor} {factor}) h w"
     sides = (coarse, f"c {fine}") if "upscale_factor" in dict(call.op.attributes) else (f"c {fine}", coarse)
     return f"... {sides[0]} -> ... {sides[1]} | linear: 0"
 
 
-def patches(call: Call) -> str:
+def patches(call: OperatorCall) -> str:
     """(b, c h w) -> (b, c k, places): every patch of a channel."""
     if call.rank != 4:
         raise NoRule
@@ -47,14 +47,14 @@ def patches(call: Call) -> str:
     return f"b c {call.shape[2]} {call.shape[3]} -> b (c {kernel}) {call.results[0][2]} | linear: 0"
 
 
-def sample(call: Call) -> str:
+def sample(call: OperatorCall) -> str:
     """The image is whole, the points stand alone."""
     spatial = call.rank - 2
     x, y = ([f"{name}{i}" for i in range(spatial)] for name in "xy")
     return f"b c {term(x)}, b {term(y)} {spatial} -> b c {term(y)} | whole: {term(x)}"
 
 
-def instance_norm(call: Call) -> str:
+def instance_norm(call: OperatorCall) -> str:
     """Every channel of every sample alone; its image is whole."""
     if any(shape is not None for shape in call.shapes[3:]):
         raise NoRule  # running statistics are means over samples
@@ -64,7 +64,7 @@ def instance_norm(call: Call) -> str:
     return f"{', '.join([dims, *weights])} -> {dims}" + (f" | whole: {term(rest)}" if rest else "")
 
 
-def prelu(call: Call) -> str:
+def prelu(call: OperatorCall) -> str:
     names = letters(call.rank)
     weight = call.shapes[1]
     assert weight is not None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     letters,
     replaced,
@@ -17,7 +17,7 @@ from autoshard.rules.algebra.argument_rules import (
 )
 
 
-def embedding(call: Call) -> str:
+def embedding(call: OperatorCall) -> str:
     """A cut vocabulary is a variant: rows that a device lacks are zero, and the result is partial."""
     rows = "..."
     if call.get("scale_grad_by_freq"):
@@ -28,7 +28,7 @@ def embedding(call: Call) -> str:
     return f"vocabulary d, {rows} -> {rows} d | sum: vocabulary | empty: vocabulary | plain: vocabulary | {variant}"
 
 
-def embedding_bag(call: Call) -> str:
+def embedding_bag(call: OperatorCall) -> str:
     """Ids in a matrix go with their bags; in a list they are whole, and a device takes those of its bags. Where rows
     are cut, a bag is the sum over the devices of the rows that each has."""
     matrix = len(call.shapes[1] or ()) == 2
@@ -42,7 +42,7 @@ def embedding_bag(call: Call) -> str:
     return " | ".join([f"vocabulary d, {ids}, {offsets}, {weights} -> b d", *options])
 
 
-def gather(call: Call) -> str:
+def gather(call: OperatorCall) -> str:
     """Dims other than the gathered one follow the index where both are as long."""
     index = call.shapes[1]
     assert index is not None
@@ -53,13 +53,13 @@ def gather(call: Call) -> str:
     return f"{term(left)}, {term(right)} -> {term(right)} | linear: 0"
 
 
-def index_select(call: Call) -> str:
+def index_select(call: OperatorCall) -> str:
     names = letters(call.rank)
     dim = call.dim()
     return f"{replaced(names, {dim: str(call.shape[dim])})}, {names[dim]} -> {term(names)} | linear: 0"
 
 
-def index(call: Call) -> str:
+def index(call: OperatorCall) -> str:
     """x[i, j]: indexed dims are whole; the indices' dims (broadcast) stand where they do, or in front when apart."""
     indices = call.shapes[1:]
     if any(dtype == "bool" for dtype in call.dtypes[1:]):
@@ -77,7 +77,7 @@ def index(call: Call) -> str:
     return f"{left}, {', '.join(sides)} -> {result} | linear: 0"
 
 
-def scatter(call: Call) -> str:
+def scatter(call: OperatorCall) -> str:
     """Dims other than the scattered one are common where index and source are as long as the whole."""
     shapes = [shape for shape in call.shapes if shape is not None]
     if any(len(shape) != call.rank for shape in shapes):
@@ -89,14 +89,14 @@ def scatter(call: Call) -> str:
     return f"{', '.join(sides)} -> {sides[0]}" + (" | linear: 0+2" if moves else "")
 
 
-def index_add(call: Call) -> str:
+def index_add(call: OperatorCall) -> str:
     """Rows are added one by one, so the rows themselves can be cut."""
     names, dim = letters(call.rank), call.dim()
     whole = replaced(names, {dim: str(call.shape[dim])})
     return f"+{whole}, {names[dim]}, {term(names)} -> {whole} | sum: {names[dim]}"
 
 
-def slice_scatter(call: Call) -> str:
+def slice_scatter(call: OperatorCall) -> str:
     """The dim that is written in part is literal; select_scatter's source lacks it."""
     names, dim = letters(call.rank), call.dim()
     source = call.shapes[1]

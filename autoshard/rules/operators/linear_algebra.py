@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autoshard.rules.algebra.argument_rules import Call, Localise, LocaliseVariant, NoRule, RuleFor
+from autoshard.rules.algebra.argument_rules import Localise, LocaliseVariant, NoRule, OperatorCall, RuleFor
 
 
-def matmul(call: Call) -> str:
+def matmul(call: OperatorCall) -> str:
     left, right = (len(shape) for shape in call.shapes[:2] if shape is not None)
     first = "k" if left == 1 else "m k" if left == 2 else "... m k"
     second = "k" if right == 1 else "k n" if right == 2 else "... k n"
@@ -14,21 +14,21 @@ def matmul(call: Call) -> str:
     return f"{first}, {second} -> {result} | sum: k"
 
 
-def addmm(call: Call) -> str:
+def addmm(call: OperatorCall) -> str:
     return f"{_added(call, 'm', 'n')}, m k, k n -> m n | sum: k"
 
 
-def baddbmm(call: Call) -> str:
+def baddbmm(call: OperatorCall) -> str:
     return f"{_added(call, 'b', 'm', 'n')}, b m k, b k n -> b m n | sum: k"
 
 
-def _added(call: Call, *names: str) -> str:
+def _added(call: OperatorCall, *names: str) -> str:
     """The added operand broadcasts to the result: its dims of size 1 are literal."""
     own = names[len(names) - call.rank :]
     return "+" + (" ".join("1" if size == 1 else name for size, name in zip(call.shape, own, strict=True)) or "()")
 
 
-def einsum(call: Call) -> str:
+def einsum(call: OperatorCall) -> str:
     """`bij,bjk->bik` is already a rule; diagonals and `...` are not offered."""
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, right = equation.partition("->")

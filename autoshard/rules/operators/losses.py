@@ -6,12 +6,12 @@ from math import prod
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     term,
 )
@@ -20,19 +20,19 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's reduction argument
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def cross_entropy(call: Call) -> str:
+def cross_entropy(call: OperatorCall) -> str:
     """Cut classes exchange maximum and sum; a mean counts labels that are not ignored, over all devices."""
     if _probabilities(call):
         return soft_labels(call)
     return _classes(call, "joined", "parallel_cross_entropy")
 
 
-def nll(call: Call) -> str:
+def nll(call: OperatorCall) -> str:
     """Only the device that holds a label's class adds to the loss."""
     return _classes(call, "sum", "parallel_nll_loss")
 
 
-def _classes(call: Call, classes: str, variant: str) -> str:
+def _classes(call: OperatorCall, classes: str, variant: str) -> str:
     """(rows, classes, ...), labels, weights of the classes. Without a mean, only cut classes need the variant."""
     rows = ["rows"] * (call.rank > 1) + [f"d{i}" for i in range(call.rank - 2)]
     dims = [*rows[:1], "vocabulary", *rows[1:]]
@@ -46,7 +46,7 @@ def _classes(call: Call, classes: str, variant: str) -> str:
     return " | ".join([f"{', '.join(operands)} -> {result}", *options, f"variant: {variant} {' '.join(own)}"])
 
 
-def soft_labels(call: Call) -> str:
+def soft_labels(call: OperatorCall) -> str:
     """Labels that are probabilities: (rows, classes, ...) both; classes whole; a mean is over rows."""
     rows = ["rows"] * (call.rank > 1) + [f"d{i}" for i in range(call.rank - 2)]
     dims = term([*rows[:1], "c", *rows[1:]])
@@ -59,11 +59,11 @@ def soft_labels(call: Call) -> str:
     return f"{', '.join(operands)} -> ()  | whole: c{summed}{variant}"
 
 
-def _probabilities(call: Call) -> bool:
+def _probabilities(call: OperatorCall) -> bool:
     return "int" not in (call.dtypes[1] or "")
 
 
-def mse(call: Call) -> str:
+def mse(call: OperatorCall) -> str:
     return {
         NONE: "..., ... -> ...",
         MEAN: "..., ... -> () | sum: ... | variant: parallel_mse_loss ...",
@@ -71,7 +71,7 @@ def mse(call: Call) -> str:
     }[call.integer("reduction", MEAN)]
 
 
-def elementwise(call: Call) -> str:
+def elementwise(call: OperatorCall) -> str:
     """One number an element, weights broadcast."""
     if any(len(shape or ()) > call.rank for shape in call.shapes):
         raise NoRule
@@ -83,7 +83,7 @@ def elementwise(call: Call) -> str:
     }[call.integer("reduction", MEAN)]
 
 
-def embedding_pairs(call: Call) -> str:
+def embedding_pairs(call: OperatorCall) -> str:
     """One number a row of (rows, d), whose size d is whole."""
     if call.rank != 2 or len(call.shapes[2] or ()) != 1:
         raise NoRule

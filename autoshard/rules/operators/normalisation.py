@@ -6,12 +6,12 @@ from math import prod
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     integers,
     letters,
@@ -19,7 +19,7 @@ from autoshard.rules.algebra.argument_rules import (
 )
 
 
-def over_dim(call: Call) -> str:
+def over_dim(call: OperatorCall) -> str:
     """One dim is whole: cumulative sums, sorts."""
     dims = letters(call.rank)
     if not dims:
@@ -28,7 +28,7 @@ def over_dim(call: Call) -> str:
     return f"{term(dims)} -> {results} | whole: {dims[call.dim()]}"
 
 
-def softmax(call: Call) -> str:
+def softmax(call: OperatorCall) -> str:
     """Along a cut dim the maxima and sums of all devices are joined."""
     dims = letters(call.rank)
     if not dims:
@@ -38,7 +38,7 @@ def softmax(call: Call) -> str:
     return f"{term(dims)} -> {term(dims)} | plain: {own} | variant: {name} {own}"
 
 
-def batch_norm(call: Call) -> str:
+def batch_norm(call: OperatorCall) -> str:
     """With running statistics every channel stands alone; with those of the batch, a cut batch joins them."""
     present = ["c?" if shape is None else "c" for shape in call.shapes[1:]]
     statistics = ", c" * (len(call.results) - 1)
@@ -50,7 +50,7 @@ def batch_norm(call: Call) -> str:
     return f"b c{rest}, {', '.join(present)} -> b c{rest}{statistics}{variant}"
 
 
-def group_norm(call: Call) -> str:
+def group_norm(call: OperatorCall) -> str:
     """Samples and groups stand alone; cut positions, or channels of the only group, join the statistics."""
     groups = call.integer("num_groups", 1)
     channels = f"(g {call.shape[1] // groups})" if groups > 1 else "c"
@@ -102,7 +102,7 @@ def localise_group_norm(local: Local) -> dict[str, LocalAttribute]:
     return {"num_groups": local.factor("g")} if local.axes("g") else {}
 
 
-def weight_norm(call: Call) -> str:
+def weight_norm(call: OperatorCall) -> str:
     """Direction, magnitude: each index along the dim has a norm of its own, over all other dims."""
     names, dim = letters(call.rank), call.get("dim")
     if not isinstance(dim, int) or dim == -1 or call.shapes[1] is None or len(call.shapes[1]) != call.rank:

@@ -6,11 +6,11 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import REPLICATE, Layout, Shard
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
+    OperatorCall,
     RuleFor,
     letters,
     term,
@@ -20,24 +20,24 @@ _DROPS = ("aten.dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout", "a
 _DRAWS = ("autoshard.random", "aten.bernoulli", "aten.multinomial")
 
 
-def dropout(call: Call) -> str:
+def dropout(call: OperatorCall) -> str:
     """Linear in its input."""
     draws = call.get("train") and call.get("p")
     return "... -> ... | linear: 0" + (" | variant: random_dropout" if draws else "")
 
 
-def noise(call: Call) -> str:
+def noise(call: OperatorCall) -> str:
     """Whole features, or with a summand that keeps the mean (`alpha`: affine)."""
     linear = "" if "alpha" in call.op.target else " | linear: 0"
     return f"... -> ...{linear}" + (" | variant: random_noise" if is_random(call.op) else "")
 
 
-def made(call: Call) -> str:
+def made(call: OperatorCall) -> str:
     """Made from nothing: any dim can be cut."""
     return f"-> {term(letters(len(call.results[0])))} | variant: random_tensor"
 
 
-def multinomial(call: Call) -> str:
+def multinomial(call: OperatorCall) -> str:
     """Rows stand alone."""
     rows = letters(call.rank - 1)
     ends = (str(call.shape[-1]), str(call.results[0][-1]))

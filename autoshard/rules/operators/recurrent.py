@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     term,
 )
@@ -21,7 +21,7 @@ from autoshard.rules.algebra.argument_rules import (
 STATES = {"aten.gru": 1, "aten.lstm": 2, "aten.rnn_relu": 1, "aten.rnn_tanh": 1}
 
 
-def recurrent(call: Call) -> str:
+def recurrent(call: OperatorCall) -> str:
     """x, states, then weights; packed sequences and dropout between layers have no rule."""
     if call.rank != 3 or call.get("batch_first") is None or (call.get("dropout") and call.get("train")):
         raise NoRule

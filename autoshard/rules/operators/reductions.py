@@ -6,11 +6,11 @@ from math import prod
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
+    OperatorCall,
     RuleFor,
     letters,
     replaced,
@@ -19,7 +19,7 @@ from autoshard.rules.algebra.argument_rules import (
 from autoshard.rules.operators.normalisation import over_dim
 
 
-def _reduced(call: Call, dims: tuple[int, ...]) -> tuple[str, str]:
+def _reduced(call: OperatorCall, dims: tuple[int, ...]) -> tuple[str, str]:
     """The left and right side of a reduction, and the factors it reduces."""
     names = letters(call.rank)
     kept = "1" if call.get("keepdim") else ""
@@ -27,12 +27,12 @@ def _reduced(call: Call, dims: tuple[int, ...]) -> tuple[str, str]:
     return f"{term(names)} -> {', '.join(result for _ in call.results)}", " ".join(names[dim] for dim in dims)
 
 
-def sum_over(call: Call) -> str:
+def sum_over(call: OperatorCall) -> str:
     text, factors = _reduced(call, call.dims())
     return f"{text} | sum: {factors} | linear: 0" if factors else f"{text} | linear: 0"
 
 
-def mean(call: Call) -> str:
+def mean(call: OperatorCall) -> str:
     """The mean over a cut dim divides by the global count: a variant."""
     if call.get("dtype") is not None:
         return whole_over(call) + " | linear: 0"
@@ -42,22 +42,22 @@ def mean(call: Call) -> str:
     )
 
 
-def whole_over(call: Call) -> str:
+def whole_over(call: OperatorCall) -> str:
     """max, norm, variance...: no sum of partial results gives the result."""
     text, factors = _reduced(call, call.dims())
     return f"{text} | whole: {factors}" if factors else text
 
 
-def whole_over_one(call: Call) -> str:
+def whole_over_one(call: OperatorCall) -> str:
     """argmax, max with indices: one dim, or all where none is given."""
     return whole_over(call)
 
 
-def cumulative(call: Call) -> str:
+def cumulative(call: OperatorCall) -> str:
     return over_dim(call) + " | linear: 0"
 
 
-def along_dim(call: Call) -> str:
+def along_dim(call: OperatorCall) -> str:
     """Length changes along one whole dim: diff, sort, topk."""
     names = letters(call.rank)
     dim = call.dim(default=-1)
@@ -65,7 +65,7 @@ def along_dim(call: Call) -> str:
     return f"{replaced(names, {dim: str(call.shape[dim])})} -> {', '.join(results)}"
 
 
-def diff(call: Call) -> str:
+def diff(call: OperatorCall) -> str:
     """Operands `prepend` and `append` are optional; all are whole along the dim."""
     names = letters(call.rank)
     dim = call.dim(default=-1)
@@ -73,7 +73,7 @@ def diff(call: Call) -> str:
     return f"{', '.join(sides)} -> {replaced(names, {dim: str(call.results[0][dim])})}"
 
 
-def triangle(call: Call) -> str:
+def triangle(call: OperatorCall) -> str:
     """tril and triu look at positions in the last two dims."""
     names = letters(call.rank)
     return f"{term(names)} -> {term(names)} | whole: {' '.join(names[-2:])} | linear: 0"
@@ -82,7 +82,7 @@ def triangle(call: Call) -> str:
 def localise_mean(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     facts = local.instance.operands[0]
     assert facts is not None
-    call = Call(local.op, (facts.shape,), (facts.dtype,), ())
+    call = OperatorCall(local.op, (facts.shape,), (facts.dtype,), ())
     count = prod(facts.shape[dim] for dim in call.dims())
     return {"dim": call.dims(), "keepdim": bool(call.get("keepdim")), "count": count}, ()
 

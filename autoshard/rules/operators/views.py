@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from autoshard.rules.algebra.argument_rules import (
     Axes,
-    Call,
     Local,
     LocalAttribute,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     integers,
     letters,
@@ -19,7 +19,7 @@ from autoshard.rules.algebra.argument_rules import (
 )
 
 
-def reshape(call: Call) -> str:
+def reshape(call: OperatorCall) -> str:
     """The common refinement of both shapes: (4, 12) -> (4, 3, 4) is `a (b c) -> a b c`; what has none is literal."""
     if 0 in call.shape:
         return f"{term([str(n) for n in call.shape])} -> {term([str(n) for n in call.results[0]])} | linear: 0"
@@ -92,7 +92,7 @@ def _refine(inputs: list[int], outputs: list[int]) -> tuple[list[list[int]], lis
         rest_left[i], rest_right[j], count = rest_left[i] // size, rest_right[j] // size, count + 1
 
 
-def expand(call: Call) -> str:
+def expand(call: OperatorCall) -> str:
     """A dim of size 1 becomes a factor that the operand lacks; new dims come first."""
     result = call.results[0]
     names = letters(len(result))
@@ -101,33 +101,33 @@ def expand(call: Call) -> str:
     return f"{term(left)} -> {term(names)} | linear: 0"
 
 
-def permute(call: Call) -> str:
+def permute(call: OperatorCall) -> str:
     names = letters(call.rank)
     return f"{term(names)} -> {term([names[dim] for dim in call.dims('dims')])} | linear: 0"
 
 
-def transpose(call: Call) -> str:
+def transpose(call: OperatorCall) -> str:
     return _exchanged(call, call.dim("dim0"), call.dim("dim1"))
 
 
-def swapaxes(call: Call) -> str:
+def swapaxes(call: OperatorCall) -> str:
     return _exchanged(call, call.dim("axis0"), call.dim("axis1"))
 
 
-def _exchanged(call: Call, first: int, second: int) -> str:
+def _exchanged(call: OperatorCall, first: int, second: int) -> str:
     names = letters(call.rank)
     swapped = replaced(names, {first: names[second], second: names[first]})
     return f"{term(names)} -> {swapped} | linear: 0"
 
 
-def reverse(call: Call) -> str:
+def reverse(call: OperatorCall) -> str:
     """t, T, mT: the last two dims change places (all of at most two)."""
     names = letters(call.rank)
     last = names[-2:][::-1]
     return f"{term(names)} -> {term(names[:-2] + last)} | linear: 0"
 
 
-def split(call: Call) -> str:
+def split(call: OperatorCall) -> str:
     """Pieces are multiples of a common unit: thirds are `(3 h) -> h, h, h`, and 8, 4, 4 are `(4 h) -> (2 h), h, h`."""
     dim = call.dim()
     names = letters(call.rank)
@@ -137,7 +137,7 @@ def split(call: Call) -> str:
     return f"{replaced(names, {dim: whole})} -> {results} | linear: 0".replace("h_", names[dim])
 
 
-def cat(call: Call) -> str:
+def cat(call: OperatorCall) -> str:
     """The mirror of split; empty legacy operands and joining one operand have no rule."""
     dim = call.dim()
     names = letters(call.rank)
@@ -149,18 +149,18 @@ def cat(call: Call) -> str:
     return f"{operands} -> {replaced(names, {dim: whole})} | linear: {_together(call)}".replace("h_", names[dim])
 
 
-def _together(call: Call) -> str:
+def _together(call: OperatorCall) -> str:
     return "+".join(str(position) for position in range(len(call.shapes)))
 
 
-def stack(call: Call) -> str:
+def stack(call: OperatorCall) -> str:
     names = letters(call.rank)
     dim = call.dim(rank=call.rank + 1)
     result = [*names[:dim], str(len(call.shapes)), *names[dim:]]
     return f"{', '.join(term(names) for _ in call.shapes)} -> {term(result)} | linear: {_together(call)}"
 
 
-def unbind(call: Call) -> str:
+def unbind(call: OperatorCall) -> str:
     """The dim that goes is literal: every device has all its entries."""
     names = letters(call.rank)
     dim = call.dim()
@@ -168,7 +168,7 @@ def unbind(call: Call) -> str:
     return f"{replaced(names, {dim: str(call.shape[dim])})} -> {results} | linear: 0"
 
 
-def slice_dims(call: Call) -> str:
+def slice_dims(call: OperatorCall) -> str:
     """slice, narrow, pad, unfold: a dim that changes its length is literal on both sides."""
     names = letters(call.rank)
     changed = [dim for dim, (a, b) in enumerate(zip(call.shape, call.results[0], strict=True)) if a != b]
@@ -177,7 +177,7 @@ def slice_dims(call: Call) -> str:
     return f"{left} -> {right} | linear: 0"
 
 
-def pad(call: Call) -> str:
+def pad(call: OperatorCall) -> str:
     """Padding with anything but zeros is affine; a pair of paddings that keeps the length still moves elements."""
     names = letters(call.rank)
     pairs = integers(call.get("pad"))
@@ -188,7 +188,7 @@ def pad(call: Call) -> str:
     return f"{left} -> {right}" + (" | linear: 0" if zeros else "")
 
 
-def moved(call: Call) -> str:
+def moved(call: OperatorCall) -> str:
     """flip and roll: the dims along which elements move are whole."""
     names = letters(call.rank)
     dims = call.dims("dims")
@@ -196,7 +196,7 @@ def moved(call: Call) -> str:
     return text + (f" | whole: {' '.join(names[dim] for dim in dims)} | linear: 0" if dims else " | linear: 0")
 
 
-def tile(call: Call) -> str:
+def tile(call: OperatorCall) -> str:
     """repeat: whole copies lie after one another, a literal number of them in front of the dim."""
     times = integers(call.get("repeats", call.get("dims")))
     names = ["1"] * (len(times) - call.rank) + letters(call.rank)
@@ -206,7 +206,7 @@ def tile(call: Call) -> str:
     return f"{term(letters(call.rank))} -> {term(right)} | linear: 0"
 
 
-def repeat_interleave(call: Call) -> str:
+def repeat_interleave(call: OperatorCall) -> str:
     """Each entry of a dim is repeated in place, the same number of times: key heads for the query heads that share
     them. `heads` cuts the result anywhere; each device repeats the entries that it needs."""
     times = call.get("repeats")
@@ -220,7 +220,7 @@ def repeat_interleave(call: Call) -> str:
     return f"{loops} | linear: 0 | together: heads {own}*times repeated_part"
 
 
-def glu(call: Call) -> str:
+def glu(call: OperatorCall) -> str:
     names = letters(call.rank)
     dim = call.dim(default=-1)
     return f"{replaced(names, {dim: f'(2 {names[dim]})'})} -> {term(names)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from autoshard.rules.algebra.argument_rules import (
-    Call,
     Localise,
     LocaliseVariant,
     NoRule,
+    OperatorCall,
     RuleFor,
     letters,
     replaced,
@@ -15,18 +15,18 @@ from autoshard.rules.algebra.argument_rules import (
 from autoshard.rules.operators.indexing import scatter
 
 
-def one_hot(call: Call) -> str:
+def one_hot(call: OperatorCall) -> str:
     names = letters(call.rank)
     return f"{term(names)} -> {term([*names, str(call.results[0][-1])])}"
 
 
-def bucketize(call: Call) -> str:
+def bucketize(call: OperatorCall) -> str:
     if len(call.shapes) < 2:
         raise NoRule
     return "..., b -> ... | whole: b"
 
 
-def index_put(call: Call) -> str:
+def index_put(call: OperatorCall) -> str:
     """x[i, j] = values: indexed dims are whole, the others stand alone; a mask with one value is elementwise."""
     *indices, values = call.shapes[1:]
     assert values is not None
@@ -52,7 +52,7 @@ def index_put(call: Call) -> str:
     return f"{left}, {', '.join(sides)}, {term(given)} -> {left} | linear: 0+{last}"
 
 
-def index_copy(call: Call) -> str:
+def index_copy(call: OperatorCall) -> str:
     """Rows put in place of others: the dim is whole."""
     names, dim = letters(call.rank), call.dim()
     count = 1 if call.shapes[1] == () else (call.shapes[1] or (0,))[0]
@@ -61,7 +61,7 @@ def index_copy(call: Call) -> str:
     return f"{whole}, {index}, {replaced(names, {dim: str(count)})} -> {whole} | linear: 0+2"
 
 
-def index_fill(call: Call) -> str:
+def index_fill(call: OperatorCall) -> str:
     names, dim = letters(call.rank), call.dim()
     whole = replaced(names, {dim: str(call.shape[dim])})
     index = "()" if call.shapes[1] == () else str((call.shapes[1] or (0,))[0])

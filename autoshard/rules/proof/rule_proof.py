@@ -22,7 +22,7 @@ from autoshard.rules.algebra.notation import Rule
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import Candidates, Refinements, candidates
 from autoshard.rules.enumerate import derive, find, strategies
-from autoshard.rules.localise import LocalOp, localise
+from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import facts_of
 from autoshard.rules.operators.random import is_random
 from autoshard.rules.proof.operator_call import call, evaluate
@@ -36,7 +36,7 @@ TOLERANCE = 1e-9
 # Runs work(rank, context) on every device and returns the results in rank order; the context is what variants get.
 Run = Callable[[Callable[[int, Any], Any]], list[Any]]
 # (context, local op, operands) -> result of a variant; the context is None for the whole operator on one device
-RunVariant = Callable[[Any, LocalOp, "Sequence[Tensor | None]"], Any]
+RunVariant = Callable[[Any, LocalCall, "Sequence[Tensor | None]"], Any]
 # (target, operands, attributes, number of results) -> results of the operator on one device, as packages call it
 RunCall = Callable[[str, "Sequence[Tensor | None]", Mapping[str, Any], int], "list[Tensor]"]
 
@@ -219,7 +219,7 @@ class _Proof:
         return [r.detach() for r in results], incoming, _gradients(results, incoming, leaves)
 
     def _device(
-        self, rank: int, own: list[Tensor | None], incoming: list[Tensor | None], local: LocalOp, context: Any,
+        self, rank: int, own: list[Tensor | None], incoming: list[Tensor | None], local: LocalCall, context: Any,
         run_variant: RunVariant | None,
     ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
         needed = [t is not None and t.requires_grad for t in self.whole]

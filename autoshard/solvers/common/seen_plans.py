@@ -31,7 +31,7 @@ class _Known:
     bounds: list[_Bound] = field(default_factory=list)
 
 
-class Seen:
+class SeenPlans:
     """Solutions of problems; those that share nodes and values are one, whatever their limits."""
 
     def __init__(self) -> None:

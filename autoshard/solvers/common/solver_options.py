@@ -75,7 +75,7 @@ class Clock:
 
 
 @dataclass
-class Part(Clock):
+class PartialClock(Clock):
     """A clock within another one: over when either is."""
 
     whole: Clock = field(default_factory=Clock)

@@ -18,7 +18,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.elimination import elimination_order, min_plus
 from autoshard.solvers.elimination.compress_blocks import ROUNDS, Fold, Short
-from autoshard.solvers.elimination.cost_tables import Contents, Store, Term
+from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.dominance import reduce_nearby
 from autoshard.solvers.elimination.encoding_choice import EASY, KEYS, encodings, fitting
 from autoshard.solvers.elimination.factor_encoding import Encoded
@@ -212,13 +212,16 @@ class _Chain:
         self.work += first.size * second.shape[1]
         every = slice(None)
         middle = (first + self.least).T[:, :, None]
-        parts = [min_plus.Part(middle, (every, every, None)), min_plus.Part(second[:, None, :], (every, None, every))]
+        parts = [
+            min_plus.TableView(middle, (every, every, None)),
+            min_plus.TableView(second[:, None, :], (every, None, every)),
+        ]
         return min_plus.min_plus(parts, (len(self.least), len(first), second.shape[1]))
 
-    def term(self) -> Term:
+    def term(self) -> CostTerm:
         """All blocks as one term over the nodes at the two ends, which pay for themselves elsewhere."""
         table = self.store.base(self.partial[-1].reshape([*self.counts, *self.counts]))
-        return Term((*self.fold.left, *self.fold.right), (*self.maps, *self.maps), table)
+        return CostTerm((*self.fold.left, *self.fold.right), (*self.maps, *self.maps), table)
 
     def rows(self, picked: Sequence[int]) -> list[Integers]:
         """The strategies of the nodes of every block, those at the two ends (kept indices in `picked`) being chosen."""

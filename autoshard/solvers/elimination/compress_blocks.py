@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autoshard.ir.problem import Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.repeated_blocks import Line, Run, runs
+from autoshard.solvers.elimination.repeated_blocks import BlockRun, Line, runs
 from autoshard.solvers.elimination.weighted_sum import Additive
 
 ROUNDS = 2  # of the reduction of domains
@@ -68,7 +68,7 @@ def shortened(sum_: Additive, contents: Contents) -> Short | None:
     return _shortened(sum_.problem, placed, folds) if folds else None
 
 
-def _fold(problem: Problem, placed: Line, run: Run, shared: NDArray[np.bool_]) -> Fold | None:
+def _fold(problem: Problem, placed: Line, run: BlockRun, shared: NDArray[np.bool_]) -> Fold | None:
     """The blocks whose every node has the same surroundings, cut where the fewest strategies meet. `start` is that of
     the line still. `shared`: of each value whether it has several consumers."""
     period = run.period * max(1, math.ceil(run.reach / run.period))
@@ -96,7 +96,7 @@ def _spots(problem: Problem, placed: Line, low: int, high: int, some: NDArray[np
         yield [int(placed.positions[n]) for n in (value.producer, *value.consumers)]
 
 
-def _inside(spots: Sequence[int], run: Run) -> bool:
+def _inside(spots: Sequence[int], run: BlockRun) -> bool:
     return any(run.start <= spot < run.stop for spot in spots)
 
 

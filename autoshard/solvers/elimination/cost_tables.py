@@ -1,8 +1,8 @@
 """Cost tables and class maps, each stored once and known by a number.
 
-A `Term` is a table over variables, one axis each. An axis does not run over a variable's strategies but over *classes*
+A `CostTerm` is a table over variables, one axis each. An axis does not run over a variable's strategies but over *classes*
 of them (often: layouts), given by a class map: `map[strategy] -> row`. Equal content has equal numbers, and a table
-made by elimination is numbered by its `Recipe`, so that the repeated blocks of a model are computed once.
+made by elimination is numbered by its `TableRecipe`, so that the repeated blocks of a model are computed once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autoshard.ir.problem import Floats, Integers
 
 
-class Term(NamedTuple):
+class CostTerm(NamedTuple):
     """`table` over `scope`; axis i has the classes of map `maps[i]` of variable `scope[i]`.
 
     `gates`: (variable, value) pairs; the term counts only where all of these small variables have these values.
@@ -33,7 +33,7 @@ class Term(NamedTuple):
         return self.scope + tuple(gate for gate, _ in self.gates)
 
 
-class Recipe(NamedTuple):
+class TableRecipe(NamedTuple):
     """How elimination makes a table: add terms, minimise over one variable with `domain` strategies.
 
     `unary`: (table, map) over that variable alone. `joint`: (table, axes), an axis being (slot, map); slot -1 is the
@@ -60,11 +60,11 @@ class Store:
         self.maps: list[Integers] = []
         self.counts: list[int] = []
         self.tables: list[Floats | None] = []
-        self.recipes: dict[int, Recipe | Cases] = {}
+        self.recipes: dict[int, TableRecipe | Cases] = {}
         self._map_ids: dict[bytes, int] = {}
         self._joins: dict[tuple[int, int], int] = {}
         self._projections: dict[tuple[int, int], Integers] = {}
-        self._table_ids: dict[bytes | Recipe | Cases, int] = {}
+        self._table_ids: dict[bytes | TableRecipe | Cases, int] = {}
 
     def fork(self) -> Store:
         """A copy to which more can be added without touching this one (the arrays are shared)."""
@@ -114,7 +114,7 @@ class Store:
             self.tables.append(table)
         return self._table_ids[key]
 
-    def derived(self, recipe: Recipe | Cases) -> tuple[int, bool]:
+    def derived(self, recipe: TableRecipe | Cases) -> tuple[int, bool]:
         """The number of the table that `recipe` makes, and whether it is new."""
         new = recipe not in self._table_ids
         if new:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoshard.solvers.common.clock import Pace
-from autoshard.solvers.elimination.cost_tables import Store, Term
-from autoshard.solvers.elimination.factor_graph import Step, TermGraph
+from autoshard.solvers.elimination.cost_tables import CostTerm, Store
+from autoshard.solvers.elimination.factor_graph import EliminationStep, TermGraph
 
 Key = Literal["size", "fill"]
 _Priority = tuple[int, int, int]
@@ -28,19 +28,19 @@ class Elimination:
     """
 
     domains: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[EliminationStep, ...]
     tables: tuple[int, ...]
     constants: tuple[int, ...]
     entries: int
     work: int
     largest: int
     exact: bool
-    left: tuple[Term, ...] = ()
+    left: tuple[CostTerm, ...] = ()
 
 
 def plan(
     store: Store,
-    terms: Sequence[Term],
+    terms: Sequence[CostTerm],
     domains: Sequence[int],
     key: Key,
     *,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from autoshard.ir.problem import Integers
 from autoshard.solvers.elimination import elimination_order
-from autoshard.solvers.elimination.cost_tables import Contents, Store, Term
+from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.factor_encoding import Encoded, Style, encode, has_hub
 from autoshard.solvers.elimination.weighted_sum import Additive
 
@@ -51,7 +51,7 @@ def encodings(
 def fitting(
     store: Store,
     encoded: Encoded,
-    terms: Sequence[Term],
+    terms: Sequence[CostTerm],
     key: elimination_order.Key,
     budget: int,
     variables: Collection[int] | None = None,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.clock import Pace
-from autoshard.solvers.elimination.cost_tables import Contents, Store, Term
+from autoshard.solvers.elimination.cost_tables import Contents, CostTerm, Store
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, span_of, unary
 
 Flags = NDArray[np.bool_]
@@ -40,7 +40,7 @@ class Encoded:
     `relaxed`: indices of the values of which only a lower bound is in the terms.
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[CostTerm, ...]
     origins: tuple[int, ...]
     domains: tuple[int, ...]
     gates: frozenset[int]
@@ -48,7 +48,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ends:
+class _KeptEnds:
     """A value restricted to the kept strategies: the distinct layouts at each end, and which strategy has which.
 
     `rows`: source layouts; `columns[i]`: target layouts of consumer i; `maps`: class maps of (producer, *consumers).
@@ -88,7 +88,7 @@ class _Encoder:
     ) -> None:
         self.store, self.sum, self.kept, self.contents = store, sum_, kept, contents
         self.largest, self.style = largest, style
-        self.terms: list[Term] = []
+        self.terms: list[CostTerm] = []
         self.domains = [len(some) for some in kept]
         self.gates: list[int] = []
         self.relaxed: list[int] = []
@@ -99,7 +99,7 @@ class _Encoder:
     def encoded(self) -> Encoded:
         for n, some in enumerate(self.kept):
             table = self.store.base(unary(self.sum, n)[some])
-            self.terms.append(Term((n,), (self.store.map_id(np.arange(len(some))),), table))
+            self.terms.append(CostTerm((n,), (self.store.map_id(np.arange(len(some))),), table))
         origins = [-1] * len(self.terms)
         pace = Pace(len(self.sum.problem.values))
         for v, value in enumerate(self.sum.problem.values):
@@ -128,14 +128,14 @@ class _Encoder:
         else:
             self.add_relaxed(v, ends)
 
-    def ends(self, value: Value) -> _Ends:
+    def ends(self, value: Value) -> _KeptEnds:
         rows, source = np.unique(value.source[self.kept[value.producer]], return_inverse=True)
         columns, maps = [], [source]
         for c, targets in zip(value.consumers, value.targets, strict=True):
             column, classes = np.unique(self.as_paid(value, targets[self.kept[c]]), return_inverse=True)
             columns.append(column)
             maps.append(classes)
-        return _Ends(value, rows, tuple(columns), tuple(maps))
+        return _KeptEnds(value, rows, tuple(columns), tuple(maps))
 
     def as_paid(self, value: Value, targets: Integers) -> Integers:
         """Target layouts that are free from everywhere need not be told apart."""
@@ -144,14 +144,14 @@ class _Encoder:
             free &= value.bytes == 0
         return np.where(free, int(np.argmax(free)), np.arange(len(free)))[targets] if free.any() else targets
 
-    def add_product(self, ends: _Ends) -> None:
+    def add_product(self, ends: _KeptEnds) -> None:
         value = ends.value
         key = self.key(ends, self.charges(value))
         if key not in self.known:
             self.known[key] = self.store.base(_product(self.sum, ends))
         self.add_term(ends.scope, ends.maps, self.known[key])
 
-    def add_set(self, v: int, ends: _Ends) -> None:
+    def add_set(self, v: int, ends: _KeptEnds) -> None:
         value, variable = ends.value, len(self.domains)
         key = self.key(ends, ())
         if key not in self.sets:
@@ -164,7 +164,7 @@ class _Encoder:
             self.add_term((variable, c), (identity, classes), table)
         self.add_split_bytes(v, ends)
 
-    def set_tables(self, ends: _Ends) -> list[int]:
+    def set_tables(self, ends: _KeptEnds) -> list[int]:
         """The number of sets, the table of what making each costs, and of each consumer where its layout is missing."""
         everything = np.unique(np.concatenate(ends.columns))
         members = _members(len(everything), len(ends.columns))
@@ -173,7 +173,7 @@ class _Encoder:
         lacks = [~members[:, np.searchsorted(everything, column)] for column in ends.columns]
         return [len(members), self.store.base(pay), *(self.store.base(np.where(lack, np.inf, 0.0)) for lack in lacks)]
 
-    def add_gates(self, v: int, ends: _Ends) -> None:
+    def add_gates(self, v: int, ends: _KeptEnds) -> None:
         """The last consumer always pays; one that takes over from a later one pays only for what it keeps longer."""
         value = ends.value
         spans = [charge(self.sum, span) for span in value.intervals]
@@ -206,7 +206,7 @@ class _Encoder:
         pairs = combinations(value.intervals, 2)
         return all(charge(self.sum, span_of(p)) <= max(charge(self.sum, p[0]), charge(self.sum, p[1])) for p in pairs)
 
-    def add_split_bytes(self, v: int, ends: _Ends) -> None:
+    def add_split_bytes(self, v: int, ends: _KeptEnds) -> None:
         """Each keeper pays an equal part of its bytes: exact for one keeper, a bound for more."""
         keepers = [i for i, span in enumerate(ends.value.intervals) if charge(self.sum, span)]
         if len(keepers) > 1:
@@ -216,7 +216,7 @@ class _Encoder:
             table = self.store.base(per_byte * ends.value.bytes[ends.columns[i]])
             self.add_term((ends.value.consumers[i],), (ends.maps[i + 1],), table)
 
-    def add_relaxed(self, v: int, ends: _Ends) -> None:
+    def add_relaxed(self, v: int, ends: _KeptEnds) -> None:
         value = ends.value
         even = np.full((len(ends.columns), len(value.bytes)), 1.0 / len(ends.columns))
         shares = self.sum.shares.get(v, even)
@@ -229,7 +229,7 @@ class _Encoder:
             self.add_term((value.producer, c), (ends.maps[0], ends.maps[i + 1]), self.store.base(part))
         self.relaxed.append(v)
 
-    def key(self, ends: _Ends, charges: object) -> tuple[object, ...]:
+    def key(self, ends: _KeptEnds, charges: object) -> tuple[object, ...]:
         """All that a product's table depends on."""
         value = ends.value
         arrays = (self.contents.number(value.seconds), self.contents.number(value.bytes))
@@ -255,7 +255,7 @@ class _Encoder:
             return
         axes = [i for i, row in enumerate(rows) if row.any()]
         maps = tuple(self.store.map_id(rows[i][classes[i]]) for i in axes)
-        self.terms.append(Term(tuple(scope[i] for i in axes), maps, number, gates))
+        self.terms.append(CostTerm(tuple(scope[i] for i in axes), maps, number, gates))
 
     def merge(self, cost: Floats) -> tuple[int, list[Integers]]:
         """The table without repeated rows and without axes of one row; old row -> new row, of each axis."""
@@ -266,7 +266,7 @@ class _Encoder:
             rows.append(row)
         return self.store.base(cost.reshape([length for length in cost.shape if length > 1])), rows
 
-    def count_sets(self, ends: _Ends) -> float:
+    def count_sets(self, ends: _KeptEnds) -> float:
         targets = len(np.unique(np.concatenate(ends.columns)))
         return sum(math.comb(targets, size) for size in range(1, len(ends.columns) + 1))
 
@@ -288,7 +288,7 @@ def _distinct_rows(cost: Floats) -> tuple[Integers, Integers]:
     return kept, np.asarray(groups, np.int64)
 
 
-def _product(sum_: Additive, ends: _Ends) -> Floats:
+def _product(sum_: Additive, ends: _KeptEnds) -> Floats:
     """sum over distinct targets of seconds and kept bytes, shape (rows, *columns): the first of a group pays for it."""
     value, arity = ends.value, len(ends.columns)
     made = scaled(sum_, value.seconds)[ends.rows]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from autoshard.solvers.elimination.cost_tables import Cases, Recipe, Store, Term
+from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 
 _MOST_SETTINGS = 64  # of the gates around one variable
 _HOPELESS = 1 << 80
@@ -20,22 +20,22 @@ _HOPELESS = 1 << 80
 Gates = tuple[tuple[int, int], ...]
 
 
-class Step(NamedTuple):
+class EliminationStep(NamedTuple):
     """A variable goes; `terms` are all that it was in."""
 
     variable: int
-    terms: tuple[Term, ...]
+    terms: tuple[CostTerm, ...]
 
 
 class TermGraph:
     """Mutable while an order is made. `generation[v]`: how often the neighbourhood of v has been folded."""
 
-    def __init__(self, store: Store, terms: Sequence[Term], domains: Sequence[int], gates: Collection[int]) -> None:
+    def __init__(self, store: Store, terms: Sequence[CostTerm], domains: Sequence[int], gates: Collection[int]) -> None:
         self.store, self.domains, self.gates = store, tuple(domains), frozenset(gates)
-        self.terms: dict[int, Term] = {}
+        self.terms: dict[int, CostTerm] = {}
         self.of: list[set[int]] = [set() for _ in domains]
         self.generation = [0] * len(domains)
-        self.steps: list[Step] = []
+        self.steps: list[EliminationStep] = []
         self.tables: list[int] = []
         self.constants: list[int] = []
         self.entries = self.work = self.largest = self.next = 0
@@ -43,7 +43,7 @@ class TermGraph:
         for term in terms:
             self.add(term)
 
-    def add(self, term: Term) -> None:
+    def add(self, term: CostTerm) -> None:
         if not term.variables:
             self.constants.append(term.table)
             return
@@ -70,17 +70,17 @@ class TermGraph:
             return _HOPELESS
         return sum(self.joint(variable, active)[0] for _, active in self.by_setting(variable, terms))
 
-    def settings(self, variable: int, terms: Iterable[Term]) -> int:
+    def settings(self, variable: int, terms: Iterable[CostTerm]) -> int:
         return math.prod(self.domains[g] for g in {g for t in terms for g, _ in t.gates} if g != variable)
 
-    def by_setting(self, variable: int, terms: Sequence[Term]) -> Iterator[tuple[Gates, list[Term]]]:
+    def by_setting(self, variable: int, terms: Sequence[CostTerm]) -> Iterator[tuple[Gates, list[CostTerm]]]:
         """Every setting of the other gates in `terms`, with the terms that count under it."""
         gates = sorted({g for term in terms for g, _ in term.gates if g != variable})
         for values in product(*(range(self.domains[g]) for g in gates)):
             fixed = dict(zip(gates, values, strict=True))
             yield tuple(fixed.items()), [t for t in terms if all(fixed.get(g, v) == v for g, v in t.gates)]
 
-    def joint(self, variable: int, terms: Iterable[Term]) -> tuple[int, dict[int, int]]:
+    def joint(self, variable: int, terms: Iterable[CostTerm]) -> tuple[int, dict[int, int]]:
         """Entries of the sum of terms, and the joined class map of each neighbour."""
         gate = variable in self.gates
         maps: dict[int, set[int]] = {}
@@ -102,7 +102,7 @@ class TermGraph:
         for number in numbers:
             for other in self.terms.pop(number).variables:
                 self.of[other].discard(number)
-        self.steps.append(Step(variable, terms))
+        self.steps.append(EliminationStep(variable, terms))
         for gates, active in self.by_setting(variable, terms):
             if variable in self.gates:
                 self.add(self.least_case(variable, active)._replace(gates=gates))
@@ -112,12 +112,12 @@ class TermGraph:
                 self.add(self.least_strategy(variable, unary, bucket)._replace(gates=gates))
                 unary = ()
 
-    def buckets(self, variable: int, terms: list[Term], limit: float) -> list[list[Term]]:
+    def buckets(self, variable: int, terms: list[CostTerm], limit: float) -> list[list[CostTerm]]:
         """All terms in one bucket where their joint table is within `limit`, else first fit by decreasing size."""
         if self.joint(variable, terms)[0] <= limit or len(terms) < 2:
             return [terms]
         self.exact = False
-        buckets: list[list[Term]] = []
+        buckets: list[list[CostTerm]] = []
         sizes = [math.prod(self.store.counts[m] for m in term.maps) for term in terms]
         for i in sorted(range(len(terms)), key=lambda i: (-sizes[i], i)):
             for bucket in buckets:
@@ -128,20 +128,20 @@ class TermGraph:
                 buckets.append([terms[i]])
         return buckets
 
-    def least_strategy(self, variable: int, unary: Sequence[Term], joint: Sequence[Term]) -> Term:
+    def least_strategy(self, variable: int, unary: Sequence[CostTerm], joint: Sequence[CostTerm]) -> CostTerm:
         """The minimum of a bucket over a variable, as a term over its other variables."""
         work, joined = self.joint(variable, joint)
         scope = sorted(joined)
         slots = {other: slot for slot, other in enumerate(scope)} | {variable: -1}
-        recipe = Recipe(
+        recipe = TableRecipe(
             self.domains[variable],
             tuple((term.table, term.maps[0]) for term in unary),
             tuple((term.table, _axes(term, slots)) for term in joint),
             tuple(joined[other] for other in scope),
         )
-        return Term(tuple(scope), recipe.out, self.numbered(recipe, work))
+        return CostTerm(tuple(scope), recipe.out, self.numbered(recipe, work))
 
-    def least_case(self, gate: int, terms: Sequence[Term]) -> Term:
+    def least_case(self, gate: int, terms: Sequence[CostTerm]) -> CostTerm:
         """The minimum over the values of a gate, as a term over all variables of the terms."""
         work, joined = self.joint(gate, terms)
         scope = sorted(joined)
@@ -151,9 +151,9 @@ class TermGraph:
             for value in range(self.domains[gate])
         )
         recipe = Cases(values, tuple(joined[other] for other in scope))
-        return Term(tuple(scope), recipe.out, self.numbered(recipe, work))
+        return CostTerm(tuple(scope), recipe.out, self.numbered(recipe, work))
 
-    def numbered(self, recipe: Recipe | Cases, work: int) -> int:
+    def numbered(self, recipe: TableRecipe | Cases, work: int) -> int:
         number, new = self.store.derived(recipe)
         if new:
             self.tables.append(number)
@@ -163,5 +163,5 @@ class TermGraph:
         return number
 
 
-def _axes(term: Term, slots: dict[int, int]) -> tuple[tuple[int, int], ...]:
+def _axes(term: CostTerm, slots: dict[int, int]) -> tuple[tuple[int, int], ...]:
     return tuple((slots[variable], map_) for variable, map_ in zip(term.scope, term.maps, strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.elimination.cost_tables import Cases, Recipe, Store, Term
+from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, TableRecipe
 from autoshard.solvers.elimination.elimination_order import Elimination
 
 _SLAB = 1 << 17  # joint entries that are summed at once
@@ -40,7 +40,7 @@ def backtrack(store: Store, plan: Elimination, given: Mapping[int, int] | None =
     return choice
 
 
-def _add(store: Store, term: Term, variable: int, choice: Sequence[int], costs: Floats) -> None:
+def _add(store: Store, term: CostTerm, variable: int, choice: Sequence[int], costs: Floats) -> None:
     """Adds a term to the cost of each strategy of one of its variables, the others being chosen."""
     index: list[int | slice] = []
     for other, map_ in zip(term.scope, term.maps, strict=True):
@@ -52,7 +52,7 @@ def _add(store: Store, term: Term, variable: int, choice: Sequence[int], costs: 
         costs[dict(term.gates)[variable]] += part
 
 
-def compute(store: Store, recipe: Recipe | Cases) -> Floats:
+def compute(store: Store, recipe: TableRecipe | Cases) -> Floats:
     """The table of a recipe, shape: the numbers of classes of `recipe.out`."""
     return _least_case(store, recipe) if isinstance(recipe, Cases) else _least_strategy(store, recipe)
 
@@ -65,7 +65,7 @@ def _least_case(store: Store, recipe: Cases) -> Floats:
     return result
 
 
-def _least_strategy(store: Store, recipe: Recipe) -> Floats:
+def _least_strategy(store: Store, recipe: TableRecipe) -> Floats:
     own = np.zeros(recipe.domain)
     for table, map_ in recipe.unary:
         own += store.table(table)[store.maps[map_]]
@@ -75,13 +75,13 @@ def _least_strategy(store: Store, recipe: Recipe) -> Floats:
     least = np.full(store.counts[eliminated], np.inf)
     np.minimum.at(least, store.maps[eliminated], own)  # strategies that no term tells apart are one
     classes = (eliminated, *recipe.out)
-    parts = [Part(least.reshape((-1,) + (1,) * len(recipe.out)), (slice(None),) + (None,) * len(recipe.out))]
+    parts = [TableView(least.reshape((-1,) + (1,) * len(recipe.out)), (slice(None),) + (None,) * len(recipe.out))]
     for table, axes in recipe.joint:
         parts.append(_part(store, table, tuple((slot + 1, map_) for slot, map_ in axes), classes))
     return min_plus(parts, [store.counts[map_] for map_ in classes])
 
 
-def table_of(store: Store, terms: Sequence[Term], scope: Sequence[int], classes: Sequence[int]) -> Floats:
+def table_of(store: Store, terms: Sequence[CostTerm], scope: Sequence[int], classes: Sequence[int]) -> Floats:
     """The sum of terms over `scope`, axis i having the classes of map `classes[i]`."""
     slots = {variable: slot for slot, variable in enumerate(scope)}
     result = np.zeros([store.counts[map_] for map_ in classes])
@@ -91,7 +91,7 @@ def table_of(store: Store, terms: Sequence[Term], scope: Sequence[int], classes:
     return result
 
 
-class Part(NamedTuple):
+class TableView(NamedTuple):
     """A table seen at finer classes, without being copied: `rows[axis]` says which of its rows stand along an axis.
 
     None: the table does not depend on that axis, and has length 1 there.
@@ -100,7 +100,7 @@ class Part(NamedTuple):
     table: Floats
     rows: tuple[slice | Integers | None, ...]
 
-    def cut(self, axis: int, window: slice) -> Part:
+    def cut(self, axis: int, window: slice) -> TableView:
         old = self.rows[axis]
         if old is None:
             return self
@@ -108,14 +108,14 @@ class Part(NamedTuple):
         table = self.table
         if isinstance(old, slice):
             table, new = table[(slice(None),) * axis + (window,)], slice(None)
-        return Part(table, (*self.rows[:axis], new, *self.rows[axis + 1 :]))
+        return TableView(table, (*self.rows[:axis], new, *self.rows[axis + 1 :]))
 
-    def whole(self, shape: Sequence[int]) -> Part:
+    def whole(self, shape: Sequence[int]) -> TableView:
         """The same with its table written out, where that is small. `shape`: of all axes."""
         length = math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
         if length > _MOST_COPIED or not any(isinstance(rows, np.ndarray) for rows in self.rows):
             return self
-        return Part(self.array(), tuple(None if rows is None else slice(None) for rows in self.rows))
+        return TableView(self.array(), tuple(None if rows is None else slice(None) for rows in self.rows))
 
     def array(self) -> Floats:
         table = self.table
@@ -126,7 +126,7 @@ class Part(NamedTuple):
         return table
 
 
-def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: Sequence[int]) -> Part:
+def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: Sequence[int]) -> TableView:
     """A table with an axis (slot, map) of its own order, seen over the axes `classes` (maps at least as fine)."""
     table = store.table(number)
     order = sorted(range(len(axes)), key=lambda position: axes[position][0])
@@ -135,17 +135,17 @@ def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: S
     for slot, map_ in axes:
         shape[slot] = store.counts[map_]
         rows[slot] = slice(None) if map_ == classes[slot] else store.project(classes[slot], map_)
-    return Part(np.ascontiguousarray(table.transpose(order)).reshape(shape), tuple(rows))
+    return TableView(np.ascontiguousarray(table.transpose(order)).reshape(shape), tuple(rows))
 
 
-def min_plus(parts: Sequence[Part], shape: Sequence[int]) -> Floats:
+def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
     """min over axis 0 of the sum of parts over `shape`."""
     result = np.empty(shape[1:])
     _slabs(parts, shape[0], result)
     return result
 
 
-def _slabs(parts: Sequence[Part], depth: int, result: Floats) -> None:
+def _slabs(parts: Sequence[TableView], depth: int, result: Floats) -> None:
     """Fills `result` piece by piece, the joint table of a piece staying in the cache."""
     most = max(1, _SLAB // depth)
     if result.size > most:

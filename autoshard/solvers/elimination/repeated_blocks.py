@@ -25,7 +25,7 @@ _LEAST_BLOCKS = 3
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Positions start <= i < stop have the codes of i + period, while that is below stop. `reach`: the longest distance
     between two nodes of one value there."""
 
@@ -46,7 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ends:
+class _EndCodes:
     """Every (value, node) pair: the producer of each value first, then all consumers, value by value."""
 
     producers: Integers
@@ -55,12 +55,12 @@ class _Ends:
     of: Integers  # the value of each consumer
 
 
-def _ends(problem: Problem) -> _Ends:
+def _ends(problem: Problem) -> _EndCodes:
     values = problem.values
     producers = np.fromiter((value.producer for value in values), np.int64, len(values))
     counts = np.fromiter((len(value.consumers) for value in values), np.int64, len(values))
     consumers = np.fromiter(chain.from_iterable(value.consumers for value in values), np.int64, int(counts.sum()))
-    return _Ends(producers, consumers, counts, np.repeat(np.arange(len(values)), counts))
+    return _EndCodes(producers, consumers, counts, np.repeat(np.arange(len(values)), counts))
 
 
 def line(problem: Problem) -> Line:
@@ -68,7 +68,7 @@ def line(problem: Problem) -> Line:
     return _line(problem, _ends(problem))
 
 
-def _line(problem: Problem, ends: _Ends) -> Line:
+def _line(problem: Problem, ends: _EndCodes) -> Line:
     count = len(problem.nodes)
     key = np.arange(count, dtype=float)
     use = np.full(count, np.inf)
@@ -86,12 +86,12 @@ def _line(problem: Problem, ends: _Ends) -> Line:
     return Line(nodes, positions, first, last)
 
 
-def runs(sum_: Additive, contents: Contents) -> tuple[Line, list[Run]]:
+def runs(sum_: Additive, contents: Contents) -> tuple[Line, list[BlockRun]]:
     """The line of the problem's nodes, and disjoint runs in it, in order."""
     ends = _ends(sum_.problem)
     placed = _line(sum_.problem, ends)
     codes = _codes(sum_, contents, ends, placed)
-    found: list[Run] = []
+    found: list[BlockRun] = []
     waiting = [(0, len(codes))]
     while waiting:
         clock.check()
@@ -100,12 +100,12 @@ def runs(sum_: Additive, contents: Contents) -> tuple[Line, list[Run]]:
         if run is not None:
             start, stop, period = low + run[0], low + run[1], run[2]
             inside = _inside(ends, placed, start, stop)
-            found.append(Run(start, stop, period, int((placed.last - placed.first)[inside].max(initial=0))))
+            found.append(BlockRun(start, stop, period, int((placed.last - placed.first)[inside].max(initial=0))))
             waiting += [(low, start), (stop, high)]
     return placed, sorted(found, key=lambda run: run.start)
 
 
-def _inside(ends: _Ends, placed: Line, start: int, stop: int) -> NDArray[np.bool_]:
+def _inside(ends: _EndCodes, placed: Line, start: int, stop: int) -> NDArray[np.bool_]:
     """The values with a node at a position from start to stop; one that passes over all of them has none."""
 
     def within(nodes: Integers) -> NDArray[np.bool_]:
@@ -138,7 +138,7 @@ def _longest(codes: Integers) -> tuple[int, int, int] | None:
     return best
 
 
-def _codes(sum_: Additive, contents: Contents, ends: _Ends, placed: Line) -> Integers:
+def _codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line) -> Integers:
     """A number for each position, equal where everything that a node's cost depends on is."""
     nodes, values = sum_.problem.nodes, sum_.problem.values
     charged = bool(sum_.cumulative[-1] > 0)
@@ -163,7 +163,7 @@ def _codes(sum_: Additive, contents: Contents, ends: _Ends, placed: Line) -> Int
     return _coded(columns)
 
 
-def _value_codes(sum_: Additive, contents: Contents, ends: _Ends, placed: Line, charged: bool) -> Integers:
+def _value_codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Line, charged: bool) -> Integers:
     """A number for each value: equal content, and equal distances from the producer. A hub is equal to itself alone."""
     values = sum_.problem.values
     hub = ends.counts > _MOST_CONSUMERS

@@ -55,7 +55,7 @@ def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution
     if options.engine != "highs":
         return pulp_engine.solve(problem, options)
     started, known = time.perf_counter(), 0.0
-    search = _Search(condensed(problem), options.clock)
+    search = _IntegerSearch(condensed(problem), options.clock)
     with watched(options.clock):
         begun = attempt(starting_plan, search.problem, options) if start else None
         if begun is not None:
@@ -78,7 +78,7 @@ class _Part(NamedTuple):
 
 
 @dataclass
-class _Search:
+class _IntegerSearch:
     """The state of one solve; `problem` is on condensed times. `bound` only rises, `best` only gets better."""
 
     problem: Problem
@@ -130,7 +130,7 @@ class _Search:
         """(bound on what is in the part, inf where nothing better is; or that of nothing and its two halves)."""
         kept, bound = part.kept, part.bound
         while True:
-            program = _Program(self, kept, self.times)
+            program = _HighsProgram(self, kept, self.times)
             relaxed = program.relax()
             self.times = program.memory.times
             if relaxed is None:
@@ -178,12 +178,12 @@ class _Search:
         alive = memory(self.problem, self.best)
         return overflows(replace(self.problem, capacity_bytes=_FULL * self.problem.capacity_bytes), alive, [])
 
-    def dive(self, program: _Program, more: Floats, relaxed: Relaxed) -> None:
+    def dive(self, program: _HighsProgram, more: Floats, relaxed: Relaxed) -> None:
         """Branch and bound on a few of the choices alone, for a better plan."""
         most = self.value - relaxed.bound if math.isfinite(self.value) else _NEAR * relaxed.bound
         few = self.within(program.model, more, _DIVE * most)
         if size(few) < size(program.model.kept):
-            _Program(self, few, program.memory.times).branch(_DIVE_NODES, 0.0)
+            _HighsProgram(self, few, program.memory.times).branch(_DIVE_NODES, 0.0)
 
     def round(self, model: Linear, relaxed: Relaxed) -> None:
         """The nearest plan to a fractional one, improved one node at a time."""
@@ -209,10 +209,10 @@ class _Search:
         return result
 
 
-class _Program:
+class _HighsProgram:
     """One linear program, with memory rows for `times` at first."""
 
-    def __init__(self, search: _Search, kept: Sequence[Integers], times: Sequence[int]) -> None:
+    def __init__(self, search: _IntegerSearch, kept: Sequence[Integers], times: Sequence[int]) -> None:
         self.search = search
         model = linear(search.problem, kept)
         self.highs = Highs(model, search.clock, search.value if search.best else float(model.cost.mean()) * len(kept))

@@ -63,7 +63,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
         begun = attempt(starting_plan, small, options)
     best, known = (begun.choice, begun.bound) if begun else (warm_start.plan(small), 0.0)
     value = objective(problem, best) if best is not None else math.inf
-    program = _Program(small, value)
+    program = _PulpProgram(small, value)
     for _ in range(_ROUNDS):
         x, proven = program.solve(make, options.clock, best)
         if x is None:
@@ -118,7 +118,7 @@ def maker(engine: str) -> Callable[..., Any]:
     return make
 
 
-class _Program:
+class _PulpProgram:
     """A `Linear` in PuLP's objects; rows are added to it."""
 
     def __init__(self, problem: Problem, value: float) -> None:

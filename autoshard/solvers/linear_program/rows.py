@@ -95,7 +95,7 @@ def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
     """Without memory (see memory_rows.py). `kept`: the choices of each node, ascending, arc-consistent."""
     first = np.concatenate([[0], np.cumsum([len(some) for some in kept])]).astype(np.int64)
     cost = [np.concatenate([node.seconds[some] for node, some in zip(problem.nodes, kept, strict=True)])]
-    blocks = _Blocks(kept)
+    blocks = _EqualBlocks(kept)
     own = np.arange(first[-1])
     counts, indices, entries = [np.diff(first)], [own], [np.ones(len(own))]
     lower, upper = [np.ones(len(kept))], [np.ones(len(kept))]
@@ -136,7 +136,7 @@ class _Block(NamedTuple):
     flows: tuple[tuple[Integers, Integers, Integers], ...]  # of each consumer: source, target, columns, as in Flow
 
 
-class _Ends(NamedTuple):
+class _EndClasses(NamedTuple):
     """`seconds[r, t]` over source and target classes that differ; `source[s]`, `targets[i][s]`: a choice's class."""
 
     seconds: Floats
@@ -144,7 +144,7 @@ class _Ends(NamedTuple):
     targets: tuple[Integers, ...]
 
 
-class _Blocks:
+class _EqualBlocks:
     """Blocks by content: the values of repeated layers are written once."""
 
     def __init__(self, kept: Sequence[Integers]) -> None:
@@ -161,7 +161,7 @@ class _Blocks:
         return self.known[key]
 
 
-def _ends(value: Value, kept: Sequence[Integers]) -> _Ends:
+def _ends(value: Value, kept: Sequence[Integers]) -> _EndClasses:
     rows, source = np.unique(value.source[kept[0]], return_inverse=True)
     used = [targets[some] for targets, some in zip(value.targets, kept[1:], strict=True)]
     columns, together = np.unique(np.concatenate(used), return_inverse=True)
@@ -175,7 +175,7 @@ def _ends(value: Value, kept: Sequence[Integers]) -> _Ends:
     seconds, together = seconds[:, which], classes[together]
     heads, merged = np.unique(_equal_rows(seconds), return_inverse=True)
     split = np.split(together, np.cumsum([len(u) for u in used])[:-1])
-    return _Ends(seconds[heads], merged[source], tuple(split))
+    return _EndClasses(seconds[heads], merged[source], tuple(split))
 
 
 def _equal_rows(table: Floats) -> Integers:
@@ -184,12 +184,12 @@ def _equal_rows(table: Floats) -> Integers:
     return np.array([seen.setdefault(row.tobytes(), i) for i, row in enumerate(np.ascontiguousarray(table))])
 
 
-def _block(ends: _Ends) -> _Block:
+def _block(ends: _EndClasses) -> _Block:
     parts = _additive(ends)
     return parts if parts is not None else _edges(ends)
 
 
-def _additive(ends: _Ends) -> _Block | None:
+def _additive(ends: _EndClasses) -> _Block | None:
     """One consumer, and a cost that is a sum of one for each end; None where it is not."""
     table = ends.seconds
     if len(ends.targets) > 1 or not np.isfinite(table).all():
@@ -201,7 +201,7 @@ def _additive(ends: _Ends) -> _Block | None:
     return _Block(np.append(rows[ends.source], columns[ends.targets[0]]), none, empty, empty, none, none, ())
 
 
-def _edges(ends: _Ends) -> _Block:
+def _edges(ends: _EndClasses) -> _Block:
     counts: list[Integers] = []
     indices: list[Integers] = []
     entries: list[Floats] = []

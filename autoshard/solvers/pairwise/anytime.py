@@ -21,12 +21,12 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import explained, refuse_if_short
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
-from autoshard.solvers.common.solver_options import Clock, Part
+from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.solvers.pairwise.dual_ascent import Ascent
 from autoshard.solvers.pairwise.neighbourhood_search import polished
 from autoshard.solvers.pairwise.quadratise import pairwise
 from autoshard.solvers.pairwise.reduced_problem import Core, core, section
-from autoshard.solvers.pairwise.section_ilp import Program, entries, undercut
+from autoshard.solvers.pairwise.section_ilp import SectionProgram, entries, undercut
 from autoshard.solvers.pairwise.tree_moves import Forests
 from autoshard.units import format_bytes
 
@@ -83,7 +83,7 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
     problem = state.problem
     refuse_if_short(problem)
     pairs = pairwise(problem)
-    run = _Search(core(pairs, len(problem.nodes)), clock, seed)
+    run = _PairwiseSearch(core(pairs, len(problem.nodes)), clock, seed)
     run.offer(None if state.choice is None else run.core.lowered(pairs, state.choice))
     try:
         run.run()
@@ -98,7 +98,7 @@ def search(state: Incumbent, clock: Clock, *, seed: int = 0) -> None:
 def lightest(problem: Problem) -> Choice | None:
     """A plan that fits, at once: every choice that uses least, and forests under prices on what overflows."""
     of = core(pairwise(problem), len(problem.nodes))
-    run = _Search(of, Clock(), 0)
+    run = _PairwiseSearch(of, Clock(), 0)
     run.offer(run.smallest())
     if run.best is None:
         run.polish(run.smallest(), np.zeros(len(of.items.base)), run.clock)
@@ -114,7 +114,7 @@ def nothing(problem: Problem, proven: bool) -> InfeasibleError:
     return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch")
 
 
-class _Search:
+class _PairwiseSearch:
     """The state of one solve. `bound` only rises, `best` only gets better."""
 
     def __init__(self, core: Core, clock: Clock, seed: int) -> None:
@@ -170,7 +170,7 @@ class _Search:
 
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, with a plan polished every few of them."""
-        part = Part(seconds, whole=self.clock)
+        part = PartialClock(seconds, whole=self.clock)
         for number in range(1, most + 1):
             found = self.ascent.step()
             self.raise_bound(found.bound)
@@ -202,17 +202,17 @@ class _Search:
         """The best plan anew in some nodes, over some of their choices, the others fixed."""
         assert self.best is not None
         part = section(self.core, self.forests.around, kept, self.best)
-        clock = Part(_SECTION_SECONDS, whole=self.clock)
+        clock = PartialClock(_SECTION_SECONDS, whole=self.clock)
         start = part.inside(self.best)
         everything = [np.arange(len(some)) for some in part.kept]
-        found = Program(part.inner, everything, clock, part.inner.cost(start)).search(start)
+        found = SectionProgram(part.inner, everything, clock, part.inner.cost(start)).search(start)
         if found.choice is not None:
             self.offer(part.outside(self.best, found.choice))
 
     def close(self, kept: Sequence[Integers]) -> None:
         """The whole program: relaxation, pruning, and branch and bound."""
         while not (self.closed or self.clock.over):
-            program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            program = SectionProgram(self.core, kept, self.clock, self.value - self.core.graph.constant)
             relaxed = program.relax()
             if relaxed is None:
                 self.exhausted = program.highs.infeasible
@@ -234,7 +234,7 @@ class _Search:
         """The program over the few choices of every node that the messages think best, and what its prices add."""
         kept = self.promising(_THIN)
         for _ in range(_THIN_ROUNDS):
-            program = Program(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            program = SectionProgram(self.core, kept, self.clock, self.value - self.core.graph.constant)
             relaxed = program.relax()
             if relaxed is None or self.clock.over:
                 return
@@ -246,9 +246,9 @@ class _Search:
             self.polish(found.choice, found.multipliers, self.clock)
             useful = undercut(program.model, relaxed, relaxed.bound + _NEAR * abs(relaxed.bound))
             kept = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
-        part = Part(_SHARE * self.clock.left, whole=self.clock)
+        part = PartialClock(_SHARE * self.clock.left, whole=self.clock)
         start = self.best
-        found_ = Program(self.core, kept, part, self.value - self.core.graph.constant).search(start)
+        found_ = SectionProgram(self.core, kept, part, self.value - self.core.graph.constant).search(start)
         self.offer(found_.choice)
 
     def promising(self, width: int) -> list[Integers]:
@@ -257,7 +257,7 @@ class _Search:
         best = self.best
         return few if best is None else [np.union1d(some, best[n : n + 1]) for n, some in enumerate(few)]
 
-    def branch(self, program: Program) -> None:
+    def branch(self, program: SectionProgram) -> None:
         inside = self.best is not None and all(
             s in some for s, some in zip(self.best.tolist(), program.kept, strict=True)
         )

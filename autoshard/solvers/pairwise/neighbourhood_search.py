@@ -8,7 +8,7 @@ from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.pairwise.reduced_problem import Inner
-from autoshard.solvers.pairwise.tree_moves import Change, Forests
+from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
 _PUSH = 0.01  # of the typical cost: how much dearer overflowing times get with each round
@@ -16,7 +16,7 @@ _KEPT = 0.7  # of those pushes, for each round in which the plan fits
 _MOST_CHANGES = 64  # made at once, or of many a quarter
 
 
-def _best(changes: list[Change]) -> list[Change]:
+def _best(changes: list[TreeMove]) -> list[TreeMove]:
     return changes[: max(_MOST_CHANGES, len(changes) // 4)]
 
 
@@ -60,7 +60,7 @@ def polished(
     return best
 
 
-def within(core: Inner, choice: Integers, alive: Floats, changes: list[Change]) -> tuple[Integers, Floats]:
+def within(core: Inner, choice: Integers, alive: Floats, changes: list[TreeMove]) -> tuple[Integers, Floats]:
     """Makes as many of the changes, best first, as the capacity allows; `choice` fits."""
     if not changes:
         return choice, alive
@@ -75,7 +75,7 @@ def within(core: Inner, choice: Integers, alive: Floats, changes: list[Change]) 
     return within(core, choice, alive, changes[half:])
 
 
-def _after(choice: Integers, changes: list[Change]) -> Integers:
+def _after(choice: Integers, changes: list[TreeMove]) -> Integers:
     new = choice.copy()
     for change in changes:
         new[change.nodes] = change.choices

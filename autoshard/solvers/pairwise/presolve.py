@@ -28,7 +28,7 @@ _DEGREES = (4, 32, 1 << 60)  # of the nodes that may be contracted, pass by pass
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class PairGraph:
     """Pairwise: `unary[n]` (choices,), `edges[a, b]` (choices of a, choices of b) with a < b, inf: forbidden."""
 
     unary: tuple[Floats, ...]
@@ -43,7 +43,7 @@ class Contracted:
     `owner[n]`: -1 where one choice was left: then `maps[n]` has one entry.
     """
 
-    graph: Graph
+    graph: PairGraph
     owner: Integers
     maps: tuple[Integers, ...]
 
@@ -207,4 +207,4 @@ class _Contraction:
             for b, matrix in self.edges[a].items()
             if number[a] < number[b]
         }
-        return Contracted(Graph(tuple(self.unary[n] for n in left), edges, self.constant), owner, tuple(maps))
+        return Contracted(PairGraph(tuple(self.unary[n] for n in left), edges, self.constant), owner, tuple(maps))

@@ -40,10 +40,10 @@ class Pairwise:
 
 
 def pairwise(problem: Problem) -> Pairwise:
-    return _Writer(problem).written()
+    return _PairWriter(problem).written()
 
 
-class _Writer:
+class _PairWriter:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.names = [node.name for node in problem.nodes]

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.pairwise.presolve import Contracted, Graph, contracted
+from autoshard.solvers.pairwise.presolve import Contracted, PairGraph, contracted
 from autoshard.solvers.pairwise.quadratise import Pairwise, extended
 
 _ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
@@ -82,7 +82,7 @@ class _Edges(NamedTuple):
     entries: Floats
 
 
-def _edges(graph: Graph) -> _Edges:
+def _edges(graph: PairGraph) -> _Edges:
     distinct = {id(cost): cost for cost in graph.edges.values()}
     sizes = np.cumsum([0, *(cost.size for cost in distinct.values())])
     start = dict(zip(distinct, sizes.tolist(), strict=False))
@@ -101,7 +101,7 @@ def _edges(graph: Graph) -> _Edges:
 class Inner:
     """A graph with its memory."""
 
-    graph: Graph
+    graph: PairGraph
     items: Items
 
     @cached_property
@@ -187,7 +187,7 @@ def section(
         unary.append(own)
     some = np.array(nodes, np.int64)
     return Section(
-        Inner(Graph(tuple(unary), edges), _part(whole, some, kept, choice)), some, tuple(kept[n] for n in nodes)
+        Inner(PairGraph(tuple(unary), edges), _part(whole, some, kept, choice)), some, tuple(kept[n] for n in nodes)
     )
 
 

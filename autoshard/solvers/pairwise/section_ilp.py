@@ -16,7 +16,7 @@ from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.rows import Linear, Rows, linear
-from autoshard.solvers.pairwise.presolve import Graph
+from autoshard.solvers.pairwise.presolve import PairGraph
 from autoshard.solvers.pairwise.reduced_problem import Inner
 
 _ROUNDS = 40  # of adding memory rows
@@ -35,7 +35,7 @@ class Closed(NamedTuple):
     done: bool
 
 
-class Program:
+class SectionProgram:
     """The core over the choices `kept`, without memory rows at first.
 
     `value`: of the best plan, less the core's constant; inf where there is none.
@@ -143,13 +143,13 @@ def undercut(model: Linear, relaxed: Relaxed, value: float) -> list[Integers]:
     ]
 
 
-def entries(graph: Graph, kept: Sequence[Integers] | None = None) -> int:
+def entries(graph: PairGraph, kept: Sequence[Integers] | None = None) -> int:
     """Edge variables of the program."""
     sizes = [len(own) for own in graph.unary] if kept is None else [len(some) for some in kept]
     return sum(sizes[a] * sizes[b] for a, b in graph.edges)
 
 
-def _problem(graph: Graph) -> Problem:
+def _problem(graph: PairGraph) -> Problem:
     """The graph as a problem without memory."""
     none = {size: np.zeros(size) for size in {len(own) for own in graph.unary}}
     each = {size: np.arange(size) for size in none}

@@ -15,10 +15,10 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
 from autoshard.solvers.pairwise.isolated_nodes import Lonely
-from autoshard.solvers.pairwise.presolve import Graph
+from autoshard.solvers.pairwise.presolve import PairGraph
 
 
-class Change(NamedTuple):
+class TreeMove(NamedTuple):
     """`nodes` take `choices`: the priced cost falls by -gain (gain < 0)."""
 
     gain: float
@@ -29,7 +29,7 @@ class Change(NamedTuple):
 class Forests:
     """`around[n]`: (neighbour, cost (its choices, choices of n)) of every edge of n."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: PairGraph) -> None:
         self.around: list[list[tuple[int, Floats]]] = [[] for _ in graph.unary]
         flips: dict[int, Floats] = {}
         for (a, b), cost in graph.edges.items():
@@ -43,13 +43,13 @@ class Forests:
 
     def changes(
         self, unary: Sequence[Floats], choice: Integers, rng: np.random.Generator, most: int | None = None
-    ) -> list[Change]:
+    ) -> list[TreeMove]:
         """The best choices of a random forest with trees of at most `most` nodes, where they are better; best first."""
         order = rng.permutation(self.joined).tolist()
         inside = self._forest(order, most or len(order))
         now = choice.tolist()
         seen = [False] * len(self.around)
-        found = [Change(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.dearer(unary, choice)]
+        found = [TreeMove(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.dearer(unary, choice)]
         for root in order:
             if inside[root] and not seen[root]:
                 clock.check()
@@ -88,7 +88,7 @@ class Forests:
 
     def _tree(
         self, unary: Sequence[Floats], now: list[int], root: int, inside: list[bool], seen: list[bool]
-    ) -> Change | None:
+    ) -> TreeMove | None:
         order, above = self._breadth_first(root, inside, seen)
         costs: dict[int, Floats] = {}
         before = 0.0
@@ -116,7 +116,7 @@ class Forests:
         for n in order[1:]:
             picked[n] = int(best[n][picked[above[n][0]]])
         moved = [n for n in order if picked[n] != now[n]]
-        return Change(after - float(before), moved, [picked[n] for n in moved]) if moved else None
+        return TreeMove(after - float(before), moved, [picked[n] for n in moved]) if moved else None
 
     def _breadth_first(
         self, root: int, inside: list[bool], seen: list[bool]

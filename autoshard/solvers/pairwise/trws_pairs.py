@@ -13,13 +13,13 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
 from autoshard.solvers.pairwise.isolated_nodes import Lonely
-from autoshard.solvers.pairwise.presolve import Graph
+from autoshard.solvers.pairwise.presolve import PairGraph
 
 
 class Messages:
     """Nodes in their order. `into[n]`: for each edge of n its message to n, a row each (edges of n, choices)."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: PairGraph) -> None:
         count = len(graph.unary)
         self.sizes = [len(own) for own in graph.unary]
         before: list[list[tuple[int, Floats]]] = [[] for _ in range(count)]

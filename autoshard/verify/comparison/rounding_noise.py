@@ -10,7 +10,7 @@ import torch
 from autoshard.ir.graph import Graph
 from autoshard.verify.comparison.error_measure import THRESHOLD, allowed_noise, largest
 from autoshard.verify.original.randomise import generator
-from autoshard.verify.original.reference import Batch, MakeOptimizer, Reference, State, Step, trained
+from autoshard.verify.original.reference import Batch, MakeOptimizer, Reference, ReferenceStep, State, trained
 
 NUDGE = 2.0**-50  # relative: a few units in the last place
 SAFETY = 64.0  # other orders of summation round worse than one nudged run
@@ -81,7 +81,7 @@ def _nudged(value: torch.Tensor, name: str) -> torch.Tensor:
     return torch.where(torch.isfinite(value), value * (1 + 2 * NUDGE * sign), value)
 
 
-def _step_noise(found: Step, expected: Step) -> StepNoise:
+def _step_noise(found: ReferenceStep, expected: ReferenceStep) -> StepNoise:
     return StepNoise(
         tuple(_difference(a, b) for a, b in zip(found.outputs, expected.outputs, strict=True)),
         SAFETY * abs(found.norm - expected.norm),

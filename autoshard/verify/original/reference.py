@@ -25,7 +25,7 @@ TIGHT_STEPS = (True, False, True)  # clipped or not, in turns
 
 
 @dataclass(frozen=True)
-class Step:
+class ReferenceStep:
     """One optimizer step of the reference: global tensors. `norm` is the gradients' norm before clipping."""
 
     inputs: tuple[torch.Tensor, ...]
@@ -47,7 +47,7 @@ class Reference:
     parameters: State
     buffers: State
     gradients: State
-    steps: tuple[Step, ...]
+    steps: tuple[ReferenceStep, ...]
     seed: int
 
     @property
@@ -90,7 +90,7 @@ def trained(
     seed: int,
     literal: torch.dtype = torch.float32,
     max_norms: Sequence[float] = (),
-) -> Iterator[tuple[State, Step]]:
+) -> Iterator[tuple[State, ReferenceStep]]:
     """The gradients before clipping (of the first step) and the outcome of each step. `max_norms`: given, or chosen."""
     if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
         module.train(graph.training)
@@ -108,7 +108,7 @@ def trained(
                 torch.nn.utils.clip_grad_norm_(trainable, max_norm)
                 optimizer.step()
             kept = tuple(output.detach().clone() for output in outputs)
-            yield gradients, Step(tuple(batch), kept, norm, _parameters(module), _buffers(module), max_norm)
+            yield gradients, ReferenceStep(tuple(batch), kept, norm, _parameters(module), _buffers(module), max_norm)
     module.zero_grad(set_to_none=True)
 
 

@@ -21,24 +21,24 @@ _LOADING = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankTensors:
     """Local outputs and, by original name, local gradients after their reduction and before clipping."""
 
     outputs: Any
     gradients: dict[str, torch.Tensor]
 
 
-class Recorder:
+class GradientRecorder:
     """Stands for the package's `compute_gradients`, which its `train_step` calls, and keeps what each rank made."""
 
     def __init__(self, runtime: Any, compute_gradients: Any) -> None:
         self.runtime, self.compute_gradients = runtime, compute_gradients
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, RankTensors] = {}
 
     def __call__(self, model: torch.nn.Module, mesh: Any, inputs: Any) -> Any:
         outputs = self.compute_gradients(model, mesh, inputs)
         gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
-        self.seen[mesh.rank] = Seen(outputs, gradients)
+        self.seen[mesh.rank] = RankTensors(outputs, gradients)
         return outputs
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Recorder:
         local: torch.Tensor = self.runtime.local(gradient)
         return local.detach().clone()
 
-    def take(self, rank: int) -> Seen:
+    def take(self, rank: int) -> RankTensors:
         if rank not in self.seen:
             message = "train_step in train.py no longer calls compute_gradients, so its gradients can't be seen"
             raise CheckError(message, "the call back into train_step, or the package made again")
@@ -54,22 +54,22 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class Package:
+class LoadedPackage:
     """The modules of one folder; several packages, each with its own `runtime`, live in one process."""
 
     runtime: Any
     model: Any
     train: Any
-    recorder: Recorder
+    recorder: GradientRecorder
 
 
-def load_package(folder: Path) -> Package:
+def load_package(folder: Path) -> LoadedPackage:
     """Imports runtime, model_parallel and train of `folder`, under private names."""
     with _LOADING, _private_imports(folder):
         modules: list[Any] = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
     runtime, model, train = modules
-    train.compute_gradients = Recorder(runtime, train.compute_gradients)
-    return Package(runtime, model, train, train.compute_gradients)
+    train.compute_gradients = GradientRecorder(runtime, train.compute_gradients)
+    return LoadedPackage(runtime, model, train, train.compute_gradients)
 
 
 @contextmanager

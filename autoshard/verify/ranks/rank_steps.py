@@ -15,7 +15,7 @@ from autoshard.verify.comparison.compare import RankResult, RankStep, local_part
 from autoshard.verify.original.float64 import exact_precision
 from autoshard.verify.original.optimizers import set_options
 from autoshard.verify.original.reference import Reference, State
-from autoshard.verify.ranks.loaded_package import Package
+from autoshard.verify.ranks.loaded_package import LoadedPackage
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def job_of(program: Program, reference: Reference) -> Job:
     )
 
 
-def run_rank(package: Package, mesh: Any, job: Job) -> RankResult:
+def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
     """Train the package's model on this rank, a step for each batch. `mesh` is a ParallelMesh of any transport."""
     mesh.random.exact, mesh.random.seed = True, job.seed
     with exact_precision():
