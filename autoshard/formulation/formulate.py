@@ -87,8 +87,8 @@ def formulate(
     """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
     without `all_to_all` no redistribution exchanges anything, nor does a variant.
 
-    What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and equal
-    nodes and values their arrays, by which a solver sees what repeats.
+    What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and
+    equal nodes and values their arrays, by which a solver sees what repeats.
     """
     kinds = _kinds(graph, mesh, allowed, all_to_all)
     sites, ends = _Sites(graph, mesh, kinds).made()

@@ -1,4 +1,4 @@
-"""Which consecutive instructions are one visit of one module (`ModuleVisit`), and which visits run the same code (`key`).
+"""Which consecutive instructions are a `ModuleVisit`, one of one module, and which visits run the same code (`key`).
 
 A module whose visits run different code is dissolved into its parent, so that every module left has one body.
 """
