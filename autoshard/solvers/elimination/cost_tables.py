@@ -1,8 +1,8 @@
 """Cost tables and class maps, each stored once and known by a number.
 
 A `CostTerm` is a table over variables, one axis each. An axis does not run over a variable's strategies but over
-*classes* of them (often: layouts), given by a class map: `map[strategy] -> row`. Equal content has equal numbers, and a table
-made by elimination is numbered by its `TableRecipe`, so that the repeated blocks of a model are computed once.
+*classes* of them (often: layouts), given by a class map: `map[strategy] -> row`. Equal content has equal numbers, and
+a table made by elimination is numbered by its `TableRecipe`, so that the repeated blocks of a model are computed once.
 """
 
 from __future__ import annotations
