@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Literal
 
 from autoshard.capture.model_spec import check_spec
 from autoshard.errors import UsageError
-from autoshard.ir.mesh import Mesh
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, build, read_package, report_text, root_of
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
-    from autoshard.constraints.pins import Pin
     from autoshard.ir.graph import Graph
     from autoshard.ir.plan import Plan
     from autoshard.search.pareto_front import Point
-    from autoshard.search.search_task import Wishes
+    from autoshard.search.search_request import SearchRequest
+    from autoshard.search.search_task import Log
     from autoshard.verify.comparison.proof import Proof
 
 Arguments = dict[str, str | int | float | bool]
@@ -88,24 +87,6 @@ def _saved_graph(request: ModelRequest) -> Graph:
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """What is wanted of a plan, as the user said it: None or empty where nothing was said."""
-
-    mesh: Mesh | None
-    devices: int | None = None
-    strategy: str = "best"
-    level: int = 2
-    solver: str | None = None
-    engine: str | None = None
-    pins: tuple[str, ...] = ()
-    pins_file: Path | None = None
-    limit_bytes: float | None = None
-    time_limit_seconds: float | None = None
-    pareto: bool = False
-    all_to_all: bool = True
-
-
-@dataclass(frozen=True)
 class Made:
     """A plan, sentences about settings that did not count, what took how long, and the front, if it was asked for."""
 
@@ -118,128 +99,65 @@ class Made:
 MESH_SECONDS = 120.0  # a mesh search without --time-limit
 
 
-def ignored(wanted: PlanRequest) -> tuple[str, ...]:
-    """What was said and does not count."""
-    found = []
-    if wanted.strategy.startswith("random"):
-        said = {
-            "--level": wanted.level != 2,
-            "--solver": wanted.solver is not None,
-            "--pin": bool(wanted.pins),
-            "--pins": wanted.pins_file is not None,
-            "--memory-limit": wanted.limit_bytes is not None,
-            "--time-limit": wanted.time_limit_seconds is not None,
-            "--pareto": wanted.pareto,
-        }
-        found += [f"{option} is ignored: a random plan is not searched for" for option, given in said.items() if given]
-    if wanted.engine is not None and wanted.solver != "ilp":
-        found.append("--ilp-engine is ignored: it is for --solver ilp")
-    return tuple(found)
-
-
-def check(request: ModelRequest, wanted: PlanRequest, hardware: Hardware) -> None:
+def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> None:
     """What can be known to be wrong before torch is imported and the model captured. Raises a UserError."""
     from autoshard.cluster.hardware import check_devices, check_mesh, check_precision
-    from autoshard.constraints.pins import read_pins
     from autoshard.solvers import check_names
 
     check_spec(request.spec)
     if not request.spec.endswith(".json"):
         check_precision(hardware, request.precision or "fp32")
-    seed = _seed(wanted)
-    if seed is None:
-        check_names(wanted.solver or "dp", wanted.engine)
-    if wanted.mesh is None:
-        assert wanted.devices is not None
-        check_devices(hardware, wanted.devices)
+    if wanted.random_seed() is None:
+        check_names(wanted.solver_name, wanted.ilp_engine)
     if wanted.mesh is not None:
         check_mesh(hardware, wanted.mesh)
-        read_pins(wanted.pins, wanted.pins_file, wanted.mesh)
+        wanted.pins_on(wanted.mesh)
+    else:
+        assert wanted.devices is not None
+        check_devices(hardware, wanted.devices)
 
 
-def _seed(wanted: PlanRequest) -> int | None:
-    """Of a random plan, None for a searched one. UsageError where there is no such strategy."""
-    kind, _, seed = wanted.strategy.partition(":")
-    if kind != "random":
-        if wanted.strategy not in ("best", "megatron"):
-            raise UsageError(f"unknown strategy {wanted.strategy!r}", "--strategy best, megatron or random:SEED")
-        return None
-    if not seed.isdecimal():
-        raise UsageError(
-            f"--strategy {wanted.strategy}: expected a whole number after the colon", "--strategy random:1"
-        )
-    if wanted.mesh is None:
-        raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
-    return int(seed)
-
-
-def make_plan(graph: Graph, hardware: Hardware, request: ModelRequest, wanted: PlanRequest) -> Made:
+def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for.
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
-    wishes, seed = _wishes(request, wanted), _seed(wanted)
+    from autoshard.search.fixed_styles import random_plan
+
+    seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
-        return Made(_random(graph, hardware, wanted, wishes, seed), ignored(wanted))
-    plan, points = _searched(graph, hardware, wanted, wishes)
-    notes = (*plan.search.notes, *ignored(wanted))
-    return Made(replace(plan, search=replace(plan.search, notes=notes)), ignored(wanted), tuple(wishes.log), points)
+        assert wanted.mesh is not None  # `random_seed` says so to a person
+        plan = random_plan(graph, wanted.mesh, hardware, seed, origin=wanted.origin, all_to_all=wanted.all_to_all)
+        return Made(plan, ignored)
+    log: Log = []
+    plan, points = _searched(graph, hardware, wanted, log)
+    notes = (*plan.search.notes, *ignored)
+    return Made(replace(plan, search=replace(plan.search, notes=notes)), ignored, tuple(log), points)
 
 
-def _wishes(request: ModelRequest, wanted: PlanRequest) -> Wishes:
-    from autoshard.search.build_plan import Origin
-    from autoshard.search.fixed_styles import megatron
-    from autoshard.search.search_task import Wishes
-    from autoshard.solvers.common.solver_options import Clock, Options
+def _searched(graph: Graph, hardware: Hardware, wanted: SearchRequest, log: Log) -> tuple[Plan, tuple[Point, ...]]:
+    """The plan, and the front where it is asked for."""
+    from autoshard.search import memory_fit, pareto_front, search_task, select_plan
+    from autoshard.search.mesh_search import search_meshes
+    from autoshard.solvers.common.solver_options import Clock, Options, interruptible
 
-    style = wanted.strategy == "megatron"
     limit = wanted.time_limit_seconds
     if limit is None:
         limit = MESH_SECONDS if wanted.mesh is None else float("inf")
-    return Wishes(
-        wanted.solver or "dp",
-        wanted.level,
-        wanted.limit_bytes,
-        origin=Origin(request.spec, tuple(sorted(request.arguments.items()))),
-        allowed=megatron if style else None,
-        decided_by="megatron" if style else "search",
-        all_to_all=wanted.all_to_all,
-        options=Options(Clock(limit), wanted.engine or "highs"),
-    )
-
-
-def _random(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes, seed: int) -> Plan:
-    from autoshard.search.fixed_styles import random_plan
-
-    assert wanted.mesh is not None  # `_seed` says so to a person
-    return random_plan(graph, wanted.mesh, hardware, seed, origin=wishes.origin, all_to_all=wanted.all_to_all)
-
-
-def _searched(graph: Graph, hardware: Hardware, wanted: PlanRequest, wishes: Wishes) -> tuple[Plan, tuple[Point, ...]]:
-    """The plan, and the front where it is asked for."""
-    from autoshard.constraints.pins import read_pins
-    from autoshard.search import memory_fit, pareto_front, search_task, select_plan
-    from autoshard.search.mesh_search import search_meshes
-    from autoshard.solvers.common.solver_options import interruptible
-
-    clock = wishes.options.clock
-
-    def pins(mesh: Mesh) -> tuple[Pin, ...]:
-        return read_pins(wanted.pins, wanted.pins_file, mesh)
-
+    clock = Clock(limit)
+    options = Options(clock, wanted.ilp_engine or "highs")
     if wanted.mesh is None:
-        assert wanted.devices is not None
         with interruptible(clock):
-            plan = search_meshes(graph, hardware, wanted.devices, wishes, pins)
+            plan = search_meshes(graph, hardware, wanted, options=options, log=log)
         if not wanted.pareto:
             return plan, ()
-        made = search_task.prepare(graph, plan.mesh, hardware, replace(wishes, pins=pins(plan.mesh)))
+        task = search_task.prepare(graph, plan.mesh, hardware, wanted, options, log)
     else:
-        made = search_task.prepare(graph, wanted.mesh, hardware, replace(wishes, pins=pins(wanted.mesh)))
+        task = search_task.prepare(graph, wanted.mesh, hardware, wanted, options, log)
         with interruptible(clock):  # before, there is nothing to keep
-            plan = select_plan.best(made, memory_fit.fitted(made))
+            plan = select_plan.best(task, memory_fit.fitted(task))
     with interruptible(clock):
-        return plan, pareto_front.front(made, plan) if wanted.pareto else ()
+        return plan, pareto_front.front(task, plan) if wanted.pareto else ()
 
 
 def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:

@@ -61,6 +61,7 @@ def run_seed(seed: int, debug: bool = False) -> Row:
     from autoshard.ir.program import Collective
     from autoshard.program.lower import lower
     from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.search_request import SearchRequest
     from autoshard.search.select_plan import search
     from tests.differential import Mismatch, compare
     from tests.random_models import build
@@ -72,7 +73,7 @@ def run_seed(seed: int, debug: bool = False) -> Row:
         graph = capture(str(ROOT / SPEC), {"seed": seed})
         targets = tuple(sorted({op.target for op in graph.ops}))
         searched = seed // len(MESHES) % SEARCHED == 0
-        plan = search(graph, mesh, hardware) if searched else random_plan(graph, mesh, hardware, seed)
+        plan = search(graph, hardware, SearchRequest(mesh)) if searched else random_plan(graph, mesh, hardware, seed)
         program = lower(plan, graph)
         count = sum(isinstance(i, Collective) for i in program.instructions)
         model, inputs = build(seed)

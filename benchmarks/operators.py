@@ -31,6 +31,7 @@ from autoshard.errors import UserError
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules.operators.random import is_random
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verify.case import written
 from autoshard.verify.ranks.loaded_package import load_package
@@ -92,7 +93,7 @@ def run_package(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torc
     graph = capture_model(model, inputs, training=False)
     if any(is_random(op) or "empty" in op.target for op in graph.ops):
         raise Drawn
-    plan = search(graph, Mesh.parse("dp=1"), load_hardware("a100-80g-sxm"))
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1")))
     with written(emit(lower(plan, graph), plan, graph)) as folder:
         package = load_package(folder)
 

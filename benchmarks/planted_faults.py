@@ -131,7 +131,8 @@ def prepared() -> list[tuple[str, Any, Any, Any]]:
         from autoshard.cluster.hardware import load_hardware
         from autoshard.ir.mesh import Mesh
         from autoshard.search.fixed_styles import random_plan
-        from autoshard.search.select_plan import megatron_plan
+        from autoshard.search.search_request import SearchRequest
+        from autoshard.search.select_plan import search
         from autoshard.verify import make_case
 
         hardware, found = load_hardware("a100-80g-sxm"), []
@@ -141,7 +142,7 @@ def prepared() -> list[tuple[str, Any, Any, Any]]:
             for mesh, style in model.plans:
                 name = f"{model.spec.rpartition('/')[2]} {mesh} {style}"
                 if style == "megatron":
-                    plan = megatron_plan(graph, Mesh.parse(mesh), hardware)
+                    plan = search(graph, hardware, SearchRequest(Mesh.parse(mesh), strategy="megatron"))
                 else:
                     plan = random_plan(graph, Mesh.parse(mesh), hardware, int(style))
                 found.append((name, plan, graph, case))

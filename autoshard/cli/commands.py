@@ -8,13 +8,16 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoshard.cli.parser import parser
 from autoshard.errors import CheckError, UsageError, UserError
 from autoshard.system import system_errors, terminal
 from autoshard.system.files import write_text
 from autoshard.system.progress import step
+
+if TYPE_CHECKING:
+    from autoshard.search.search_request import SearchRequest
 
 _LONG = re.compile(r"\S{400,}")
 BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
@@ -128,12 +131,12 @@ def plan(options: argparse.Namespace) -> int:
     if wants_check:
         graph_json.check_has_code(options.model)
     output_folder.check_target(options.out)
-    for sentence in workflow.ignored(wanted):
+    for sentence in wanted.ignored():
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
         graph = workflow.read_graph(request)
     with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
-        made = workflow.make_plan(graph, hardware, request, wanted)
+        made = workflow.make_plan(graph, hardware, wanted)
     with step("writing the package", quiet):
         files = package_files.package_files(package_files.build(made.plan, graph, hardware), made.front)
         output_folder.write_package(options.out, files)
@@ -153,10 +156,11 @@ def plan(options: argparse.Namespace) -> int:
     return code
 
 
-def _wanted(options: argparse.Namespace) -> Any:
+def _wanted(options: argparse.Namespace) -> SearchRequest:
     from autoshard.ir.mesh import Mesh
+    from autoshard.search.build_plan import Origin
     from autoshard.search.objectives import parse_level
-    from autoshard.workflow import PlanRequest
+    from autoshard.search.search_request import SearchRequest
 
     mesh = None if options.mesh is None else Mesh.parse(options.mesh)
     if mesh is None and options.devices is None:
@@ -164,19 +168,21 @@ def _wanted(options: argparse.Namespace) -> Any:
     if mesh is not None and options.devices not in (None, mesh.size):
         told = f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}"
         raise UsageError(told, f"--mesh {mesh} alone, or --devices {options.devices} alone to search for a mesh")
-    return PlanRequest(
-        mesh,
-        options.devices,
-        options.strategy,
-        parse_level(options.level),
-        options.solver,
-        options.ilp_engine,
-        tuple(options.pin),
-        options.pins,
-        options.memory_limit,
-        options.time_limit,
-        options.pareto,
-        not options.no_all_to_all,
+    request = _request(options)
+    return SearchRequest(
+        mesh=mesh,
+        devices=options.devices,
+        strategy=options.strategy,
+        level=parse_level(options.level),
+        solver=options.solver,
+        ilp_engine=options.ilp_engine,
+        pins=tuple(options.pin),
+        pins_file=options.pins,
+        memory_limit_bytes=options.memory_limit,
+        time_limit_seconds=options.time_limit,
+        pareto=options.pareto,
+        all_to_all=not options.no_all_to_all,
+        origin=Origin(request.spec, tuple(sorted(request.arguments.items()))),
     )
 
 

@@ -37,6 +37,9 @@ def megatron(op: Op, strategy: Strategy) -> bool:
     return tensor.factor in split or (optional and tensor.kind == "repeat")
 
 
+STYLES: dict[str, Allowed] = {"megatron": megatron}  # name -> the strategies that it leaves
+
+
 def random_plan(
     graph: Graph,
     mesh: Mesh,

@@ -19,7 +19,7 @@ MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulate
 def fitted(task: SearchTask) -> Found:
     """The solver's optimum whose program fits. Raises InfeasibleError with what is known about why none does."""
     try:
-        with watched(task.wishes.options.clock):  # the bound on memory too
+        with watched(task.clock):  # the bound on memory too
             return _fitted(task)
     except InfeasibleError as error:
         raise _explained(error, task) from error
@@ -27,25 +27,25 @@ def fitted(task: SearchTask) -> Found:
 
 def _fitted(task: SearchTask) -> Found:
     """Without the limit first, then with it, tightened where the program needs more than the solver said."""
-    if task.wishes.level == MEMORY:
+    if task.level == MEMORY:
         return least(task, ())
-    free = solve_level(task.formulation, task.wishes.level, float("inf"), task.solve, task.stopped)
+    free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped)
     plan = task.plan(free.solution)
-    if plan.predicted_peak_bytes <= task.limit_bytes:
-        return Found(free, plan, task.limit_bytes, (candidate(named(free), plan, ""),))
+    if plan.predicted_peak_bytes <= task.memory_limit_bytes:
+        return Found(free, plan, task.memory_limit_bytes, (candidate(named(free), plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
-    target = task.limit_bytes
+    target = task.memory_limit_bytes
     for attempt in range(MEMORY_ROUNDS):
         try:
-            levelled = solve_level(task.formulation, task.wishes.level, target, task.solve, task.stopped)
+            levelled = solve_level(task.formulation, task.level, target, task.solve, task.stopped)
         except InfeasibleError:
             break
         plan = task.plan(levelled.solution)
-        if plan.predicted_peak_bytes <= task.limit_bytes:
+        if plan.predicted_peak_bytes <= task.memory_limit_bytes:
             if attempt:  # what was proved within a tighter limit is not said of this one
                 levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
             return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
-        target = min(target, levelled.solution.peak_bytes) * task.limit_bytes / plan.predicted_peak_bytes * 0.999
+        target = min(target, levelled.solution.peak_bytes) * task.memory_limit_bytes / plan.predicted_peak_bytes * 0.999
     return least(task, (first,))
 
 
@@ -59,13 +59,13 @@ def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
     graph = task.formulation.graph
     paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
     message = re.sub(r"\w+", lambda word: paths.get(word[0], word[0]), error.message)
-    message += f"; the limit is {format_bytes(task.limit_bytes)} a device"
+    message += f"; the limit is {format_bytes(task.memory_limit_bytes)} a device"
     if not any(path in message for path in paths.values()):
         message += f"; the largest tensors, unsplit: {', '.join(_largest(graph))}"
-    if task.wishes.pins:
-        message += f"; pinned: {', '.join(map(str, task.wishes.pins))}"
+    if task.pins:
+        message += f"; pinned: {', '.join(map(str, task.pins))}"
     hint = "more devices, --precision bf16-mixed, --optimizer sgd, or a smaller batch"
-    return InfeasibleError(message, hint + (", or fewer pins" if task.wishes.pins else ""))
+    return InfeasibleError(message, hint + (", or fewer pins" if task.pins else ""))
 
 
 def _largest(graph: Graph, count: int = 5) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware, check_devices
-from autoshard.constraints.pins import Pin
 from autoshard.errors import InfeasibleError, UsageError, UserError
 from autoshard.formulation.cost_breakdown import Split
 from autoshard.ir.graph import Graph
@@ -15,9 +14,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import MeshTried, Plan
 from autoshard.search.memory_fit import fitted
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
-from autoshard.search.search_task import Found, SearchTask, Wishes, prepare
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import Found, Log, SearchTask, prepare
 from autoshard.search.select_plan import best, marked
-from autoshard.solvers.common.solver_options import PartialClock
+from autoshard.solvers.common.solver_options import Options, PartialClock
 
 AXES = {1: ("all",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
 FINALISTS = 6  # meshes of which the contenders, too, are simulated
@@ -68,43 +68,40 @@ def _fits(sizes: tuple[int, ...], block: int) -> bool:
 
 
 def search_meshes(
-    graph: Graph,
-    hardware: Hardware,
-    devices: int,
-    wishes: Wishes,
-    pins: Callable[[Mesh], tuple[Pin, ...]] = lambda mesh: (),
+    graph: Graph, hardware: Hardware, request: SearchRequest, *, options: Options | None = None, log: Log | None = None
 ) -> Plan:
-    """The best plan on the best mesh, with all meshes tried. `pins` are read once for each mesh.
+    """The best plan on the best mesh of `request.devices`, with all meshes tried; pins are read once for each mesh.
 
     A mesh is left out once computing alone takes longer there than the best step so far. Raises the last error where
     there is no plan on any mesh.
     """
-    check_devices(hardware, devices)
+    assert request.devices is not None, "a mesh is searched for a number of devices"
+    check_devices(hardware, request.devices)
+    options, log = options or Options(), [] if log is None else log
     tried: list[_Tried] = []
     errors: list[UserError] = []
-    candidates, clock = meshes(hardware, devices), wishes.options.clock
+    candidates, clock = meshes(hardware, request.devices), options.clock
     for number, mesh in enumerate(candidates):
-        leader = min((_figure(t.found, wishes) for t in tried if t.found), default=math.inf)
+        leader = min((_figure(t.found, request.level) for t in tried if t.found), default=math.inf)
         if clock.over and leader < math.inf:
             tried.append(_Tried(mesh, 0.0, "out of time"))
             continue
         try:
             part = PartialClock(clock.left * SHARE / (len(candidates) - number), whole=clock)
-            own = replace(wishes, pins=pins(mesh), options=replace(wishes.options, clock=part))
-            tried.append(_try(graph, mesh, hardware, own, leader))
+            task = prepare(graph, mesh, hardware, request, replace(options, clock=part), log)
+            tried.append(_try(task, leader))
             clock.cut |= part.cut
         except (InfeasibleError, UsageError) as error:
             errors.append(error)
             tried.append(_Tried(mesh, 0.0, "no plan fits" if isinstance(error, InfeasibleError) else "not possible"))
     if not any(t.found for t in tried):
         raise errors[-1]
-    return _chosen(tried, wishes)
+    return _chosen(tried, request.level, options)
 
 
-def _try(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes, leader: float) -> _Tried:
-    task = prepare(graph, mesh, hardware, wishes)
-    bound = compute_bound(task)
-    if wishes.level == SPEED and bound >= leader:  # a bound on the step
+def _try(task: SearchTask, leader: float) -> _Tried:
+    mesh, bound = task.formulation.mesh, compute_bound(task)
+    if task.level == SPEED and bound >= leader:  # a bound on the step
         return _Tried(mesh, bound, "not better by its bound")
     return _Tried(mesh, bound, "", task, fitted(task))
 
@@ -115,33 +112,33 @@ def compute_bound(task: SearchTask) -> float:
     return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")
 
 
-def _figure(found: Found, wishes: Wishes) -> float:
+def _figure(found: Found, level: int) -> float:
     """What meshes are compared by: what the level minimises; for the peak and the step, those of the program."""
-    if wishes.level == RATIO:
+    if level == RATIO:
         return found.levelled.objective
-    return found.plan.predicted_peak_bytes if wishes.level == MEMORY else found.plan.predicted_seconds
+    return found.plan.predicted_peak_bytes if level == MEMORY else found.plan.predicted_seconds
 
 
-def _chosen(tried: list[_Tried], wishes: Wishes) -> Plan:
+def _chosen(tried: list[_Tried], level: int, options: Options) -> Plan:
     """Simulates the contenders of the best few meshes, and keeps the best plan."""
-    done = sorted((t for t in tried if t.found), key=lambda t: _figure(_present(t.found), wishes))
-    limit = NEAR * _figure(_present(done[0].found), wishes)
+    done = sorted((t for t in tried if t.found), key=lambda t: _figure(_present(t.found), level))
+    limit = NEAR * _figure(_present(done[0].found), level)
     plans: dict[Mesh, Plan] = {}
     for t in done[:FINALISTS]:
-        if t is done[0] or (_figure(_present(t.found), wishes) <= limit and not wishes.options.clock.over):
+        if t is done[0] or (_figure(_present(t.found), level) <= limit and not options.clock.over):
             assert t.task is not None
-            task = replace(t.task, wishes=replace(t.task.wishes, options=wishes.options))
+            task = replace(t.task, options=options)
             plans[t.mesh] = best(task, _present(t.found))
-    winner = min(plans.values(), key=lambda plan: _plan_figure(plan, wishes))
+    winner = min(plans.values(), key=lambda plan: _plan_figure(plan, level))
     rows = [_row(t, plans, winner) for t in tried]
     order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
-    return marked(replace(winner, search=replace(winner.search, meshes=tuple(order))), wishes.options.clock.cut)
+    return marked(replace(winner, search=replace(winner.search, meshes=tuple(order))), options.clock.cut)
 
 
-def _plan_figure(plan: Plan, wishes: Wishes) -> float:
-    if wishes.level == RATIO:
+def _plan_figure(plan: Plan, level: int) -> float:
+    if level == RATIO:
         return plan.certificate.level_objective
-    return plan.predicted_peak_bytes if wishes.level == MEMORY else plan.predicted_seconds
+    return plan.predicted_peak_bytes if level == MEMORY else plan.predicted_seconds
 
 
 def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan) -> MeshTried:

@@ -25,23 +25,23 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     """The first that fits, the solver's plan of least memory before others; InfeasibleError where none does."""
     refused = None
     try:
-        levelled = solve_level(task.formulation, MEMORY, task.limit_bytes, task.solve, task.stopped)
+        levelled = solve_level(task.formulation, MEMORY, task.memory_limit_bytes, task.solve, task.stopped)
     except InfeasibleError as error:
         refused = error
         levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped)
     bound = levelled.bound
-    if task.wishes.level != MEMORY:
+    if task.level != MEMORY:
         levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
     first, plan = levelled.solution, task.plan(levelled.solution)
     smallest, tried = plan.predicted_peak_bytes, before
-    if smallest <= task.limit_bytes:
+    if smallest <= task.memory_limit_bytes:
         return Found(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
     tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
     for name, choice in others(task, first):
         own = task.levelled(choice, first.solver, cut=levelled.cut, least_bytes=bound)
         plan = task.plan(own.solution)
         smallest = min(smallest, plan.predicted_peak_bytes)
-        if plan.predicted_peak_bytes <= task.limit_bytes:
+        if plan.predicted_peak_bytes <= task.memory_limit_bytes:
             return Found(own, plan, own.solution.peak_bytes, (*tried, candidate(name, plan, "")))
         if task.stopped():
             break

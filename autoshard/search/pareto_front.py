@@ -36,10 +36,10 @@ def front(task: SearchTask, plan: Plan, points: int = POINTS) -> tuple[Point, ..
     ]
     free = task.solve(replace(problem, capacity_bytes=float("inf")))
     found.append(_point(task, task.plan(free)))
-    with watched(task.wishes.options.clock):
+    with watched(task.clock):
         least = minimum_memory_bound(problem)
     for step in range(1, points):
-        if task.wishes.options.clock.over or free.peak_bytes <= least:
+        if task.clock.over or free.peak_bytes <= least:
             break
         target = free.peak_bytes * (least / free.peak_bytes) ** (step / (points - 1))
         try:
@@ -56,7 +56,7 @@ def _point(task: SearchTask, plan: Plan) -> Point:
 
 
 def _fits(task: SearchTask, peak_bytes: float) -> bool:
-    return peak_bytes <= task.limit_bytes
+    return peak_bytes <= task.memory_limit_bytes
 
 
 def _marked(found: list[Point]) -> tuple[Point, ...]:

@@ -11,67 +11,65 @@ from autoshard import solvers
 from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
 from autoshard.constraints.apply_pins import pinned
 from autoshard.constraints.pins import Pin
-from autoshard.formulation.formulate import Allowed, Formulation, formulate
+from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.fixed_styles import STYLES
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
+from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, peak
 from autoshard.solvers.common.seen_plans import SeenPlans
-from autoshard.solvers.common.solver_options import Options, PartialClock
+from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 
 SHARE = 0.5  # of the time that is left, for one solve
 Log = list[tuple[str, float]]  # (what was done, wall seconds)
 
 
 @dataclass(frozen=True, eq=False)
-class Wishes:
-    """What is asked of a search, beside model, mesh and machine. `memory_limit_bytes` None: what the profile allows.
-
-    `allowed` keeps the strategies of a style, which `decided_by` names. `log` is given what took how long.
-    """
-
-    solver: str = "dp"
-    level: int = SPEED
-    memory_limit_bytes: float | None = None
-    pins: tuple[Pin, ...] = ()
-    origin: Origin = field(default_factory=Origin)
-    allowed: Allowed | None = None
-    decided_by: str = "search"
-    all_to_all: bool = True
-    options: Options = field(default_factory=Options)
-    log: Log = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
 class SearchTask:
-    """One search on one mesh, formulated."""
+    """One search on one mesh, formulated. `log` is given what took how long; the clock is in `options`."""
 
     formulation: Formulation
-    wishes: Wishes
-    limit_bytes: float
+    request: SearchRequest
+    options: Options
+    memory_limit_bytes: float
+    pins: tuple[Pin, ...]
     fixed: frozenset[int]  # nodes that a pin decided about
+    log: Log
     seen: SeenPlans = field(default_factory=SeenPlans)
+
+    @property
+    def solver(self) -> str:
+        return self.request.solver_name
+
+    @property
+    def level(self) -> int:
+        return self.request.level
+
+    @property
+    def clock(self) -> Clock:
+        return self.options.clock
 
     def quickly(self, problem: Problem) -> Solution:
         """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
-        if self.wishes.solver == "recursive":
+        if self.solver == "recursive":
             return self.solve(problem)
-        with timed(self.wishes.log, "solving (dp) for more plans to simulate"):
-            found = solvers.solve(problem, "dp", replace(self.wishes.options, rough=True))
+        with timed(self.log, "solving (dp) for more plans to simulate"):
+            found = solvers.solve(problem, "dp", replace(self.options, rough=True))
         self.seen.add(problem, found)
         return found
 
     def solve(self, problem: Problem) -> Solution:
         """Within a part of the time that is left: what is found is still simulated, and others beside it."""
-        whole = self.wishes.options.clock
+        whole = self.clock
         part = PartialClock(SHARE * whole.left, whole=whole)
-        options = replace(self.wishes.options, pinned=self.starts(problem), clock=part)
-        with timed(self.wishes.log, f"solving ({self.wishes.solver})"):
-            found = solvers.solve(problem, self.wishes.solver, options)
+        options = replace(self.options, pinned=self.starts(problem), clock=part)
+        with timed(self.log, f"solving ({self.solver})"):
+            found = solvers.solve(problem, self.solver, options)
         whole.cut |= found.cut
         self.seen.add(problem, found)
         return found
@@ -81,9 +79,9 @@ class SearchTask:
 
         `least_bytes`: the bound on memory that level 1 found.
         """
-        formulation, level = self.formulation, self.wishes.level
+        formulation, level = self.formulation, self.level
         problem = formulation.problem
-        known = max(self.limit_bytes, peak(problem, choice))
+        known = max(self.memory_limit_bytes, peak(problem, choice))
         in_seconds = self.seen.bound(problem, known) if level == SPEED else 0.0
         solution = Solution(problem, tuple(choice), in_seconds, solver, cut=cut)
         self.seen.add(replace(problem, capacity_bytes=known), solution)
@@ -93,21 +91,22 @@ class SearchTask:
         return Levelled(solution, level_value(formulation, level, choice), bound, cut)
 
     def stopped(self) -> bool:
-        return self.wishes.options.clock.over
+        return self.clock.over
 
     def starts(self, problem: Problem) -> dict[int, int]:
         """Where propagation starts: the pinned nodes, each at the cheapest choice that its pin leaves."""
-        if self.wishes.solver != "propagation":
+        if self.solver != "propagation":
             return {}
         return {n: int(problem.nodes[n].seconds.argmin()) for n in self.fixed}
 
     def plan(self, solution: Solution) -> Plan:
         """The plan of a solution, with the step and peak of its program."""
-        with timed(self.wishes.log, "simulating"):
+        with timed(self.log, "simulating"):
             graph, hardware = self.formulation.graph, self.formulation.hardware
-            wishes = self.wishes
-            by = "propagated" if wishes.solver == "propagation" else wishes.decided_by
-            plan = plan_of(self.formulation, solution, wishes.origin, self.limit_bytes, by, self.fixed)
+            style = self.request.strategy if self.request.strategy in STYLES else "search"
+            by = "propagated" if self.solver == "propagation" else style
+            origin = self.request.origin if self.request.origin.model else Origin(graph.source)
+            plan = plan_of(self.formulation, solution, origin, self.memory_limit_bytes, by, self.fixed)
             return priced(plan, graph, hardware)
 
 
@@ -122,14 +121,23 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def prepare(graph: Graph, mesh: Mesh, hardware: Hardware, wishes: Wishes) -> SearchTask:
+def prepare(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    request: SearchRequest,
+    options: Options | None = None,
+    log: Log | None = None,
+) -> SearchTask:
     """The problem on one mesh, pins applied. Raises UsageError where the mesh, the precision or a pin can't be."""
     check_mesh(hardware, mesh)
     check_precision(hardware, graph.precision)
-    limit = hardware.usable_memory_bytes if wishes.memory_limit_bytes is None else wishes.memory_limit_bytes
-    with timed(wishes.log, f"formulating {mesh}"):
-        fixed = pinned(formulate(graph, mesh, hardware, limit, wishes.allowed, wishes.all_to_all), wishes.pins)
-    return SearchTask(fixed.formulation, wishes, limit, fixed.nodes)
+    log, pins = [] if log is None else log, request.pins_on(mesh)
+    limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
+    with timed(log, f"formulating {mesh}"):
+        whole = formulate(graph, mesh, hardware, limit, STYLES.get(request.strategy), request.all_to_all)
+        fixed = pinned(whole, pins)
+    return SearchTask(fixed.formulation, request, options or Options(), limit, pins, fixed.nodes, log)
 
 
 @contextmanager

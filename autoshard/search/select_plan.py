@@ -1,82 +1,53 @@
-"""The best plan: solved, fitted to the memory, and the best few simulated.
-
-`search` gives the best plan on one mesh, `megatron_plan` the best one of a fixed style.
-"""
+"""The best plan on one mesh: solved, fitted to the memory, and the best few simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.constraints.pins import Pin
 from autoshard.formulation.cost_breakdown import parts
-from autoshard.formulation.formulate import Allowed
 from autoshard.ir.graph import Graph
-from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan, Search
 from autoshard.search.alternatives import Choice, contenders
-from autoshard.search.build_plan import Origin, with_parts
-from autoshard.search.fixed_styles import megatron
+from autoshard.search.build_plan import with_parts
 from autoshard.search.memory_fit import fitted
 from autoshard.search.min_memory import between, others
-from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
+from autoshard.search.objectives import MEMORY, RATIO, Levelled
 from autoshard.search.propagated_choices import propagated
-from autoshard.search.search_task import Found, Log, SearchTask, Wishes, candidate, prepare
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare
 from autoshard.solvers.common.result import CUT_SHORT
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.units import format_bytes, format_seconds
 
 
 def search(
-    graph: Graph,
-    mesh: Mesh,
-    hardware: Hardware,
-    *,
-    solver: str = "dp",
-    level: int = SPEED,
-    memory_limit_bytes: float | None = None,
-    pins: Sequence[Pin] = (),
-    origin: Origin | None = None,
-    allowed: Allowed | None = None,
-    decided_by: str = "search",
-    all_to_all: bool = True,
-    options: Options | None = None,
-    log: Log | None = None,
+    graph: Graph, hardware: Hardware, request: SearchRequest, *, options: Options | None = None, log: Log | None = None
 ) -> Plan:
-    """The best plan of the level that fits. `log` is given what took how long.
+    """The best plan on `request.mesh`: of the level and style that are asked for, within the memory limit.
 
-    Raises InfeasibleError where no plan fits, UsageError where a pin is not offered.
+    `log` is given what took how long. Raises InfeasibleError where no plan fits, UsageError where a pin is not offered.
     """
-    own, options, log = origin or Origin(graph.source), options or Options(), [] if log is None else log
-    wishes = Wishes(solver, level, memory_limit_bytes, tuple(pins), own, allowed, decided_by, all_to_all, options, log)
-    task = prepare(graph, mesh, hardware, wishes)
+    assert request.mesh is not None, "mesh_search looks for one"
+    task = prepare(graph, request.mesh, hardware, request, options, log)
     return best(task, fitted(task))
-
-
-def megatron_plan(graph: Graph, mesh: Mesh, hardware: Hardware, *, origin: Origin | None = None) -> Plan:
-    """The best plan in Megatron's style: the last axis splits heads, hidden and vocabulary, the others the batch.
-
-    Shoeybi et al. 2019, arXiv:1909.08053: column-parallel then row-parallel linears, heads split, vocabulary split.
-    """
-    return search(graph, mesh, hardware, origin=origin, allowed=megatron, decided_by="megatron")
 
 
 def best(task: SearchTask, found: Found) -> Plan:
     """The plan that is best after simulating a few, with its certificate and what was tried."""
-    found = propagated(task, found) if task.wishes.solver == "propagation" else _simulated(task, found)
+    found = propagated(task, found) if task.solver == "propagation" else _simulated(task, found)
     choice = found.levelled.solution.choice
     own = parts(task.formulation, choice)
     plan = with_parts(found.plan, task.formulation, own)
     sinks = [part for part, site in zip(own, task.formulation.sites, strict=True) if site.kind == "sink"]
-    wishes = task.wishes
     record = Search(
-        wishes.level,
-        tuple(map(str, wishes.pins)),
+        task.level,
+        tuple(map(str, task.pins)),
         found.candidates,
         notes=found.notes,
         outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
-        all_to_all=wishes.all_to_all,
+        all_to_all=task.request.all_to_all,
     )
     levelled = found.levelled
     certificate = replace(
@@ -86,7 +57,7 @@ def best(task: SearchTask, found: Found) -> Plan:
         level_objective=levelled.objective,
         level_bound=levelled.bound,
     )
-    return marked(replace(plan, certificate=certificate, search=record), wishes.options.clock.cut)
+    return marked(replace(plan, certificate=certificate, search=record), task.clock.cut)
 
 
 def marked(plan: Plan, cut: bool) -> Plan:
@@ -102,11 +73,11 @@ def _simulated(task: SearchTask, found: Found) -> Found:
     first = found.levelled
     own: dict[Choice, Levelled] = {first.solution.choice: first}
     plans: dict[Choice, tuple[str, Plan]] = {first.solution.choice: (found.candidates[-1].name, found.plan)}
-    for name, choice in _in_time(task.wishes.options.clock, _others(task, found)):
+    for name, choice in _in_time(task.clock, _others(task, found)):
         if choice not in plans:
             own[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
             plans[choice] = (name, task.plan(own[choice].solution))
-    fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.limit_bytes]
+    fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.memory_limit_bytes]
     winner = min(fitting, key=lambda c: _rank(task, plans[c][1]))
     rows = [candidate(name, plan, _outcome(task, c, winner, plan)) for c, (name, plan) in plans.items()]
     notes = _slower(found.candidates[0], plans[winner][1]) if len(found.candidates) > 1 else ()
@@ -127,13 +98,13 @@ def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tup
 
 def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
-    if task.wishes.level == RATIO or task.stopped():
+    if task.level == RATIO or task.stopped():
         return
     best = found.levelled.solution
-    if task.wishes.level == MEMORY:
+    if task.level == MEMORY:
         yield from others(task, best)
         return
-    if found.target_bytes > task.limit_bytes:  # no plan fits by the solver's count, some programs do
+    if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
         yield from between(task, found.target_bytes, fastest.peak_bytes)
     own = parts(task.formulation, best.choice)
@@ -143,13 +114,13 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
 def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:
     """Smaller is better."""
     seconds, size = plan.predicted_seconds, plan.predicted_peak_bytes
-    return (size, seconds) if task.wishes.level == MEMORY else (seconds, size)
+    return (size, seconds) if task.level == MEMORY else (seconds, size)
 
 
 def _outcome(task: SearchTask, choice: Choice, winner: Choice, plan: Plan) -> str:
     if choice == winner:
         return "chosen"
-    return "not better" if plan.predicted_peak_bytes <= task.limit_bytes else "too large"
+    return "not better" if plan.predicted_peak_bytes <= task.memory_limit_bytes else "too large"
 
 
 def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from autoshard.emit import emit
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
-from autoshard.search.select_plan import megatron_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from tests.checkpoint_worker import State, run_ranks
 from tests.models import NAMES
 
@@ -33,7 +34,7 @@ def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     root = tmp_path_factory.mktemp(request.param)
     graph, hardware = capture(NAMES[request.param], {}), load_hardware("cpu-local")
     for name, text in MESHES.items():
-        plan = megatron_plan(graph, Mesh.parse(text), hardware)
+        plan = search(graph, hardware, SearchRequest(Mesh.parse(text), strategy="megatron"))
         write_package(root / name, emit(lower(plan, graph), plan, graph))
     return NAMES[request.param], root
 

@@ -22,7 +22,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.select_plan import megatron_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 
 GPT2 = "examples/gpt2.py:build"
 SIZES = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 29, "dropout": 0.0}
@@ -60,7 +61,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
     graph, hardware = capture(GPT2, SIZES), load_hardware("cpu-local")
     meshes = {name: Mesh.parse(text) for name, text in {"tensor": "tp=2", "other": "dp=2", "alone": "dp=1"}.items()}
     plans = {
-        "tensor": megatron_plan(graph, meshes["tensor"], hardware),
+        "tensor": search(graph, hardware, SearchRequest(meshes["tensor"], strategy="megatron")),
         "other": random_plan(graph, meshes["other"], hardware, 1),
         "alone": random_plan(graph, meshes["alone"], hardware, 0),
     }

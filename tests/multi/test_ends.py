@@ -21,6 +21,7 @@ from autoshard.emit import emit
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 
 RUN_AND_LIST_THREADS = """
@@ -48,7 +49,7 @@ class Small(nn.Module):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 def test_no_thread_of_a_process_group_outlives_training(tmp_path: Path) -> None:
     graph = capture_model(Small(), (torch.randn(8, 8),))
-    plan = search(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"))
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2")))
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
     (tmp_path / "run.py").write_text(RUN_AND_LIST_THREADS)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

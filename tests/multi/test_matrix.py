@@ -25,7 +25,8 @@ from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.replay.resize import reapply
 from autoshard.search.fixed_styles import covering_plans, random_plan
-from autoshard.search.select_plan import megatron_plan, search
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.verify import Case, Proof, check_files, make_case
 from autoshard.verify.coverage import Coverage, forced_plan, redistribution_coverage, strategy_coverage
 
@@ -69,9 +70,10 @@ def case(model: str, uneven: bool = False, steps: int = 3) -> Case:
 @cache
 def named_plan(model: str, mesh: str, name: str) -> Plan:
     """The best plan or Megatron's of the full size, at the small sizes."""
-    make = {"best": search, "megatron": megatron_plan}[name]
     full = full_graph(model)
-    return reapply(make(full, Mesh.parse(mesh), hardware()), full, case(model).graph, hardware())
+    return reapply(
+        search(full, hardware(), SearchRequest(Mesh.parse(mesh), strategy=name)), full, case(model).graph, hardware()
+    )
 
 
 def check(plan: Plan, where: Case, backend: Any = "lockstep") -> tuple[Program, Proof]:
@@ -160,7 +162,7 @@ def test_every_kind_is_executed(model: str) -> None:
 def test_mixed_precision_and_sgd(model: str, optimizer: str) -> None:
     graph = capture(spec(model), SIZES[model], "bf16-mixed", optimizer)
     where = make_case(spec(model), SIZES[model], graph)
-    _, proof = check(megatron_plan(graph, Mesh.parse("dp=2,tp=2"), hardware()), where)
+    _, proof = check(search(graph, hardware(), SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="megatron")), where)
     assert proof.passed, proof.failure
 
 

@@ -17,7 +17,8 @@ from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.select_plan import megatron_plan, search
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.simulate.memory_curve import plan_memory
 from autoshard.verify.ranks.rank_processes import run_processes
 from tests.memory_worker import PHASES
@@ -36,13 +37,13 @@ def gpt2(**sizes: int) -> Graph:
 
 
 def megatron(**sizes: int) -> Make:
-    return lambda mesh: (graph := gpt2(**sizes), megatron_plan(graph, mesh, HARDWARE))
+    return lambda mesh: (graph := gpt2(**sizes), search(graph, HARDWARE, SearchRequest(mesh, strategy="megatron")))
 
 
 def smallest(mesh: Mesh) -> tuple[Graph, Plan]:
     """Weights, gradients and optimizer state are stored in shards and gathered for use."""
     graph = gpt2()
-    return graph, search(graph, mesh, HARDWARE, level=1)
+    return graph, search(graph, HARDWARE, SearchRequest(mesh, level=1))
 
 
 def forced(build: Callable[[], Graph], target: str, variant: str, seed: int = 0) -> Make:
@@ -69,7 +70,7 @@ MORE: dict[str, Make] = {
     "random": forced(gpt2, "", ""),
     "vocabulary": forced(gpt2, CROSS_ENTROPY, "parallel_cross_entropy", 1),
     "normalised images": forced(images, "aten.batch_norm", "synchronised_batch_norm"),
-    "experts": lambda mesh: (graph := capture(NAMES["mixtral"], {}), search(graph, mesh, HARDWARE)),
+    "experts": lambda mesh: (graph := capture(NAMES["mixtral"], {}), search(graph, HARDWARE, SearchRequest(mesh))),
 }
 GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 1)}
 

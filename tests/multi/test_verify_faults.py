@@ -16,7 +16,8 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.replay.resize import reapply
-from autoshard.search.select_plan import megatron_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.verify import Case, Proof, check_files, make_case
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,7 +31,7 @@ def megatron_gpt2() -> tuple[Case, Program, dict[str, str]]:
     """One layer of GPT-2 in Megatron's style on dp=2, tp=2, as planned at full size."""
     hardware, mesh = load_hardware("a100-80g-sxm"), Mesh.parse("dp=2,tp=2")
     full, small = capture(GPT2, {"n_layer": 1}), capture(GPT2, SMALL)
-    plan = reapply(megatron_plan(full, mesh, hardware), full, small, hardware)
+    plan = reapply(search(full, hardware, SearchRequest(mesh, strategy="megatron")), full, small, hardware)
     program = lower(plan, small)
     return make_case(GPT2, SMALL, small), program, dict(emit(program, plan, small))
 

@@ -15,6 +15,7 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.forced import check
 from tests.models import NAMES
@@ -108,7 +109,7 @@ def test_tables_of_ten_million_rows_stay_where_they_are() -> None:
     """As an expert would: the rows (or columns) of each table over the devices, and only bags travel."""
     sizes = {"rows": 10_000_000, "width": 128, "tables": 8, "hidden": 1024, "batch": 4096}
     graph = capture(f"{__file__}:recommender", sizes)
-    program = lower(search(graph, Mesh.parse("tp=8"), load_hardware("a100-80g-sxm")), graph)
+    program = lower(search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("tp=8"))), graph)
     tables = {p.path for p in program.parameters if p.path.startswith("tables.")}
     assert len(tables) == 8
     assert not tables & moved_parameters(program)

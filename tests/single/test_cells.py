@@ -14,6 +14,7 @@ from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.forced import check, variants
 from tests.moved import moved_parameters
@@ -61,7 +62,7 @@ def test_weights_of_a_wide_cell_stay_where_they_are(kind: str) -> None:
     """As an expert would: units over the devices, and only states travel."""
     sizes = {"kind": kind, "inputs": 1024, "hidden": 4096, "steps": 4, "batch": 32}
     graph = capture(f"{__file__}:loop", sizes)
-    program = lower(search(graph, Mesh.parse("tp=4"), load_hardware("a100-80g-sxm")), graph)
+    program = lower(search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("tp=4"))), graph)
     assert f"parallel_{kind}_cell" in variants(program)
     assert not {"cell.weight_ih", "cell.weight_hh"} & moved_parameters(program)
 

@@ -15,6 +15,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verify.case import written
 from autoshard.verify.ranks.loaded_package import load_package
@@ -300,7 +301,7 @@ def backward(outputs: object, inputs: list[Tensor]) -> list[Tensor | None]:
 def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, object, dict[str, Tensor], str]:
     """The outputs, the inputs' gradients and the state afterwards of the emitted model on a mesh of one; its source."""
     graph = capture_model(model, inputs)
-    plan = search(graph, Mesh.parse("dp=1"), load_hardware("a100-80g-sxm"))
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1")))
     files = emit(lower(plan, graph), plan, graph)
     with written(files) as folder:
         package = load_package(folder)

@@ -9,7 +9,8 @@ from autoshard.estimate.step import estimate
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.search.select_plan import megatron_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.workflow import ModelRequest, read_graph
 
 A100 = load_hardware("a100-80g-sxm")
@@ -24,7 +25,7 @@ def captured(batch: int) -> Graph:
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 2), (4, 1)])
 def test_gpt2(dp: int, tp: int) -> None:
-    plan = megatron_plan(captured(MICRO_BATCH * dp), Mesh((("dp", dp), ("tp", tp))), A100)
+    plan = search(captured(MICRO_BATCH * dp), A100, SearchRequest(Mesh((("dp", dp), ("tp", tp))), strategy="megatron"))
     runs = (
         TrainingRun(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut)
         for cut in (False, True)

@@ -13,6 +13,7 @@ from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.forced import check
 from tests.models import NAMES
@@ -120,7 +121,7 @@ def test_experts_with_biases(choice: str) -> None:
 def test_weights_of_many_experts_stay_where_they_are() -> None:
     """As an expert would: experts over the devices; only tokens, or their results, travel."""
     graph = capture(NAMES["gpt_oss"], {"layers": 1, "experts": 32, "intermediate_size": 4096})
-    program = lower(search(graph, Mesh.parse("tp=4"), load_hardware("a100-80g-sxm")), graph)
+    program = lower(search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("tp=4"))), graph)
     weights = {p.path for p in program.parameters if ".experts." in p.path and p.path.endswith("_proj")}
     assert len(weights) == 2
     assert not weights & moved_parameters(program)

@@ -17,7 +17,8 @@ from autoshard.emit.runtime import ParallelMesh
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
-from autoshard.search.select_plan import megatron_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.simulate.memory_curve import MemoryPlan, Span, plan_memory
 from autoshard.verify.case import written
 from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
@@ -155,7 +156,7 @@ def both(name: str) -> tuple[Measured, MemoryPlan, Program]:
     torch.manual_seed(0)
     model, inputs = build()
     graph = capture_model(model, inputs, precision)
-    plan = megatron_plan(graph, Mesh.parse("dp=1,tp=1"), load_hardware("a100-80g-sxm"))
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="megatron"))
     program = lower(plan, graph)
     with written(emit(program, plan, graph)) as folder:
         package = load_package(folder)

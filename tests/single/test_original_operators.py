@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
-from autoshard.constraints.pins import parse_pin
 from autoshard.emit import emit
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verify.case import check_files, make_case
 from autoshard.verify.ranks import lockstep
@@ -95,7 +95,7 @@ def most_received(patch: pytest.MonkeyPatch, arguments: dict[str, Any], mesh_tex
     named = {op.target.partition(".")[2]: op.name for op in graph.ops}
     texts = [f"op:{named[what]}={how}" if what in named else f"{what}={how}" for what, how in pins.items()]
     hardware = load_hardware("a100-80g-sxm")
-    plan = search(graph, mesh, hardware, pins=[parse_pin(text, mesh) for text in texts])
+    plan = search(graph, hardware, SearchRequest(mesh, pins=tuple(texts)))
     program = lower(plan, graph)
     patch.setattr(lockstep, "ThreadTransport", _Counting)
     patch.setattr(_Counting, "received", Counter())

@@ -13,8 +13,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
-from autoshard.search.fixed_styles import covering_plans, random_plan
-from autoshard.search.select_plan import megatron_plan, search
+from autoshard.search.fixed_styles import STYLES, covering_plans, random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 
 GRAPH = mlp_graph(batch=6, hidden=10)
@@ -45,8 +46,8 @@ def checked(plan: Plan) -> None:
 @pytest.mark.parametrize("text", MESHES)
 def test_the_best_the_megatron_and_random_plans_lower_to_sound_programs(text):
     mesh = Mesh.parse(text)
-    checked(search(GRAPH, mesh, HARDWARE))
-    checked(megatron_plan(GRAPH, mesh, HARDWARE))
+    checked(search(GRAPH, HARDWARE, SearchRequest(mesh)))
+    checked(search(GRAPH, HARDWARE, SearchRequest(mesh, strategy="megatron")))
     for seed in range(10):
         checked(random_plan(GRAPH, mesh, HARDWARE, seed))
 
@@ -58,8 +59,8 @@ def test_every_strategy_lowers_to_a_sound_program():
         checked(plan)
 
 
-def test_a_partial_gradient_is_reduced_once_in_a_bucket():
-    plan = _data_parallel()
+def test_a_partial_gradient_is_reduced_once_in_a_bucket(monkeypatch: pytest.MonkeyPatch):
+    plan = _data_parallel(monkeypatch)
     program = lower(plan, GRAPH)
     paths = {path for bucket in program.gradient_buckets for path in bucket.parameters}
     assert paths == {parameter.path for parameter in program.parameters}
@@ -67,23 +68,24 @@ def test_a_partial_gradient_is_reduced_once_in_a_bucket():
     assert not [i for i in program.instructions if not hasattr(i, "op")], "nothing moves in a data-parallel forward"
 
 
-def _data_parallel() -> Plan:
+def _data_parallel(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """The batch cut over dp, parameters stored whole: plain data parallelism."""
     mesh = Mesh.parse("dp=2")
-    plan = search(GRAPH, mesh, HARDWARE, allowed=lambda op, strategy: strategy.choices[0].factor in BATCH)
+    monkeypatch.setitem(STYLES, "batch", lambda op, strategy: strategy.choices[0].factor in BATCH)
+    plan = search(GRAPH, HARDWARE, SearchRequest(mesh, strategy="batch"))
     assert {str(parameter.layout) for parameter in plan.parameters} == {"R"}
     return plan
 
 
 def test_an_unknown_strategy_lists_those_offered():
-    plan = search(GRAPH, Mesh.parse("dp=2"), HARDWARE)
+    plan = search(GRAPH, HARDWARE, SearchRequest(Mesh.parse("dp=2")))
     broken = replace(plan, ops=(replace(plan.ops[0], strategy="nonsense"), *plan.ops[1:]))
     with pytest.raises(UsageError, match="linear_0"):
         lower(broken, GRAPH)
 
 
-def test_a_corrupted_program_is_caught_by_check():
-    plan = _data_parallel()
+def test_a_corrupted_program_is_caught_by_check(monkeypatch: pytest.MonkeyPatch):
+    plan = _data_parallel(monkeypatch)
     program = lower(plan, GRAPH)
     with pytest.raises(AssertionError):
         check(replace(program, gradient_buckets=()), GRAPH, chosen_strategies(plan, GRAPH))

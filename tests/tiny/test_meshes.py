@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.constraints.pins import parse_pin
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search import memory_fit, pareto_front
 from autoshard.search.mesh_search import compute_bound, meshes, search_meshes
 from autoshard.search.objectives import MEMORY
-from autoshard.search.search_task import Wishes, prepare
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import best, search
 from autoshard.solvers.common.solver_options import Clock, Options
 from tests.graphs import mlp_graph
@@ -43,8 +42,8 @@ def test_node_boundaries_are_respected() -> None:
 
 
 def test_the_best_mesh_is_found_and_the_others_told() -> None:
-    plan = search_meshes(GRAPH, HARDWARE, 8, Wishes())
-    each = {mesh: search(GRAPH, mesh, HARDWARE) for mesh in meshes(HARDWARE, 8)}
+    plan = search_meshes(GRAPH, HARDWARE, SearchRequest(devices=8))
+    each = {mesh: search(GRAPH, HARDWARE, SearchRequest(mesh)) for mesh in meshes(HARDWARE, 8)}
     assert plan.predicted_seconds == min(other.predicted_seconds for other in each.values())
     rows = {row.mesh: row for row in plan.search.meshes}
     assert set(rows) == set(each)
@@ -60,25 +59,25 @@ def test_the_best_mesh_is_found_and_the_others_told() -> None:
 
 def test_the_bound_is_below_every_simulated_step() -> None:
     for mesh in (Mesh.parse("tp=4"), Mesh.parse("dp=2,tp=2")):
-        task = prepare(GRAPH, mesh, HARDWARE, Wishes())
+        task = prepare(GRAPH, mesh, HARDWARE, SearchRequest())
         plan = best(task, memory_fit.fitted(task))
         assert 0 < compute_bound(task) <= min(c.predicted_seconds for c in plan.search.candidates)
 
 
 def test_meshes_that_can_not_be() -> None:
     with pytest.raises(UsageError, match="--devices 100000: a100-80g-sxm describes at most"):
-        search_meshes(GRAPH, HARDWARE, 100000, Wishes())
+        search_meshes(GRAPH, HARDWARE, SearchRequest(devices=100000))
     with pytest.raises(InfeasibleError):
-        search_meshes(GRAPH, HARDWARE, 4, Wishes(memory_limit_bytes=1024.0))
+        search_meshes(GRAPH, HARDWARE, SearchRequest(devices=4, memory_limit_bytes=1024.0))
     with pytest.raises(UsageError, match="unknown mesh axis 'tp'"):
-        search_meshes(GRAPH, HARDWARE, 4, Wishes(), lambda mesh: (parse_pin("x=Shard(0)@tp", mesh),))
-    pinned = search_meshes(GRAPH, HARDWARE, 4, Wishes(), lambda mesh: (parse_pin("x=Shard(0)@inner", mesh),))
+        search_meshes(GRAPH, HARDWARE, SearchRequest(devices=4, pins=("x=Shard(0)@tp",)))
+    pinned = search_meshes(GRAPH, HARDWARE, SearchRequest(devices=4, pins=("x=Shard(0)@inner",)))
     assert {row.mesh.sizes: row.outcome for row in pinned.search.meshes}[(4,)] == "not possible"
     assert pinned.search.pins == ("x=Shard(0)@inner",)
 
 
 def test_least_memory_chooses_its_mesh_by_memory() -> None:
-    plan = search_meshes(mlp_graph(2, 64, 64), HARDWARE, 4, Wishes(level=MEMORY))
+    plan = search_meshes(mlp_graph(2, 64, 64), HARDWARE, SearchRequest(devices=4, level=MEMORY))
     made = [row.predicted_peak_bytes for row in plan.search.meshes if row.predicted_peak_bytes]
     assert plan.predicted_peak_bytes == min(made)
 
@@ -86,7 +85,7 @@ def test_least_memory_chooses_its_mesh_by_memory() -> None:
 def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:
     clock = Clock()
     clock.stop()
-    plan = search_meshes(GRAPH, HARDWARE, 16, replace(Wishes(), options=Options(clock)))
+    plan = search_meshes(GRAPH, HARDWARE, SearchRequest(devices=16), options=Options(clock))
     outcomes = [row.outcome for row in plan.search.meshes]
     assert outcomes.count("chosen") == 1
     assert outcomes.count("out of time") == len(outcomes) - 1
@@ -94,7 +93,7 @@ def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:
 
 
 def test_the_front() -> None:
-    task = prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, Wishes())
+    task = prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, SearchRequest())
     plan = best(task, memory_fit.fitted(task))
     points = pareto_front.front(task, plan, 5)
     ahead = [point for point in points if point.front]

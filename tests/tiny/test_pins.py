@@ -19,6 +19,7 @@ from autoshard.errors import InfeasibleError, InvalidFileError, UsageError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 from tests.rule_graphs import Writer
@@ -209,12 +210,12 @@ def test_every_cut_that_is_offered_can_be_pinned(data: st.DataObject) -> None:
 
 
 def test_the_plan_says_who_decided() -> None:
-    pins = [parse_pin("h.0.fc=Shard(1)@tp", MESH), parse_pin("h.1.fc.weight=Shard(0)@dp", MESH)]
-    plan = search(mlp_graph(3, 64, 64), MESH, HARDWARE, pins=pins)
+    pins = ("h.0.fc=Shard(1)@tp", "h.1.fc.weight=Shard(0)@dp")
+    plan = search(mlp_graph(3, 64, 64), HARDWARE, SearchRequest(MESH, pins=pins))
     assert {op.op for op in plan.ops if op.decided_by == "pin"} == {"linear_0"}
     assert [p.path for p in plan.parameters if p.decided_by == "pin"] == ["h.1.fc.weight"]
     assert plan.search.pins == ("h.0.fc=Shard(1)@tp", "h.1.fc.weight=Shard(0)@dp")
-    free = search(mlp_graph(3, 64, 64), MESH, HARDWARE)
+    free = search(mlp_graph(3, 64, 64), HARDWARE, SearchRequest(MESH))
     assert plan.certificate.lower_bound_seconds >= free.certificate.lower_bound_seconds
     assert {x.decided_by for x in (*free.ops, *free.parameters, *free.inputs)} == {"search"}
 

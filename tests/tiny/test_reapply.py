@@ -12,6 +12,7 @@ from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
 from autoshard.replay.resize import reapply
 from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 
@@ -41,7 +42,7 @@ def test_fewer_layers_keep_the_strategies_and_steps_of_those_that_stay(seed):
 def test_a_plan_without_all_to_all_stays_one(style):
     mesh = Mesh.parse("dp=2,tp=2")
     if style == "best":
-        plan = search(FULL, mesh, HARDWARE, all_to_all=False)
+        plan = search(FULL, HARDWARE, SearchRequest(mesh, all_to_all=False))
     else:
         plan = random_plan(FULL, mesh, HARDWARE, seed=1, all_to_all=False)
     smaller = reapply(plan, FULL, REDUCED, HARDWARE)
@@ -57,6 +58,6 @@ def _exchanges(plan):
 
 
 def test_more_layers_than_the_plan_has_are_refused():
-    plan = search(REDUCED, Mesh.parse("dp=2"), HARDWARE)
+    plan = search(REDUCED, HARDWARE, SearchRequest(Mesh.parse("dp=2")))
     with pytest.raises(UsageError, match="no counterpart at full size"):
         reapply(plan, REDUCED, FULL, HARDWARE)

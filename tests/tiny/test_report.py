@@ -20,6 +20,7 @@ from autoshard.report.page import not_modelled, verdict
 from autoshard.report.timeline_series import series
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
 
@@ -39,7 +40,7 @@ def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None 
     graph, hardware = graph or mlp_graph(4, 64, 128), load_hardware("a100-80g-sxm")
     origin = Origin("mlp.py:build")
     if seed is None:
-        plan = search(graph, Mesh.parse(mesh), hardware, origin=origin)
+        plan = search(graph, hardware, SearchRequest(Mesh.parse(mesh), origin=origin))
     else:
         plan = random_plan(graph, Mesh.parse(mesh), hardware, seed, origin=origin)
     return package_files.build(plan, graph, hardware)

@@ -16,7 +16,7 @@ from autoshard.ir.problem import Problem
 from autoshard.search.memory_fit import named
 from autoshard.search.mesh_search import search_meshes
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled, ratio_problem
-from autoshard.search.search_task import Wishes
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.solvers import Clock, Options, solve
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, Solution
@@ -66,7 +66,7 @@ def judge(plan: Plan, least_seconds: float, least: float) -> None:
 @pytest.mark.parametrize("level", [RATIO, MEMORY, SPEED])
 @pytest.mark.parametrize("share", [math.inf, 0.8])
 def test_a_search_that_is_stopped_at_any_look_says_nothing_false(level: int, share: float) -> None:
-    free = search(GRAPH, MESH, HARDWARE)
+    free = search(GRAPH, HARDWARE, SearchRequest(MESH))
     limit = free.predicted_peak_bytes * share
     formulation = formulate(GRAPH, MESH, HARDWARE, limit)
     seconds = optimum(formulation.problem)
@@ -77,7 +77,7 @@ def test_a_search_that_is_stopped_at_any_look_says_nothing_false(level: int, sha
         clock = Clock(number, timer=Looks())
         options = Options(clock=clock)
         try:
-            plan = search(GRAPH, MESH, HARDWARE, level=level, memory_limit_bytes=limit, options=options)
+            plan = search(GRAPH, HARDWARE, SearchRequest(MESH, level=level, memory_limit_bytes=limit), options=options)
         except InfeasibleError:
             if not clock.cut:
                 return
@@ -98,8 +98,9 @@ def test_only_what_is_proved_is_called_the_optimum() -> None:
 @pytest.mark.parametrize("level", [RATIO, SPEED])
 def test_meshes_are_compared_by_the_level(level: int) -> None:
     graph = mlp_graph(1, 24, 1000)
-    chosen = search_meshes(graph, HARDWARE, 16, Wishes(level=level))
-    each = [search(graph, row.mesh, HARDWARE, level=level) for row in chosen.search.meshes if row.predicted_seconds]
+    chosen = search_meshes(graph, HARDWARE, SearchRequest(devices=16, level=level))
+    run = [row.mesh for row in chosen.search.meshes if row.predicted_seconds]
+    each = [search(graph, HARDWARE, SearchRequest(mesh, level=level)) for mesh in run]
     figures = [p.certificate.level_objective if level == RATIO else p.predicted_seconds for p in each]
     own = chosen.certificate.level_objective if level == RATIO else chosen.predicted_seconds
     assert len(each) > 1 and own == pytest.approx(min(figures))
@@ -111,7 +112,7 @@ def test_meshes_are_compared_by_the_level(level: int) -> None:
 def test_meshes_cut_short_say_so() -> None:
     for number in limits():
         clock = Clock(number, timer=Looks())
-        plan = search_meshes(mlp_graph(1, 64, 64), HARDWARE, 4, Wishes(options=Options(clock=clock)))
+        plan = search_meshes(mlp_graph(1, 64, 64), HARDWARE, SearchRequest(devices=4), options=Options(clock=clock))
         assert plan.search.cut_short == clock.cut == (plan.certificate.status == CUT_SHORT)
         if not clock.cut:
             return

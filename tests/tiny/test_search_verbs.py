@@ -11,7 +11,6 @@ import pytest
 from autoshard import solvers, units
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware
-from autoshard.constraints.pins import parse_pin
 from autoshard.errors import InfeasibleError
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
@@ -19,9 +18,9 @@ from autoshard.ir.plan import Plan
 from autoshard.package.package_files import read_package
 from autoshard.replay import reevaluate
 from autoshard.search import memory_fit, search_task
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import explain, plan_diff, plan_summary
-from autoshard.workflow import PlanRequest, ignored
 from tests.graphs import mlp_graph
 
 
@@ -143,16 +142,16 @@ def test_a_limit_below_the_program_that_the_solver_counts_as_least() -> None:
     """Another program needs less: the limit that it keeps is not refused."""
     graph, mesh = replace(mlp_graph(4, 2048, 256), optimizer="sgd"), Mesh.parse("dp=2,tp=2")
     hardware = load_hardware("a100-80g-sxm")
-    smallest = search(graph, mesh, hardware, level=1)
+    smallest = search(graph, hardware, SearchRequest(mesh, level=1))
     counted = smallest.search.candidates[0]
     limit = smallest.predicted_peak_bytes
     assert limit < 0.9 * counted.predicted_peak_bytes
     for level in (0, 1, 2):
-        plan = search(graph, mesh, hardware, level=level, memory_limit_bytes=limit)
+        plan = search(graph, hardware, SearchRequest(mesh, level=level, memory_limit_bytes=limit))
         assert plan.predicted_peak_bytes <= limit
         assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
     with pytest.raises(InfeasibleError, match="the program of the smallest plan found needs"):
-        search(graph, mesh, hardware, memory_limit_bytes=limit / 2)
+        search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit / 2))
 
 
 def test_a_saved_graph_is_not_verified(graph_file: Path, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,8 +165,8 @@ def test_a_saved_graph_is_not_verified(graph_file: Path, package: Path, capsys: 
 def test_printed_figures_add_up(tmp_path: Path) -> None:
     """Operators, redistributions (what backward gathers again, too) and the optimizer make the objective."""
     mesh, both = Mesh.parse("dp=2,tp=2"), "Shard(0)@dp,Shard(0)@tp"
-    pins = [parse_pin(f"{what}={both}", mesh) for what in ("h.0.fc.weight", "h.0.fc")]
-    plan = search(mlp_graph(3, 256, 512), mesh, load_hardware("a100-80g-sxm"), pins=pins)
+    pins = tuple(f"{what}={both}" for what in ("h.0.fc.weight", "h.0.fc"))
+    plan = search(mlp_graph(3, 256, 512), load_hardware("a100-80g-sxm"), SearchRequest(mesh, pins=pins))
     assert "w0" in {move.tensor for move in plan.redistributions if move.steps[0].forward == "all_gather"}
     spent = [op.forward_seconds + op.backward_seconds for op in plan.ops]
     spent += [move.forward_seconds + move.backward_seconds for move in plan.redistributions]
@@ -240,11 +239,11 @@ def test_a_time_limit_returns_the_best_so_far(
 
 def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, mesh, hardware = mlp_graph(3, 1024, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
-    free = memory_fit.fitted(search_task.prepare(graph, mesh, hardware, search_task.Wishes()))
+    free = memory_fit.fitted(search_task.prepare(graph, mesh, hardware, SearchRequest()))
     fastest = free.levelled.solution.choice
     monkeypatch.setattr("autoshard.search.select_plan.contenders", lambda *_: [("too large", fastest)])
     limit = free.plan.predicted_peak_bytes * 0.95
-    plan = search(graph, mesh, hardware, memory_limit_bytes=limit)
+    plan = search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit))
     assert plan.predicted_peak_bytes <= limit
     assert [c.outcome for c in plan.search.candidates] == ["too large", "chosen", "too large"]
 
@@ -253,7 +252,7 @@ def test_the_bound_is_never_above_the_objective(monkeypatch: pytest.MonkeyPatch)
     """Level 1 proves a bound on seconds at the least memory only: it does not hold for a plan that needs more."""
     graph, mesh, hardware = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
     monkeypatch.setattr("autoshard.search.select_plan._rank", lambda task, plan: (plan.predicted_seconds, 0.0))
-    plan = search(graph, mesh, hardware, level=1)
+    plan = search(graph, hardware, SearchRequest(mesh, level=1))
     assert plan.search.candidates[0].outcome == "not better"
     assert plan.certificate.lower_bound_seconds <= plan.certificate.objective_seconds
 
@@ -293,7 +292,7 @@ def test_what_is_ignored_is_said(
 
 
 def test_nothing_is_ignored_by_default() -> None:
-    assert ignored(PlanRequest(None, 8)) == ()
+    assert SearchRequest(devices=8).ignored() == ()
 
 
 @pytest.mark.parametrize("solver", ["ilp", "dp"])
@@ -378,7 +377,7 @@ def test_why_not_keeps_the_pins(graph_file: Path, tmp_path: Path) -> None:
     why = explain.explain(plan, graph, hardware, "linear_0", "i0@tp,i0@dp").why_not
     assert why is not None and not why.reason
     assert not [line for line in why.changed if line.startswith(("linear_1 ", "y:"))]
-    free = search(graph, plan.mesh, hardware, pins=[parse_pin("linear_0=i0@tp,i0@dp", plan.mesh)])
+    free = search(graph, hardware, SearchRequest(plan.mesh, pins=("linear_0=i0@tp,i0@dp",)))
     assert free.search.candidates[0].objective_seconds < why.objective_seconds
 
 

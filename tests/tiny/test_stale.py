@@ -10,7 +10,6 @@ import pytest
 
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware, parse_hardware
-from autoshard.constraints.pins import parse_pin
 from autoshard.errors import UserError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -19,18 +18,19 @@ from autoshard.package import package_files
 from autoshard.replay import reevaluate
 from autoshard.report.page import warnings
 from autoshard.search.fixed_styles import random_plan
-from autoshard.search.select_plan import megatron_plan, search
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.text import explain, plan_diff, plan_summary
 from tests.graphs import mlp_graph
 
 GRAPH, MESH, HARDWARE = mlp_graph(3, 256, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
 MADE = {
-    "level 0": lambda: search(GRAPH, MESH, HARDWARE, level=0),
-    "level 1": lambda: search(GRAPH, MESH, HARDWARE, level=1),
-    "level 2": lambda: search(GRAPH, MESH, HARDWARE),
-    "pinned": lambda: search(GRAPH, MESH, HARDWARE, pins=[parse_pin("h.0.fc=Shard(1)@dp", MESH)]),
-    "no all-to-all": lambda: search(GRAPH, MESH, HARDWARE, all_to_all=False),
-    "megatron": lambda: megatron_plan(GRAPH, MESH, HARDWARE),
+    "level 0": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, level=0)),
+    "level 1": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, level=1)),
+    "level 2": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH)),
+    "pinned": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, pins=("h.0.fc=Shard(1)@dp",))),
+    "no all-to-all": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, all_to_all=False)),
+    "megatron": lambda: search(GRAPH, HARDWARE, SearchRequest(MESH, strategy="megatron")),
     "random": lambda: random_plan(GRAPH, MESH, HARDWARE, 3),
 }
 
@@ -49,7 +49,7 @@ def test_nothing_has_changed_in_a_plan_just_made(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def old() -> Plan:
-    return search(GRAPH, MESH, HARDWARE)
+    return search(GRAPH, HARDWARE, SearchRequest(MESH))
 
 
 def text_of(plan: Plan, graph: Graph = GRAPH, what: str | None = None, how: str | None = None) -> str:
@@ -91,7 +91,7 @@ def test_a_profile_that_has_changed_since_is_told(old: Plan) -> None:
     shipped = load_hardware("a100-80g-sxm").text
     slower = shipped.replace("312 TFLOP/s", "31.2 TFLOP/s")
     assert slower != shipped
-    plan = search(GRAPH, MESH, parse_hardware(slower))
+    plan = search(GRAPH, parse_hardware(slower), SearchRequest(MESH))
     said = text_of(plan)
     assert "the profile a100-80g-sxm has changed since" in said and "costs have changed" not in said
     assert reevaluate.origin(replace(plan, hardware="mine")) == ()  # a profile of a person's own: not ours to compare

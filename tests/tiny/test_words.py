@@ -11,6 +11,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.replay.command_line import command
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.search.build_plan import Origin
+from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import gap_words, summary, table
@@ -45,7 +46,9 @@ def test_axes_of_size_one_say_nothing() -> None:
 def test_repeated_blocks_are_folded() -> None:
     graph = mlp_graph(layers=6)
     plan = search(
-        graph, Mesh((("dp", 2),)), load_hardware("a100-80g-sxm"), origin=Origin("mlp.py:build", (("layers", 6),))
+        graph,
+        load_hardware("a100-80g-sxm"),
+        SearchRequest(Mesh((("dp", 2),)), origin=Origin("mlp.py:build", (("layers", 6),))),
     )
     blocks = plan_words.blocks(plan, graph)
     assert sum(len(block.names) * len(block.rows) for block in blocks) == len(graph.ops)

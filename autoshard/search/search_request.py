@@ -1,0 +1,81 @@
+"""What is asked of a search, from the command line or a program to the solvers: one object, never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autoshard.constraints.pins import Pin, read_pins
+from autoshard.errors import UsageError
+from autoshard.ir.mesh import Mesh
+from autoshard.search.build_plan import Origin
+from autoshard.search.objectives import SPEED
+
+SOLVER = "dp"
+SEARCHED = ("best", "megatron")  # strategies that are searched for; the others are `random:SEED`
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a user wants of a plan; None or empty where nothing was said.
+
+    Either `mesh`, or `devices` for a search over meshes. `strategy`: "best", a style, or "random:SEED". `level`: 0
+    ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as `WHAT=HOW`, further
+    ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model as the user named it.
+    """
+
+    mesh: Mesh | None = None
+    devices: int | None = None
+    strategy: str = "best"
+    level: int = SPEED
+    solver: str | None = None
+    ilp_engine: str | None = None
+    pins: tuple[str, ...] = ()
+    pins_file: Path | None = None
+    memory_limit_bytes: float | None = None
+    time_limit_seconds: float | None = None
+    pareto: bool = False
+    all_to_all: bool = True
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def solver_name(self) -> str:
+        return self.solver or SOLVER
+
+    def pins_on(self, mesh: Mesh) -> tuple[Pin, ...]:
+        """The pins in the words of `mesh`. UsageError where one names an axis or a layout that there is not."""
+        return read_pins(self.pins, self.pins_file, mesh)
+
+    def random_seed(self) -> int | None:
+        """Of a random plan, None for a searched one. UsageError where there is no such strategy."""
+        kind, _, seed = self.strategy.partition(":")
+        if kind != "random":
+            if self.strategy not in SEARCHED:
+                raise UsageError(f"unknown strategy {self.strategy!r}", "--strategy best, megatron or random:SEED")
+            return None
+        if not seed.isdecimal():
+            raise UsageError(
+                f"--strategy {self.strategy}: expected a whole number after the colon", "--strategy random:1"
+            )
+        if self.mesh is None:
+            raise UsageError("--strategy random needs a mesh", "--mesh dp=2,tp=2")
+        return int(seed)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Sentences about what was said and does not count."""
+        found = []
+        if self.strategy.startswith("random"):
+            said = {
+                "--level": self.level != SPEED,
+                "--solver": self.solver is not None,
+                "--pin": bool(self.pins),
+                "--pins": self.pins_file is not None,
+                "--memory-limit": self.memory_limit_bytes is not None,
+                "--time-limit": self.time_limit_seconds is not None,
+                "--pareto": self.pareto,
+            }
+            reason = "is ignored: a random plan is not searched for"
+            found += [f"{option} {reason}" for option, given in said.items() if given]
+        if self.ilp_engine is not None and self.solver != "ilp":
+            found.append("--ilp-engine is ignored: it is for --solver ilp")
+        return tuple(found)
