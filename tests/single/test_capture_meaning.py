@@ -120,6 +120,11 @@ KEPT = {
     "a Function that is the derivative": ("", f"h = Swish.apply(self.a(x))\n{END}"),
     "a product with setup_context": ("", f"h = Product.apply(x, self.a.weight)\n{END}"),
     "a hook that scales": ("", f"h = self.a(x)\nh.register_hook(lambda g: g * 0.5)\n{END}"),
+    "a hook on infinite scores": (
+        "",
+        "h = self.a(x)\nh = h.masked_fill(h > 0.5, -torch.inf)\nh.register_hook(lambda g: g * 0.5)\n"
+        f"h = h.softmax(-1)\n{END}",
+    ),
     "a hook that looks": ("seen = []\nself.seen = seen.append", f"h = self.a(x)\nh.register_hook(self.seen)\n{END}"),
     "two hooks": (
         "",

@@ -21,7 +21,7 @@ from autoshard.rules.cases import case, case_id, floats
 from autoshard.rules.enumerate import derive
 from autoshard.rules.operator_table import instance
 from autoshard.rules.proof import discover as room
-from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, with_discovered
+from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, safe_rule, with_discovered
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
 
@@ -163,10 +163,18 @@ def test_an_operator_that_refuses_some_shapes_by_assertion_is_cut_where_it_does_
 
 
 def test_what_works_apart_comes_back_and_what_ends_does_not() -> None:
-    assert apart(lambda: "a b -> a b") == "a b -> a b"
-    assert apart(lambda: "long" * 100_000) == "long" * 100_000  # more than a pipe holds
-    assert apart(lambda: os.kill(os.getpid(), signal.SIGSEGV) or "") is None
-    assert apart(lambda: str(1 // 0)) is None
+    assert apart(lambda: "a b -> a b") == ("a b -> a b", False)
+    assert apart(lambda: "long" * 100_000) == ("long" * 100_000, False)  # more than a pipe holds
+    assert apart(lambda: os.kill(os.getpid(), signal.SIGSEGV) or "") == (None, True)
+    assert apart(lambda: str(1 // 0)) == (None, False)
+
+
+def test_a_process_that_is_ended_from_outside_is_not_remembered(tmp_path: Path) -> None:
+    """Out of memory, a shutdown: nothing is known of the operator, and the next plan tries it again."""
+    crash = case("aten.relu", floats((4, 6)))
+    for ending, files in ((signal.SIGKILL, 0), (signal.SIGTERM, 0), (signal.SIGSEGV, 1)):
+        assert safe_rule(crash, tmp_path, run_call=lambda *_, ending=ending: os.kill(os.getpid(), ending)) is None
+        assert len(list(tmp_path.glob("*.json"))) == files
 
 
 def test_sizes_are_reduced_unless_an_argument_names_one() -> None:

@@ -143,7 +143,8 @@ class _Functionaliser:
     def _behind(self, whole: fx.Node, value: fx.Node, view: fx.Node) -> fx.Node:
         """A write that autograd does not see: the new value with the gradient of the old one."""
         still = self._call(aten.detach.default, (whole,), {}, whole.meta["val"], view)
-        zero = self._call(aten.sub.Tensor, (whole, still), {}, whole.meta["val"], view)
+        difference = self._call(aten.sub.Tensor, (whole, still), {}, whole.meta["val"], view)
+        zero = self._call(aten.nan_to_num.default, (difference,), {}, whole.meta["val"], view)  # inf - inf
         fixed = self._call(aten.detach.default, (value,), {}, whole.meta["val"], view)
         return self._call(aten.add.Tensor, (fixed, zero), {}, whole.meta["val"], view)
 

@@ -254,11 +254,12 @@ def _resolve(graph: fx.Graph, node: fx.Node, y: fx.Node, terms: list[fx.Node], w
 
 
 def _write_seed(graph: fx.Graph, seed: fx.Node) -> fx.Node:
-    """`x - x.detach()` in place of the marker."""
+    """`x - x.detach()` in place of the marker, 0 where x is infinite: scores are masked so, and inf - inf is NaN."""
     (x,) = seed.args
     with graph.inserting_before(seed):
         still = _made(graph, aten.detach.default, (x,), x, seed)
-        zero = _made(graph, aten.sub.Tensor, (x, still), x, seed)
+        difference = _made(graph, aten.sub.Tensor, (x, still), x, seed)
+        zero = _made(graph, aten.nan_to_num.default, (difference,), x, seed)
     seed.replace_all_uses_with(zero)
     graph.erase_node(seed)
     return zero

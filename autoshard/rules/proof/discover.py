@@ -69,7 +69,7 @@ def with_discovered(
         if rule:
             rules.append((op.name, rule))
         else:
-            why = _NOTHING if rule is not None else _ENDED.format(_path(case, folder))
+            why = _NOTHING if rule is not None else _no_end(_path(case, folder))
             lacking.setdefault(op.target, (op.name, why))
     warnings = tuple(
         f"{target} (as in {name}) has no rule and {why}: every device repeats it"
@@ -79,6 +79,7 @@ def with_discovered(
 
 
 _NOTHING = "none was found by experiment"
+_STOPPED = "its experiment was stopped from outside (the next plan tries it again)"
 _ENDED = (
     "ended its process in an experiment (it does not check the shapes that it is given; once it does, remove {}"
     " to try it again)"
@@ -109,14 +110,18 @@ def user_cache() -> Path:
 
 
 def safe_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str | None:
-    """`cached_rule` in a process of its own; None where the operator ended that, which is remembered too."""
+    """`cached_rule` in a process of its own; None where that came to no end. A crash is remembered: it would recur."""
     path = _path(case, cache)
     if _remembered(path).get("ended"):
         return None
-    text = apart(lambda: cached_rule(case, cache, run_call))
-    if text is None:
+    text, crashed = apart(lambda: cached_rule(case, cache, run_call))
+    if crashed:
         _remember(path, {"rule": "", "target": case.target, "ended": True})
     return text
+
+
+def _no_end(path: Path) -> str:
+    return _ENDED.format(path) if _remembered(path).get("ended") else _STOPPED
 
 
 def _remembered(path: Path) -> dict[str, Any]:

@@ -7,17 +7,29 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
+
+# What an operator does to its process by itself; other signals, and errors of Python, come from elsewhere.
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL} | {getattr(signal, "SIGBUS", signal.SIGSEGV)}
+)
 
 
-def apart(work: Callable[[], str]) -> str | None:
-    """What `work` returns, run in a copy of this process; None where that copy did not come to its end.
+class Outcome(NamedTuple):
+    """`text` is None where the work did not come to its end; `crashed`: its own code ended the process."""
+
+    text: str | None
+    crashed: bool = False
+
+
+def apart(work: Callable[[], str]) -> Outcome:
+    """What `work` returns, run in a copy of this process.
 
     The copy knows all that this process knows (operators that a model registered), and costs no import. Where a
     process can't be copied, the work is done here.
     """
     if not hasattr(os, "fork"):
-        return work()
+        return Outcome(work())
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the copy uses none of them
@@ -34,7 +46,9 @@ def apart(work: Callable[[], str]) -> str | None:
         raise
     finally:
         _, status = os.waitpid(child, 0)
-    return text.decode() if status == 0 else None
+    if status == 0:
+        return Outcome(text.decode())
+    return Outcome(None, os.WIFSIGNALED(status) and os.WTERMSIG(status) in CRASHES)
 
 
 def _answer(work: Callable[[], str], writing: int) -> NoReturn:
