@@ -15,21 +15,21 @@ CRASHES = frozenset(
 )
 
 
-class Outcome(NamedTuple):
+class Ending(NamedTuple):
     """`text` is None where the work did not come to its end; `crashed`: its own code ended the process."""
 
     text: str | None
     crashed: bool = False
 
 
-def apart(work: Callable[[], str]) -> Outcome:
+def apart(work: Callable[[], str]) -> Ending:
     """What `work` returns, run in a copy of this process.
 
     The copy knows all that this process knows (operators that a model registered), and costs no import. Where a
     process can't be copied, the work is done here.
     """
     if not hasattr(os, "fork"):
-        return Outcome(work())
+        return Ending(work())
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the copy uses none of them
@@ -47,8 +47,8 @@ def apart(work: Callable[[], str]) -> Outcome:
     finally:
         _, status = os.waitpid(child, 0)
     if status == 0:
-        return Outcome(text.decode())
-    return Outcome(None, os.WIFSIGNALED(status) and os.WTERMSIG(status) in CRASHES)
+        return Ending(text.decode())
+    return Ending(None, os.WIFSIGNALED(status) and os.WTERMSIG(status) in CRASHES)
 
 
 def _answer(work: Callable[[], str], writing: int) -> NoReturn:
