@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from autoshard.capture.model_spec import check_spec
 from autoshard.errors import UsageError
 from autoshard.package import output_folder
-from autoshard.package.package_files import REPORT, VERIFICATION, build, read_package, report_text, root_of
+from autoshard.package.package_files import REPORT, VERIFICATION, build, read_beside, read_package, report_text, root_of
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from autoshard.search.pareto_front import Point
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.search_task import Log
+    from autoshard.search.style_plans import StylePlan
+    from autoshard.solvers.common.solver_options import Clock
     from autoshard.verify.comparison.proof import Proof
 
 Arguments = dict[str, str | int | float | bool]
@@ -94,6 +96,7 @@ class Made:
     ignored: tuple[str, ...] = ()
     log: tuple[tuple[str, float], ...] = ()
     front: tuple[Point, ...] = ()
+    styles: tuple[StylePlan, ...] = ()
 
 
 MESH_SECONDS = 120.0  # a mesh search without --time-limit
@@ -130,21 +133,41 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         plan = random_plan(graph, wanted.mesh, hardware, seed, origin=wanted.origin, all_to_all=wanted.all_to_all)
         return Made(plan, ignored)
     log: Log = []
-    plan, points = _searched(graph, hardware, wanted, log)
-    notes = (*plan.search.notes, *ignored)
-    return Made(replace(plan, search=replace(plan.search, notes=notes)), ignored, tuple(log), points)
+    clock = _clock(wanted)
+    plan, points = _searched(graph, hardware, wanted, clock, log)
+    plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
+    styles = _styles(plan, graph, hardware, clock if clock.stopped or wanted.time_limit_seconds else None, log)
+    return Made(plan, ignored, tuple(log), points, styles)
 
 
-def _searched(graph: Graph, hardware: Hardware, wanted: SearchRequest, log: Log) -> tuple[Plan, tuple[Point, ...]]:
+def _clock(wanted: SearchRequest) -> Clock:
+    """Of the search: the user's limit, or that of a mesh search."""
+    from autoshard.solvers.common.solver_options import Clock
+
+    if wanted.time_limit_seconds is not None:
+        return Clock(wanted.time_limit_seconds)
+    return Clock(MESH_SECONDS if wanted.mesh is None else float("inf"))
+
+
+def _styles(plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, log: Log) -> tuple[StylePlan, ...]:
+    """Known styles on the plan's mesh, in what is left of the user's time; Ctrl-C leaves the rest of them out."""
+    from autoshard.search.search_task import timed
+    from autoshard.search.style_plans import style_plans
+    from autoshard.solvers.common.solver_options import Clock, interruptible
+
+    own = clock or Clock()
+    with timed(log, "simulating known styles"), interruptible(own):
+        return style_plans(plan, graph, hardware, own)
+
+
+def _searched(
+    graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
+) -> tuple[Plan, tuple[Point, ...]]:
     """The plan, and the front where it is asked for."""
     from autoshard.search import memory_fit, pareto_front, search_task, select_plan
     from autoshard.search.mesh_search import search_meshes
-    from autoshard.solvers.common.solver_options import Clock, Options, interruptible
+    from autoshard.solvers.common.solver_options import Options, interruptible
 
-    limit = wanted.time_limit_seconds
-    if limit is None:
-        limit = MESH_SECONDS if wanted.mesh is None else float("inf")
-    clock = Clock(limit)
     options = Options(clock, wanted.ilp_engine or "highs")
     if wanted.mesh is None:
         with interruptible(clock):
@@ -171,5 +194,6 @@ def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool,
     proof = verify(root_of(path), backend=backend, full=full, arguments=arguments)
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
     text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
-    output_folder.update_package(root_of(path), {VERIFICATION: text, REPORT: report_text(build(*read), noted)})
+    beside = replace(read_beside(path), verification=noted)
+    output_folder.update_package(root_of(path), {VERIFICATION: text, REPORT: report_text(build(*read), beside)})
     return proof

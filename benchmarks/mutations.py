@@ -23,7 +23,7 @@ from autoshard.rules import RULES, instance
 from autoshard.rules.algebra.notation import Rule, RuleError, Term
 from autoshard.rules.cases import ALL
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
-from autoshard.text.plan_summary import table
+from autoshard.text.tables import table
 from autoshard.verify.rule_table import prove_strategy
 
 ROOT = Path(__file__).resolve().parents[1]

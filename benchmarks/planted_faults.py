@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from autoshard.text.plan_summary import table  # noqa: E402
+from autoshard.text.tables import table  # noqa: E402
 from benchmarks.mutants import Mutant, mutants  # noqa: E402
 
 CODE = ROOT / "autoshard"

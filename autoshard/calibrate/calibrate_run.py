@@ -174,7 +174,7 @@ def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path,
 
 def summary(written: CalibrationFiles) -> str:
     """What was fitted, and how to use it."""
-    from autoshard.text.plan_summary import table
+    from autoshard.text.tables import table
 
     rows = [("", "rows", "error on held-out rows"), *(
         (NAMES[family.name], str(family.rows), f"{family.error:.1%}") for family in written.families

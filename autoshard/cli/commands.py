@@ -123,6 +123,7 @@ def plan(options: argparse.Namespace) -> int:
     from autoshard.ir import graph_json
     from autoshard.package import output_folder, package_files
     from autoshard.text import plan_summary
+    from autoshard.text.tables import terminal_width
 
     wanted, request, quiet = _wanted(options), _request(options), options.json
     hardware = load_hardware(options.hardware)
@@ -138,13 +139,15 @@ def plan(options: argparse.Namespace) -> int:
     with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
         made = workflow.make_plan(graph, hardware, wanted)
     with step("writing the package", quiet):
-        files = package_files.package_files(package_files.build(made.plan, graph, hardware), made.front)
+        files = package_files.package_files(
+            package_files.build(made.plan, graph, hardware), package_files.Beside(made.styles, made.front)
+        )
         output_folder.write_package(options.out, files)
         write_text(options.out / package_files.SEARCH_LOG, package_files.log_text(made.log))
     summary = plan_summary.as_dict(made.plan, graph) | {"out": str(options.out), "files": sorted(files)}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
-        print(plan_summary.summary(made.plan, graph))
+        print(plan_summary.summary(made.plan, graph, made.styles, terminal_width()))
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
@@ -244,7 +247,7 @@ def report(options: argparse.Namespace) -> int:
 
     with step("rendering the report", options.json):
         built = package_files.build(*package_files.read_package(options.plan))
-        page = package_files.report_text(built, package_files.read_verification(options.plan))
+        page = package_files.report_text(built, package_files.read_beside(options.plan))
     path = package_files.write_output(options.plan, options.output, package_files.REPORT, page)
     if options.json:
         _print_json({"report": str(path)})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoshard.errors import InvalidFileError
 from autoshard.package import output_folder
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from autoshard.ir.plan import Plan
     from autoshard.ir.program import Program
     from autoshard.search.pareto_front import Point
+    from autoshard.search.style_plans import StylePlan
     from autoshard.simulate import Timeline
 
+T = TypeVar("T")
 PLAN = "plan.json"
 GRAPH = "graph.json"
 TIMELINE = "timeline.json"
@@ -28,6 +30,7 @@ VERIFICATION = "verification.json"
 SEARCH_LOG = "search.log"
 PARETO = "pareto.json"
 PARETO_PLOT = "pareto.svg"
+STYLES = "styles.json"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,15 @@ class SimulatedPlan:
     timeline: Timeline
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found."""
+
+    styles: tuple[StylePlan, ...] = ()
+    front: tuple[Point, ...] = ()
+    verification: Mapping[str, Any] | None = None
+
+
 def build(plan: Plan, graph: Graph, hardware: Hardware) -> SimulatedPlan:
     """Lower the plan and simulate its program."""
     from autoshard.program.lower import lower
@@ -50,21 +62,24 @@ def build(plan: Plan, graph: Graph, hardware: Hardware) -> SimulatedPlan:
     return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware))
 
 
-def package_files(built: SimulatedPlan, front: tuple[Point, ...] = ()) -> dict[str, str]:
-    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report.
-
-    `front`: see pareto.py.
-    """
+def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[str, str]:
+    """Every file of the package by name: the emitted program, the plan and graph it came from, timeline and report."""
     from autoshard.emit import emit
     from autoshard.ir import graph_json, plan_json
 
     files = dict(emit(built.program, built.plan, built.graph))
     files |= {PLAN: plan_json.dumps(built.plan), GRAPH: graph_json.dumps(built.graph)}
-    if front:
+    beside = beside or Beside()
+    if beside.front:
         from autoshard.search import pareto_front
 
-        files |= {PARETO: pareto_front.as_json(front), PARETO_PLOT: pareto_front.plot(front, f"{built.plan.mesh}")}
-    return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, None)}
+        plot = pareto_front.plot(beside.front, f"{built.plan.mesh}")
+        files |= {PARETO: pareto_front.as_json(beside.front), PARETO_PLOT: plot}
+    if beside.styles:
+        from autoshard.search import style_plans
+
+        files[STYLES] = style_plans.as_json(beside.styles)
+    return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, beside)}
 
 
 def log_text(log: Sequence[tuple[str, float]]) -> str:
@@ -85,11 +100,21 @@ def trace_text(timeline: Timeline) -> str:
     return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
 
 
-def report_text(built: SimulatedPlan, verification: Mapping[str, Any] | None) -> str:
+def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
     """The self-contained HTML page."""
     from autoshard.report import render
 
-    return render(built.plan, built.graph, built.program, built.hardware, built.timeline, verification)
+    own = beside or Beside()
+    return render(
+        built.plan,
+        built.graph,
+        built.program,
+        built.hardware,
+        built.timeline,
+        own.verification,
+        styles=own.styles,
+        front=own.front,
+    )
 
 
 def write_output(package: Path, output: Path | None, name: str, text: str) -> Path:
@@ -137,3 +162,22 @@ def read_verification(package: Path) -> dict[str, Any] | None:
     if not isinstance(result, dict) or not isinstance(result.get("passed"), bool):
         raise InvalidFileError(f"{root / VERIFICATION} is damaged: it does not say what passed", hint)
     return result
+
+
+def read_beside(package: Path) -> Beside:
+    """What stands beside the plan of a package; what is not there is empty."""
+    from autoshard.search import pareto_front, style_plans
+
+    root = root_of(package)
+    styles = _read_list(root, STYLES, style_plans.from_json)
+    return Beside(styles, _read_list(root, PARETO, pareto_front.from_json), read_verification(package))
+
+
+def _read_list(root: Path, name: str, read: Callable[[Any], tuple[T, ...]]) -> tuple[T, ...]:
+    if not (root / name).exists():
+        return ()
+    content = parse_json(output_folder.read_file(root, name), str(root / name), output_folder.AGAIN)
+    try:
+        return read(content)
+    except ValueError as error:
+        raise InvalidFileError(f"{root / name} is damaged: {error}", output_folder.AGAIN) from error

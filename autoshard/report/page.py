@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
@@ -14,12 +14,14 @@ from autoshard.ir.plan import MeshTried, Plan
 from autoshard.ir.program import Program
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
+from autoshard.report.answer import answer, verdict
 from autoshard.report.decision_rows import blocks, buckets, redistributions, stored
 from autoshard.report.memory_table import KINDS, by_kind
-from autoshard.report.model_flops import ideal_seconds
 from autoshard.report.timeline_series import LEGEND, longest, series, streams
-from autoshard.simulate import COMPUTE, Timeline
-from autoshard.text.plan_summary import error_band, gap, gap_words, purpose, space
+from autoshard.search.style_plans import StylePlan
+from autoshard.simulate import Timeline
+from autoshard.text.answer_words import certainty, gap_words, space
+from autoshard.text.plan_summary import purpose
 from autoshard.units import format_bytes, format_seconds
 
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
@@ -32,6 +34,7 @@ def page(
     hardware: Hardware,
     timeline: Timeline,
     verification: Mapping[str, Any] | None,
+    styles: Sequence[StylePlan] = (),
 ) -> dict[str, Any]:
     """Everything the template names."""
     model = plan.model or graph.name
@@ -45,7 +48,7 @@ def page(
         "precision": plan.precision,
         "optimizer": purpose(plan, graph),
         "verification": verdict(verification),
-        "figures": figures(plan, graph, hardware, timeline),
+        **answer(plan, graph, hardware, timeline, styles),
         "warnings": [*told(resimulated(plan, timeline.step_seconds)), *warnings(plan, hardware), *discovered(graph)],
         "command": command(plan, graph.training),
         "provenance": provenance(plan),
@@ -103,23 +106,15 @@ LEVELS = (
 
 def _certificate(plan: Plan) -> dict[str, Any]:
     certificate = plan.certificate
-    share = gap(plan)
-    among = space(plan) or " of this search space"
-    better = ("does with less", "needs less memory", "is faster")[plan.search.level]
-    if share is None:
-        text = "No lower bound was proved for this plan: it was not searched for, or the search was cut short."
-    elif share < 5e-5:
-        text = f"No plan{among} {better} by the additive cost model: the plan reaches the lower bound."
-    else:
-        text = f"No plan{among} {better} by more than {share:.2%}, by the additive cost model."
     difference = plan.predicted_seconds - certificate.objective_seconds
-    text += f" The simulated step is {format_seconds(abs(difference))} {'longer' if difference >= 0 else 'shorter'}"
-    text += " than the objective: only the simulation knows what overlaps in the emitted code."
+    text = f"{certainty(plan)} The simulated step is {format_seconds(abs(difference))}"
+    text += f" {'longer' if difference >= 0 else 'shorter'} than the sum: only the simulation knows what overlaps in"
+    text += " the emitted code, so the bound below is one on the sum, and none on the step."
     row = (
         certificate.solver,
         certificate.status + space(plan),
         format_seconds(certificate.objective_seconds),
-        format_seconds(certificate.lower_bound_seconds),
+        format_seconds(certificate.lower_bound_seconds) if certificate.lower_bound_seconds > 0 else "none",
         gap_words(plan),
         format_seconds(plan.predicted_seconds),
     )
@@ -149,69 +144,6 @@ def _mesh(tried: MeshTried) -> tuple[str, ...]:
     step = format_seconds(tried.predicted_seconds) if made else ""
     bound = format_seconds(tried.bound_seconds) if tried.bound_seconds else ""
     return str(tried.mesh), tried.outcome, bound, step, format_bytes(tried.predicted_peak_bytes) if made else ""
-
-
-def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
-    """The strip under the title: verified, failed, or not verified."""
-    if verification is None:
-        return {
-            "state": "unknown",
-            "title": "Not verified.",
-            "text": "Whether it computes what the model computes is not known yet: run autoshard verify on its folder.",
-        }
-    passed = bool(verification.get("passed"))
-    title = "Verified." if passed else "Verification failed."
-    if not passed:
-        return {"state": "failed", "title": title, "text": str(verification.get("failure", ""))}
-    return {"state": "passed", "title": title, "text": _proof_words(verification)}
-
-
-def _proof_words(verification: Mapping[str, Any]) -> str:
-    """How it was verified, the largest error, at which reduced sizes or on which shorter mesh, what was left out."""
-    errors = [kind["largest"] for kind in verification["errors"].values() if kind["tensors"]]
-    how = {"gloo": "gloo processes", "lockstep": "devices in lock-step"}[verification["backend"]]
-    text = f"{verification['ranks']} {how}, float64, {verification['steps']} steps:"
-    text += f" largest relative error {max(errors):.1e}."
-    reduced = ", ".join(f"{item['argument']} {item['verified']}" for item in verification["reduced"])
-    text += f" At reduced sizes: {reduced}." if reduced else ""
-    mesh, planned = verification.get("mesh"), verification.get("planned_mesh")
-    text += f" On {mesh}, which stands for {planned}." if mesh != planned else ""
-    unverified = "; ".join(verification.get("unverified", ()))
-    return text + (f" Not verified: {unverified}." if unverified else "")
-
-
-def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
-    """The headline figures: label, value, note, and a share in percent where there is a bar."""
-    step = timeline.step_seconds or math.inf
-    exposed = exposed_seconds(timeline) / step
-    note = f"simulated, {'one optimizer step' if graph.loss else 'forward only'}, {error_band(plan, graph)}"
-    found = [_figure("Predicted step", format_seconds(timeline.step_seconds), note)]
-    ideal = ideal_seconds(graph, hardware, plan.mesh.size)
-    if ideal:
-        note = "of the devices' peak FLOP/s does the model's own arithmetic"
-        found.append(_figure("Model FLOPs utilisation", f"{ideal / step:.1%}", note, ideal / step))
-    finite = math.isfinite(plan.capacity_bytes)
-    share = timeline.peak_bytes / plan.capacity_bytes if finite else None
-    note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
-    found.append(_figure("Peak memory of a device", format_bytes(timeline.peak_bytes), note, share))
-    communication = format_seconds(timeline.communication_seconds)
-    found.append(_figure("Communication", communication, f"{exposed:.1%} of the step only communicates", exposed))
-    found.append(_figure("Optimality gap", gap_words(plan), f"solver {plan.certificate.solver}{space(plan)}"))
-    return found
-
-
-def exposed_seconds(timeline: Timeline) -> float:
-    """How long the device communicates and computes nothing meanwhile."""
-    covered, until = 0.0, 0.0
-    for event in sorted(timeline.events, key=lambda event: event.start_seconds):
-        covered += max(0.0, event.end_seconds - max(until, event.start_seconds))
-        until = max(until, event.end_seconds)
-    return max(0.0, covered - timeline.busy(COMPUTE))
-
-
-def _figure(label: str, value: str, note: str, share: float | None = None) -> dict[str, Any]:
-    percent = None if share is None else round(100 * min(1.0, share), 2)
-    return {"label": label, "value": value, "note": note, "share": percent}
 
 
 def not_modelled(hardware: Hardware) -> str:

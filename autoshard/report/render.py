@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
@@ -10,6 +10,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.report.page import page
+from autoshard.search.pareto_front import Point
+from autoshard.search.style_plans import StylePlan
 from autoshard.simulate import Timeline
 from autoshard.system.data_files import data_folder
 
@@ -21,8 +23,12 @@ def render(
     hardware: Hardware,
     timeline: Timeline,
     verification: Mapping[str, Any] | None = None,
+    *,
+    styles: Sequence[StylePlan] = (),
+    front: Sequence[Point] = (),
 ) -> str:
-    """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run."""
+    """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run; `styles` and
+    `front`, empty where not asked for, are other plans to compare with."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = data_folder("reports")
@@ -34,5 +40,5 @@ def render(
         lstrip_blocks=True,
     )
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    content = page(plan, graph, program, hardware, timeline, verification)
+    content = page(plan, graph, program, hardware, timeline, verification, styles)
     return environment.get_template("report.html.jinja").render(**content, style=style, script=script)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.plan import Plan
@@ -77,6 +78,14 @@ def _place(point: Point) -> tuple[float, float]:
 def as_json(points: tuple[Point, ...]) -> str:
     """Seconds and bytes, in order of time."""
     return json.dumps({"points": [vars(point) for point in points]}, indent=1) + "\n"
+
+
+def from_json(content: Any) -> tuple[Point, ...]:
+    """Raises ValueError where it is not what `as_json` writes."""
+    try:
+        return tuple(Point(**{own.name: row[own.name] for own in fields(Point)}) for row in content["points"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no list of points: {error}") from error
 
 
 def plot(points: tuple[Point, ...], title: str) -> str:

@@ -24,7 +24,8 @@ from autoshard.search.fixed_styles import megatron
 from autoshard.search.objectives import Levelled, solve_level
 from autoshard.solvers.common.result import Solution
 from autoshard.text import plan_words
-from autoshard.text.plan_summary import certificate_rows, table
+from autoshard.text.plan_summary import certificate_rows
+from autoshard.text.tables import table
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 SHOWN = 20  # rows, where nothing was named

@@ -12,7 +12,7 @@ from autoshard.replay.reevaluate import decisions, origin
 from autoshard.rules import candidates, find
 from autoshard.text import plan_words
 from autoshard.text.explain import fold
-from autoshard.text.plan_summary import table
+from autoshard.text.tables import table
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 SHOWN = 40

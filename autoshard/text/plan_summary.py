@@ -9,34 +9,55 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.costs.bands import Band, family, step_band
+from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
-from autoshard.replay.command_line import style_of
 from autoshard.replay.reevaluate import resimulated
 from autoshard.text import plan_words
-from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
+from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
+from autoshard.text.tables import WIDTH, table, wrapped
+from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
     from autoshard.search.pareto_front import Point
+    from autoshard.search.style_plans import StylePlan
     from autoshard.simulate import Timeline
 
 SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has stands in the list of profiles
 SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
 
 
-def summary(plan: Plan, graph: Graph) -> str:
-    """The printed plan: what was chosen, block by block, and what it is predicted to cost."""
+def summary(plan: Plan, graph: Graph, styles: Sequence[StylePlan] = (), width: int = WIDTH) -> str:
+    """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
+    possible. `styles`: see search/style_plans.py."""
     where = f"{plan.mesh} ({plan.mesh.size} devices) of {plan.hardware}"
-    lines = [f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", ""]
-    lines += _block_table(plan, graph)
-    lines += ["", *_figures(plan, graph)]
+    lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
+    lines += ["", *_answer(plan, graph, styles, width), "", *_block_table(plan, graph, width), ""]
+    lines += _figures(plan, graph, width)
     if plan.search.meshes:
-        lines += ["", *mesh_table(plan)]
-    lines += [f"note: {note}" for note in plan.search.notes]
+        lines += ["", *mesh_table(plan, width)]
+    for note in plan.search.notes:
+        lines += wrapped(f"note: {note}", width)
     return "\n".join(lines)
+
+
+def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -> list[str]:
+    """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
+    rows = [("predicted step", f"{format_seconds(plan.predicted_seconds)} {error_band(plan, graph)}")]
+    memory = format_bytes(plan.predicted_peak_bytes)
+    if math.isfinite(plan.capacity_bytes):
+        memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
+    rows.append(("memory per device", memory))
+    ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.mesh.size)
+    if ideal and plan.predicted_seconds:
+        rows.append(("MFU", f"{ideal / plan.predicted_seconds:.1%} of the devices' peak FLOP/s"))
+    for index, (style, words) in enumerate(gains(plan, styles)):
+        step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
+        rows.append(("beside styles" if index == 0 else "", f"{style.name}{step}: {words}"))
+    return table([*rows, ("how sure", certainty(plan))], width)
 
 
 def purpose(plan: Plan, graph: Graph) -> str:
@@ -46,20 +67,18 @@ def purpose(plan: Plan, graph: Graph) -> str:
     return "inference: no scalar output to train on" if graph.training else "inference"
 
 
-def _block_table(plan: Plan, graph: Graph) -> list[str]:
-    rows: list[Sequence[str]] = [("module", "operator", "strategy", "communicated before it")]
+def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
+    """Each distinct block: operators with their strategies, and under each what is communicated before it."""
+    rows: list[Sequence[str]] = [("module", "operator", "strategy, and what is communicated before")]
     parameters = {parameter.tensor for parameter in graph.parameters}
     for block in plan_words.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
         shown = [row for row in block.rows if _is_shown(row, parameters, total)]
-        if not shown:
-            continue
-        rows.append((block.title, "", "", ""))
+        rows += [(block.title, "", "")] if shown else []
         for row in shown:
-            moves = move_lines(row.moves, graph) or [""]
-            rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words, moves[0]))
-            rows += [("", "", "", move) for move in moves[1:]]
-    return table(rows)
+            rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words))
+            rows += [(f"      {move}", "", "") for move in move_lines(row.moves, graph)]
+    return table(rows, width)
 
 
 def _is_shown(row: plan_words.BlockRow, parameters: set[str], block_total: float) -> bool:
@@ -101,33 +120,29 @@ def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
-def _figures(plan: Plan, graph: Graph) -> list[str]:
+def _figures(plan: Plan, graph: Graph, width: int) -> list[str]:
+    """Where the step goes, in rows that add up to it, and what else was simulated."""
     compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
     moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
     updated = sum(parameter.parts.compute_seconds for parameter in plan.parameters)
-    memory = format_bytes(plan.predicted_peak_bytes)
-    if math.isfinite(plan.capacity_bytes):
-        memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
+    overlap = plan.predicted_seconds - compute - moved - updated
+    places = f"redistributions, in {len(plan.redistributions)} places"
     rows = [
-        ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated), {difference(plan)}"),
-        ("  operators", format_seconds(compute) + (", forward and backward" if graph.loss else "")),
-        ("  redistributions", f"{format_seconds(moved)} in {len(plan.redistributions)} places"),
-        *([("  optimizer", format_seconds(updated))] if updated else []),
-        ("  error band", str(error_band(plan, graph))),
-        ("memory per device", memory),
-        *certificate_rows(plan),
+        ("time goes to", format_seconds(compute), "operators" + (", forward and backward" if graph.loss else "")),
+        ("", format_seconds(moved), places),
+        *([("", format_seconds(updated), "optimizer")] if updated else []),
+        ("", signed_seconds(overlap, 4), "overlap, and other differences of the simulation to these sums"),
+        ("", format_seconds(plan.predicted_seconds), "predicted step"),
     ]
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
-    if others:
-        names = ["also simulated", *[""] * len(others)]
-        rows += zip(names, map(candidate_words, others), strict=False)
-    if plan.search.pins:
-        rows.append(("pinned", ", ".join(plan.search.pins)))
+    names = ["also simulated", *[""] * len(others)]
+    rows += [(name, *candidate_words(c)) for name, c in zip(names, others, strict=False)]
+    told = certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
     if plan.search.cut_short:
-        rows.append(
+        told.append(
             ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
         )
-    return table([*rows, ("plan", plan_json.plan_hash(plan))])
+    return [*table(rows, width), "", *table([*told, ("plan", plan_json.plan_hash(plan))], width)]
 
 
 def error_band(plan: Plan, graph: Graph) -> Band:
@@ -141,45 +156,26 @@ def error_band(plan: Plan, graph: Graph) -> Band:
     return step_band(parse_hardware(plan.hardware_text), seconds, dtype)
 
 
-def difference(plan: Plan) -> str:
-    """How far the simulated step is from the objective of the additive problem, which nothing overlaps in."""
-    apart = plan.predicted_seconds - plan.certificate.objective_seconds
-    if abs(apart) < 1e-6 * plan.predicted_seconds:
-        return "equal to the objective"
-    return f"{format_seconds(abs(apart), 3)} {'above' if apart > 0 else 'below'} the objective"
-
-
-def candidate_words(candidate: Candidate) -> str:
-    """`19.98 ms: only Megatron's strategies`, and its memory where that was too much."""
-    words = f"{format_seconds(candidate.predicted_seconds)}: {candidate.name}"
-    if candidate.outcome == "too large":
-        words += f" (too large: {format_bytes(candidate.predicted_peak_bytes)})"
-    return words
+def candidate_words(candidate: Candidate) -> tuple[str, str]:
+    """`19.98 ms`, `only Megatron's strategies`, and its memory where that was too much."""
+    too_large = f" (too large: {format_bytes(candidate.predicted_peak_bytes)})" * (candidate.outcome == "too large")
+    return format_seconds(candidate.predicted_seconds), candidate.name + too_large
 
 
 def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What was minimised, its bound and the gap between them."""
+    """What was minimised, its bound and the gap between them, each said to be of a sum in which nothing overlaps."""
     certificate, level = plan.certificate, plan.search.level
     objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
     how = f"({certificate.solver}, {certificate.status}{space(plan)})"
     if level == 2:
-        known = "no lower bound" if gap(plan) is None else f"lower bound {bound}, gap {gap_words(plan)}"
-        row = ("objective", f"{objective}, {known} {how}")
-        return [row, *_optimum_rows(plan)]
+        known = "no lower bound" if gap(plan) is None else f"lower bound of such sums {bound}, gap {gap_words(plan)}"
+        return [("objective", f"{objective} were nothing to overlap, {known} {how}"), *_optimum_rows(plan)]
     show = format_bytes if level == 1 else format_seconds
     name = "least memory as the solver counts" if level == 1 else "communication and repeated work"
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
-    text = f"{name} {found}, {known} ({certificate.solver}, {certificate.status}{space(plan)})"
-    return [("objective", objective), (f"level {level}", text)]
-
-
-def space(plan: Plan) -> str:
-    """What bound and optimum are of, where not of all plans: ` among Megatron's strategies, with the pins`."""
-    style = " among Megatron's strategies" if any(style_of(op) == "megatron" for op in plan.ops) else ""
-    kept = [" with the pins"] if plan.search.pins else []
-    kept += [] if plan.search.all_to_all else [" without all-to-all"]
-    return ",".join([style, *kept] if style else kept)
+    text = f"{name} {found}, {known} {how}"
+    return [("objective", f"{objective} were nothing to overlap"), (f"level {level}", text)]
 
 
 def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -189,7 +185,8 @@ def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
         solved = tried.name.startswith(("optimum", "best found"))
         if solved and tried.outcome == "not better" and tried.objective_seconds > 0:
             share = max(0.0, 1 - bound / tried.objective_seconds)
-            text = f"{format_seconds(tried.objective_seconds)}, gap {share:.2%}; its program is slower"
+            step = format_seconds(tried.predicted_seconds)
+            text = f"{format_seconds(tried.objective_seconds)}, gap {share:.2%}; its program is slower, {step}"
             return [("  solver's optimum" if tried.name.startswith("optimum") else "  solver's best", text)]
     return []
 
@@ -197,7 +194,7 @@ def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
 MESHES_SHOWN = 6
 
 
-def mesh_table(plan: Plan) -> list[str]:
+def mesh_table(plan: Plan, width: int = WIDTH) -> list[str]:
     """The meshes tried, the best first."""
     rows: list[Sequence[str]] = [("mesh", "predicted step", "memory per device", "")]
     for tried in plan.search.meshes[:MESHES_SHOWN]:
@@ -207,7 +204,7 @@ def mesh_table(plan: Plan) -> list[str]:
         rows.append((str(tried.mesh), step, memory, tried.outcome))
     rest = plan.search.meshes[MESHES_SHOWN:]
     outcomes = ", ".join(f"{n} {outcome}" for outcome, n in Counter(tried.outcome for tried in rest).items())
-    return table(rows) + ([f"and {len(rest)} more: {outcomes}"] if rest else [])
+    return table(rows, width) + (wrapped(f"and {len(rest)} more: {outcomes}", width) if rest else [])
 
 
 def front_table(points: Sequence[Point]) -> list[str]:
@@ -219,20 +216,6 @@ def front_table(points: Sequence[Point]) -> list[str]:
             fits = "" if point.fits else "above the memory limit"
             rows.append((*figures, format_seconds(point.objective_seconds), fits))
     return table(rows)
-
-
-def gap(plan: Plan) -> float | None:
-    """(objective - lower bound) / objective, of what the level minimises; None where no bound was proved."""
-    certificate = plan.certificate
-    objective, bound = certificate.objective_seconds, certificate.lower_bound_seconds
-    if plan.search.level != 2:
-        objective, bound = certificate.level_objective, certificate.level_bound
-    return max(0.0, 1 - bound / objective) if bound > 0 and objective > 0 else None
-
-
-def gap_words(plan: Plan) -> str:
-    share = gap(plan)
-    return "not known" if share is None else f"{share:.2%}"
 
 
 def next_command(plan: Plan, graph: Graph, out: str) -> str:
@@ -322,14 +305,3 @@ def profile_table(profiles: Mapping[str, Hardware]) -> str:
         links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
         rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
     return "\n".join(table(rows))
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns, two spaces apart; the last column is not padded, nor is a row of a lone first cell."""
-    tabular = [row for row in rows if any(row[1:])]
-    widths = [max((len(cell) for cell in column), default=0) for column in zip(*tabular, strict=True)][:-1]
-    lines = []
-    for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append("  ".join([*padded, row[-1]]).rstrip() if any(row[1:]) else row[0])
-    return lines

@@ -17,7 +17,7 @@ from autoshard.rules.candidates import Refinements
 from autoshard.rules.cases import ALL, case_id
 from autoshard.rules.proof.operator_call import plain
 from autoshard.rules.proof.rule_proof import OpCase, Run, Verdict, offered_by, one_op_graph, verdict
-from autoshard.text.plan_summary import table
+from autoshard.text.tables import table
 from autoshard.units import format_seconds
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package.package_files import build, read_package
 from autoshard.replay.command_line import command
-from autoshard.report.page import exposed_seconds
+from autoshard.report.answer import exposed_seconds
 from autoshard.simulate import Timeline
 from autoshard.simulate.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import next_command

@@ -30,7 +30,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = folder / "mlp.graph.json"
     graph.write_text(graph_json.dumps(mlp_graph(4, 64, 128)), encoding="utf-8")
     words = ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(folder / "out")]
-    program = f"import sys; sys.modules['torch'] = None\nfrom autoshard import cli\nsys.exit(cli.main({words!r}))"
+    program = "import sys; sys.modules['torch'] = None\nfrom autoshard.cli import commands\n"
+    program += f"sys.exit(commands.main({words!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "next: torchrun --nproc-per-node 4" in done.stdout

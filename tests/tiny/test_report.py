@@ -10,18 +10,23 @@ from html.parser import HTMLParser
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.costs.model_flops import ideal_seconds
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
+from autoshard.report.answer import step_parts, verdict
 from autoshard.report.memory_table import KINDS, by_kind
-from autoshard.report.model_flops import ideal_seconds
-from autoshard.report.page import not_modelled, verdict
+from autoshard.report.page import not_modelled
 from autoshard.report.timeline_series import series
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from autoshard.search.style_plans import as_json, from_json, style_plans
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.text.answer_words import certainty, gains
+from autoshard.text.plan_summary import summary
 from tests.graphs import mlp_graph
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
@@ -34,6 +39,9 @@ PROOF = {
     "errors": {"gradient": {"tensors": 2, "largest": 3e-15}, "buffer": {"tensors": 0}},
     "reduced": [{"argument": "n_layer", "verified": "2", "planned": "12"}],
 }
+
+
+VERIFIED = package_files.Beside(verification=PROOF)
 
 
 def built(graph: Graph | None = None, mesh: str = "dp=2,tp=2", seed: int | None = None) -> package_files.SimulatedPlan:
@@ -104,7 +112,7 @@ def test_well_formed_and_self_contained(seed: int | None) -> None:
 
 
 def test_the_same_plan_gives_the_same_page() -> None:
-    assert package_files.report_text(built(), PROOF) == package_files.report_text(built(), PROOF)
+    assert package_files.report_text(built(), VERIFIED) == package_files.report_text(built(), VERIFIED)
 
 
 def test_names_are_escaped() -> None:
@@ -133,13 +141,13 @@ def test_the_drawn_events_are_the_timeline() -> None:
 
 def test_what_a_reader_must_find() -> None:
     made = built()
-    text = " ".join(checked(package_files.report_text(made, PROOF)).text)
+    text = " ".join(checked(package_files.report_text(made, VERIFIED)).text)
     for needed in (
         "mlp.py:build",
         "dp=2,tp=2",
         "Predicted step",
         "Model FLOPs utilisation",
-        "Optimality gap",
+        "The answer",
         "lower bound",
     ):
         assert needed in text
@@ -165,7 +173,7 @@ def test_verdicts() -> None:
 def test_a_plan_that_was_not_searched_says_so() -> None:
     text = " ".join(checked(package_files.report_text(built(seed=3), None)).text)
     assert "decided by random:3" in text
-    assert "No lower bound was proved" in text
+    assert "no lower bound was proved" in text
 
 
 def test_the_host_is_called_missing_only_where_the_profile_does_not_have_it() -> None:
@@ -198,3 +206,62 @@ def test_memory_by_kind_adds_up() -> None:
     rows = by_kind(made.program, made.graph, load_hardware("a100-80g-sxm"))
     shares = [float(share.rstrip("%")) for _, _, share in rows]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(KINDS) + 0.01)
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    """Overlapping streams do not: what is shown beside the step does."""
+    timeline = built().timeline
+    *parts, whole = step_parts(timeline)
+    shares = [float(share.rstrip("%")) for _, _, share in parts]
+    assert whole[2] == "100.0%" and sum(shares) == pytest.approx(100, abs=0.16)
+    assert 0 < shares[1] < 100
+
+
+def test_styles_stand_in_the_answer() -> None:
+    made = built()
+    styles = style_plans(made.plan, made.graph, made.hardware)
+    assert [style.name for style in styles] == ["data parallel", "ZeRO-3", "Megatron"]
+    assert all(style.predicted_seconds > 0 for style in styles)
+    assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
+    text = " ".join(checked(package_files.report_text(made, package_files.Beside(styles))).text)
+    for style, words in gains(made.plan, styles):
+        assert f"than {style.name}" in text and words in text
+    assert from_json(json.loads(as_json(styles))) == styles
+    with pytest.raises(ValueError, match="no list of styles"):
+        from_json({"styles": [{"name": "x"}]})
+
+
+def test_a_style_that_cannot_be_says_why() -> None:
+    """Four samples on eight devices; a weight of one layer that the last axis of three cannot split."""
+    made = built(mlp_graph(2, 4, 8), "dp=8")
+    styles = style_plans(made.plan, made.graph, made.hardware)
+    for style, words in gains(made.plan, styles):
+        assert style.predicted_seconds > 0 or words == style.reason != ""
+    stopped = Clock(0.0)
+    assert {s.reason for s in style_plans(made.plan, made.graph, made.hardware, stopped)} == {
+        "not simulated: the search was out of time"
+    }
+
+
+def test_no_bound_stands_beside_the_step() -> None:
+    """A bound is one on the sum of costs. Where overlap makes the step shorter than it, it must not read as false."""
+    made = built()
+    least = replace(made.plan.certificate, objective_seconds=2.0, lower_bound_seconds=1.9)
+    plan = replace(made.plan, certificate=least, predicted_seconds=1.5)
+    words = certainty(plan)
+    assert "1.5 s" not in words and "were nothing to overlap, is 2 s, and no plan has less than 1.9 s" in words
+    text = summary(plan, made.graph)
+    [row] = [line for line in text.splitlines() if line.startswith("predicted step")]
+    assert "1.5 s" in row and "1.9" not in row
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_summary_fits_the_terminal(width: int) -> None:
+    made = built(mlp_graph(12, 64, 128))
+    styles = style_plans(made.plan, made.graph, made.hardware)
+    lines = summary(made.plan, made.graph, styles, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("predicted step") for line in lines) == 1
+    figures = [line for line in lines if line.endswith(("operators, forward and backward", "predicted step"))]
+    assert figures

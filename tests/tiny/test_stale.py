@@ -123,10 +123,10 @@ def test_the_notes_are_in_json(old: Plan, tmp_path: Path, capsys: pytest.Capture
 
 
 SPACES = [
-    ("megatron", "optimal among Megatron's strategies)", "No plan among Megatron&#39;s strategies is faster"),
-    ("pinned", "optimal with the pins)", "No plan with the pins is faster"),
-    ("no all-to-all", "optimal without all-to-all)", "No plan without all-to-all is faster"),
-    ("level 2", "optimal)", "No plan of this search space is faster"),
+    ("megatron", "optimal among Megatron's strategies)", "no plan among Megatron&#39;s strategies has less"),
+    ("pinned", "optimal with the pins)", "no plan with the pins has less"),
+    ("no all-to-all", "optimal without all-to-all)", "no plan without all-to-all has less"),
+    ("level 2", "optimal)", "and no plan has less"),
 ]
 
 
@@ -134,5 +134,5 @@ SPACES = [
 def test_an_optimum_says_of_what(name: str, said: str, reported: str) -> None:
     plan: Plan = MADE[name]()
     best = replace(plan, certificate=replace(plan.certificate, status="optimal"))
-    assert said in plan_summary.summary(best, GRAPH)
+    assert said in " ".join(plan_summary.summary(best, GRAPH).split())
     assert reported in package_files.report_text(package_files.build(best, GRAPH, HARDWARE), None)

@@ -14,7 +14,9 @@ from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import plan_words
-from autoshard.text.plan_summary import gap_words, summary, table
+from autoshard.text.answer_words import gap_words
+from autoshard.text.plan_summary import summary
+from autoshard.text.tables import table
 from tests.graphs import mlp_graph
 
 MESH = Mesh((("dp", 2), ("tp", 2)))

@@ -1,0 +1,86 @@
+"""The answer in a few words: what is gained over known styles, and how sure it is that nothing better exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autoshard.ir.plan import Plan
+from autoshard.replay.command_line import style_of
+from autoshard.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from autoshard.search.style_plans import StylePlan
+
+CLOSED = 5e-5  # a gap that is smaller is none, as shown
+
+
+def gap(plan: Plan) -> float | None:
+    """(objective - lower bound) / objective, of what the level minimises; None where no bound was proved."""
+    certificate = plan.certificate
+    objective, bound = certificate.objective_seconds, certificate.lower_bound_seconds
+    if plan.search.level != 2:
+        objective, bound = certificate.level_objective, certificate.level_bound
+    return max(0.0, 1 - bound / objective) if bound > 0 and objective > 0 else None
+
+
+def gap_words(plan: Plan) -> str:
+    share = gap(plan)
+    return "not known" if share is None else f"{share:.2%}"
+
+
+def space(plan: Plan) -> str:
+    """What bound and optimum are of, where not of all plans: ` among Megatron's strategies, with the pins`."""
+    style = " among Megatron's strategies" if any(style_of(op) == "megatron" for op in plan.ops) else ""
+    kept = [" with the pins"] if plan.search.pins else []
+    kept += [] if plan.search.all_to_all else [" without all-to-all"]
+    return ",".join([style, *kept] if style else kept)
+
+
+def certainty(plan: Plan) -> str:
+    """One sentence on how sure the optimum is. It says what each figure is of: a bound is on the solver's sum of all
+    costs, in which nothing overlaps, and never on the simulated step."""
+    level, certificate = plan.search.level, plan.certificate
+    show = format_bytes if level == 1 else format_seconds
+    if level == 2:
+        own, bound = certificate.objective_seconds, certificate.lower_bound_seconds
+    else:
+        own, bound = certificate.level_objective, certificate.level_bound
+    share, measure = gap(plan), _MEASURES[level]
+    first = f"{_simulated(plan)}; {measure} {show(own)}"
+    if share is None:
+        return f"{first}, and no lower bound was proved for other plans."
+    if share < CLOSED:
+        return f"{first}, and no plan{space(plan)} has less, which is proved."
+    return f"{first}, and no plan{space(plan)} has less than {show(bound)}, which is proved: {share:.1%} is left open."
+
+
+_MEASURES = (
+    "its communication and repeated work are",
+    "by the solver's count its memory is",
+    "the sum of its costs, were nothing to overlap, is",
+)
+
+
+def _simulated(plan: Plan) -> str:
+    count = len([tried for tried in plan.search.candidates if tried.predicted_seconds > 0])
+    if not count:
+        return "Not compared with other simulated plans"
+    best = ("Kept by its communication", "The smallest", "The fastest")[plan.search.level]
+    cut = "; the search was cut short" if plan.search.cut_short else ""
+    fits = " that fit" if any(tried.outcome == "too large" for tried in plan.search.candidates) else ""
+    return f"{best} of {count} simulated plans{fits}{cut}" if count > 1 else f"The one plan simulated{cut}"
+
+
+def gains(plan: Plan, styles: Iterable[StylePlan]) -> list[tuple[StylePlan, str]]:
+    """Each style with `1.16x faster`, `1.02x slower`, that it does not fit, or why there is none."""
+    return [(style, _gain(plan, style)) for style in styles]
+
+
+def _gain(plan: Plan, style: StylePlan) -> str:
+    if style.predicted_seconds <= 0 or plan.predicted_seconds <= 0:
+        return style.reason or "not simulated"
+    ratio = style.predicted_seconds / plan.predicted_seconds
+    words = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
+    words = "as fast" if abs(ratio - 1) < 0.005 else words
+    return words if style.predicted_peak_bytes <= plan.capacity_bytes else f"{words}; it does not fit"

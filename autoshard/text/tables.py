@@ -1,0 +1,54 @@
+"""Tables of text, as wide as the reader's terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+GAP = "  "
+WIDTH = 80  # where there is no terminal to ask: a file, a pipe
+LEAST = 8  # columns that a cell keeps
+
+
+def terminal_width() -> int:
+    """Columns of the terminal that stdout is."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else WIDTH
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Left-aligned columns, two spaces apart; the last column is not padded, nor is a row of a lone first cell.
+
+    Of a table wider than `width` the widest columns are broken into lines; None: of any width.
+    """
+    tabular = [row for row in rows if any(row[1:])]
+    widths = [max((len(cell) for cell in column), default=0) for column in zip(*tabular, strict=True)]
+    if width is not None:
+        widths = _narrowed(widths, width - len(GAP) * (len(widths) - 1))
+    lines: list[str] = []
+    for row in rows:
+        if not any(row[1:]):
+            lines += [row[0]] if width is None else wrapped(row[0], width)
+            continue
+        cells = [[cell] if width is None else wrapped(cell, room) for cell, room in zip(row, widths, strict=True)]
+        for index in range(max(map(len, cells))):
+            parts = [cell[index] if index < len(cell) else "" for cell in cells]
+            padded = [part.ljust(room) for part, room in zip(parts[:-1], widths, strict=False)]
+            lines.append(GAP.join([*padded, parts[-1]]).rstrip())
+    return lines
+
+
+def _narrowed(widths: list[int], room: int) -> list[int]:
+    """The widest columns lose what is too much, down to equal widths."""
+    result = list(widths)
+    while sum(result) > room and max(result, default=0) > LEAST:
+        result[result.index(max(result))] -= 1
+    return result
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` letters; a continued line is indented as the first one is."""
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(text, max(width, len(indent) + LEAST), subsequent_indent=indent) or [""]
