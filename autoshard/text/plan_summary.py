@@ -126,23 +126,24 @@ def _figures(plan: Plan, graph: Graph, width: int) -> list[str]:
     moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
     updated = sum(parameter.parts.compute_seconds for parameter in plan.parameters)
     overlap = plan.predicted_seconds - compute - moved - updated
+    told = abs(overlap) > 1e-6 * plan.predicted_seconds
     places = f"redistributions, in {len(plan.redistributions)} places"
     rows = [
         ("time goes to", format_seconds(compute), "operators" + (", forward and backward" if graph.loss else "")),
         ("", format_seconds(moved), places),
         *([("", format_seconds(updated), "optimizer")] if updated else []),
-        ("", signed_seconds(overlap, 4), "overlap, and other differences of the simulation to these sums"),
+        *([("", signed_seconds(overlap, 4), "overlap, and other differences of the simulation")] if told else []),
         ("", format_seconds(plan.predicted_seconds), "predicted step"),
     ]
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
     names = ["also simulated", *[""] * len(others)]
     rows += [(name, *candidate_words(c)) for name, c in zip(names, others, strict=False)]
-    told = certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
+    asked = certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
     if plan.search.cut_short:
-        told.append(
+        asked.append(
             ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
         )
-    return [*table(rows, width), "", *table([*told, ("plan", plan_json.plan_hash(plan))], width)]
+    return [*table(rows, width), "", *table([*asked, ("plan", plan_json.plan_hash(plan))], width)]
 
 
 def error_band(plan: Plan, graph: Graph) -> Band:
