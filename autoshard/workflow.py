@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from autoshard.capture.model_spec import check_spec
+from autoshard.capture.model_spec import LOSS, check_spec
 from autoshard.errors import UsageError
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, build, read_beside, read_package, report_text, root_of
@@ -77,7 +77,8 @@ def _saved_graph(request: ModelRequest) -> Graph:
         "--precision": (request.precision or graph.precision, graph.precision),
         "--optimizer": (request.optimizer or graph.optimizer, graph.optimizer),
         "--eval": (request.training and graph.training, graph.training),
-        "--with": (sorted(request.arguments), []),
+        "--with": (sorted({*request.arguments} - {LOSS}), []),
+        LOSS: (request.arguments.get(LOSS), None),
     }
     for option, (wanted, captured) in asked.items():
         if wanted != captured:
@@ -108,6 +109,10 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
     from autoshard.solvers import check_names
 
     check_spec(request.spec)
+    if LOSS in request.arguments:
+        check_spec(str(request.arguments[LOSS]))
+        if request.spec.endswith(".pt2"):
+            raise UsageError(f"{LOSS} can't change the exported program {request.spec}", "export a model with its loss")
     if not request.spec.endswith(".json"):
         check_precision(hardware, request.precision or "fp32")
     if wanted.random_seed() is None:

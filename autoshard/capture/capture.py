@@ -77,10 +77,16 @@ def capture_model(
     optimizer: str = "adamw",
     training: bool = True,
     source: str = "",
+    keep_modes: bool = False,
 ) -> Graph:
-    """The graph of `model(*inputs)`: a model built for real, on meta, or fake. Leaves the model as it was."""
+    """The graph of `model(*inputs)`: a model built for real, on meta, or fake. Leaves the model as it was.
+
+    `keep_modes`: `training` says whether gradients are computed, and each module keeps its own mode.
+    """
     _check_options(precision, optimizer)
-    return _capture(model, inputs, InitWatcher(), source or type(model).__name__, precision, optimizer, training)
+    named = source or type(model).__name__
+    with guarded():
+        return _capture(model, inputs, InitWatcher(), named, precision, optimizer, training, keep_modes)
 
 
 def _check_options(precision: str, optimizer: str) -> None:
@@ -97,9 +103,11 @@ def _capture(
     precision: str,
     optimizer: str,
     training: bool,
+    keep_modes: bool = False,
 ) -> Graph:
     modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    if not keep_modes:
+        model.train(training)
     try:
         program, assumed = export(model, inputs)
         graph = _finish(program, model, watcher, source, precision, optimizer, training)
@@ -204,6 +212,9 @@ class _Stored:
         given = [n for n in self.signature.user_inputs if isinstance(n, str) and n in self.nodes]
         for name in given:
             self._add(self.nodes[name], name)
+            value = self.nodes[name].meta["val"]
+            if value.requires_grad and value.is_floating_point():  # the gradient goes on into the caller's program
+                self.tensors[name] = replace(self.tensors[name], requires_grad=True)
         return tuple(given)
 
     def _add(self, node: fx.Node, name: str) -> None:

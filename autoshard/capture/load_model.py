@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch.export.passes import move_to_device_pass
 
-from autoshard.capture.model_spec import check_file, check_spec, split_spec
+from autoshard.capture.call_form import (
+    LossFunction,
+    all_plain,
+    arguments_of,
+    call_by,
+    model_call,
+    own_forward,
+    positions_of,
+)
+from autoshard.capture.model_spec import LOSS, check_file, check_spec, split_spec
 from autoshard.capture.plain_attributes import hidden_tensors, keep_tensors, materialise
 from autoshard.capture.tracing.model_guard import guarded, is_own
 from autoshard.capture.tracing.refusals import noting_autocast
@@ -25,15 +34,16 @@ from autoshard.errors import CaptureError, InvalidFileError, UsageError
 FILE_PREFIX = "autoshard_model_"  # of the module names of files, which hide no other module
 _NO_WITH = "without --with, or export it again with other inputs"
 _ALONE = "{}, which must run by itself; --debug shows the traceback"
-_WRAPPED = "a module around the model whose forward takes the tensors one by one, and a tuple of them"
-_RETURNS = "return the model and a tuple of example tensors: `return model, (input_ids, labels)`"
+_RETURNS = "return the model and example inputs, a tuple or a dict: `return model, (input_ids, labels)`"
 
 
 def load_model(
     spec: str, arguments: Mapping[str, Any], device: str = "meta"
 ) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """The model and its example inputs.
+    """The model and its example inputs, as tensors one by one: whatever it takes and returns, it is called with these.
 
+    The argument `--loss` names a function that makes the loss of its output, with the targets that the callable returns
+    as a third item, and with those keys of a dict of inputs that the forward does not take.
     `device="meta"` builds without memory or values, for planning; "cpu" builds it for real, for verification. A model
     that can't be built on meta (its constructor reads values) is built on the CPU.
     """
@@ -43,13 +53,16 @@ def load_model(
                 f"{spec} is an exported program and takes no arguments, got {', '.join(arguments)}", _NO_WITH
             )
         return saved_module(load_exported(spec), device)
+    given = dict(arguments)
+    loss_name = given.pop(LOSS, None)
     with guarded(spec.rpartition(":")[0]), noting_autocast():
         build = find_callable(spec)
-        _check_arguments(spec, build, arguments)
-        model, inputs = _call(spec, build, arguments, device)
+        _check_arguments(spec, build, given)
+        loss = None if loss_name is None else find_callable(str(loss_name))
+        model, inputs = _called(spec, build, given, device, loss)
         materialise(model, inputs, device)
         if device == "meta" and hidden_tensors(model):  # their values are in the graph
-            model, inputs = _call(spec, build, arguments, "cpu")
+            model, inputs = _called(spec, build, given, "cpu", loss)
             materialise(model, inputs, "cpu")
     keep_tensors(model)
     return _with_values(model, device), tuple(_placed(value, device) for value in inputs)
@@ -188,9 +201,19 @@ def _check_arguments(spec: str, build: Callable[..., Any], arguments: Mapping[st
             raise UsageError(f"{spec} needs a value for its argument {name!r}", f"give it one with --with {name}=VALUE")
 
 
-def _call(
-    spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], device: str
+def _called(
+    spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], device: str, loss: LossFunction | None
 ) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """The model, which takes tensors one by one, and these tensors."""
+    model, inputs, *targets = _call(spec, build, arguments, device)
+    if loss is None and not targets and all_plain(inputs):
+        return model, tuple(inputs)
+    positions = positions_of(own_forward(model))
+    call, tensors = model_call(arguments_of(model, inputs, targets[0] if targets else None, loss), positions, loss)
+    return call_by(model, call), tensors
+
+
+def _call(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> tuple[Any, ...]:
     try:
         with torch.device(device):
             made = build(**arguments)
@@ -204,16 +227,23 @@ def _call(
     return _checked(spec, made)
 
 
-def _checked(spec: str, made: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    if not (isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
+def _checked(spec: str, made: Any) -> tuple[Any, ...]:
+    """(model, inputs), or with targets for the loss function as a third item."""
+    known = isinstance(made, tuple | list) and len(made) in (2, 3)
+    if not (known and isinstance(made[0], torch.nn.Module) and _is_example(made[1])):
         got = f"({', '.join(type(item).__name__ for item in made)})" if isinstance(made, tuple) else type(made).__name__
         raise CaptureError(f"{spec} returned {got}, expected (torch.nn.Module, example inputs)", _RETURNS)
-    model, inputs = made
-    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-    if not isinstance(inputs, tuple | list) or not all(isinstance(item, torch.Tensor) for item in inputs):
-        got = f"{type(inputs).__name__} of {', '.join(sorted({type(item).__name__ for item in inputs}))}" if isinstance(
-            inputs, tuple | list
-        ) else type(inputs).__name__  # fmt: skip
-        hint = _WRAPPED if isinstance(inputs, dict) or "dict" in got else _RETURNS
-        raise CaptureError(f"{spec} returned example inputs as {got}, expected a tuple of tensors", hint)
-    return model, tuple(inputs)
+    model, inputs, *targets = made
+    if not isinstance(inputs, torch.Tensor) and not _holds_tensor(inputs):
+        kinds = ", ".join(sorted({type(item).__name__ for item in inputs})) or "nothing"
+        raise CaptureError(f"{spec} returned example inputs as {type(inputs).__name__} of {kinds}", _RETURNS)
+    return (model, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, *targets)
+
+
+def _is_example(inputs: Any) -> bool:
+    return isinstance(inputs, torch.Tensor | tuple | list | Mapping)
+
+
+def _holds_tensor(value: Any) -> bool:
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in items)

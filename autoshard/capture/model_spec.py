@@ -10,6 +10,7 @@ from autoshard.errors import InvalidFileError, UsageError
 from autoshard.system.data_files import data_folder
 
 KINDS = "file.py:callable, package.module:callable, file.pt2, or a graph saved by `autoshard trace`"
+LOSS = "--loss"  # among the arguments of a callable: the loss function beside the model, no name of a parameter
 NEAR = 3  # names that a hint lists
 
 

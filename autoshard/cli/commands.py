@@ -354,9 +354,11 @@ def prove(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> Any:
+    from autoshard.capture.model_spec import LOSS
     from autoshard.workflow import ModelRequest
 
-    return ModelRequest(options.model, dict(options.arguments), options.precision, options.optimizer, not options.eval)
+    arguments = dict(options.arguments) | ({LOSS: options.loss} if options.loss else {})
+    return ModelRequest(options.model, arguments, options.precision, options.optimizer, not options.eval)
 
 
 VERBS = (trace, plan, verify, simulate, report, explain, diff, estimate, profiles, calibrate, prove)

@@ -78,6 +78,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     kinds = "file.py:callable, package.module:callable, a torch.export .pt2 file, or a graph saved by `autoshard trace`"
     parser.add_argument("model", metavar="MODEL", help=kinds)
     _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
+    loss = "module:function or file.py:function that makes the loss of the model's output (and of targets, or labels)"
+    parser.add_argument("--loss", metavar="FUNCTION", help=loss)
     parser.add_argument("--precision", choices=["fp32", "bf16-mixed"], help="default fp32")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
     parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 
+from autoshard.capture.model_spec import LOSS
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.ir.plan import OpPlan, Plan
 
@@ -12,8 +13,12 @@ from autoshard.ir.plan import OpPlan, Plan
 def command(plan: Plan, training: bool = True) -> str:
     """`training`: of the plan's graph. What ended the search early, a clock or Ctrl-C, is in no command."""
     parts = ["autoshard plan", shlex.quote(plan.model) if plan.model else "MODEL"]
-    if plan.model_arguments:
-        parts += ["--with", *(shlex.quote(f"{name}={value}") for name, value in plan.model_arguments)]
+    given = dict(plan.model_arguments)
+    loss = given.pop(LOSS, None)
+    if given:
+        parts += ["--with", *(shlex.quote(f"{name}={value}") for name, value in given.items())]
+    if loss is not None:
+        parts.append(f"{LOSS} {shlex.quote(str(loss))}")
     parts += [f"--mesh {plan.mesh}", f"--hardware {shlex.quote(plan.hardware)}"]
     if not plan.model.endswith(".json"):
         parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]

@@ -17,8 +17,8 @@ _STATISTICS = ("aten.batch_norm",)  # results after the first are new running st
 def mark_gradients(graph: Graph) -> Graph:
     """`requires_grad` on every tensor, when training: what autograd computes the gradient of.
 
-    Trainable parameters, and what is computed from one, as far as the loss depends on it: a parameter that it does not
-    depend on has no gradient, and no optimizer moves it.
+    Trainable parameters, inputs that require a gradient, and what is computed from one, as far as the loss depends on
+    it: a parameter that it does not depend on has no gradient, and no optimizer moves it.
     """
     marked = _reached(graph)
     return _marked(graph, marked & _behind(graph, graph.loss) if graph.loss is not None else marked)
@@ -35,6 +35,7 @@ def _marked(graph: Graph, marked: set[str]) -> Graph:
 
 def _reached(graph: Graph) -> set[str]:
     marked = {p.tensor for p in graph.parameters if p.trainable and graph.training}
+    marked |= {name for name in graph.inputs if graph.tensor(name).requires_grad and graph.training}
     for op in graph.ops:
         if op.target not in _CUTS and any(operand in marked for operand in op.operands):
             marked.update(result for result in differentiable(op) if "float" in graph.tensor(result).dtype)

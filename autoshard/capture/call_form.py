@@ -1,0 +1,257 @@
+"""How a model is called and what it returns, as flat tensors: keywords, nested inputs, ModelOutputs, a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.errors import CaptureError, UsageError
+
+_UNUSED = "leave it out of the inputs, or give the loss function an argument of this name"
+
+
+# --- values as a form and tensors -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """Stands for tensor number `index` of a value."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class FixedValue:
+    """Part of a value that holds no tensor."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Container:
+    """A tuple, list, mapping or dataclass. `keys` are those of the latter two."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    items: tuple[Form, ...]
+
+
+Form = TensorSlot | FixedValue | Container
+
+
+@dataclass
+class Taken:
+    """The tensors of a value in order, each once, and what to call them; `left_out` are parts that hold none."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def form(self, value: Any, name: str, *, shared: bool = False) -> Form:
+        """The form of `value`. `shared`: a tensor that comes twice is one; objects without a form are left out."""
+        if isinstance(value, Tensor):
+            known = next((i for i, x in enumerate(self.tensors) if x is value), None) if shared else None
+            if known is None:
+                self.tensors.append(value)
+                self.names.append(name)
+            return TensorSlot(len(self.tensors) - 1 if known is None else known)
+        if not isinstance(value, list | tuple | Mapping) and not dataclasses.is_dataclass(type(value)):
+            if shared and not isinstance(value, int | float | str | bool | None):
+                self.left_out.append(f"{name} ({type(value).__name__})")
+                return FixedValue(None)
+            return FixedValue(value)
+        keys, items = _parts(value)
+        prefix = f"{name}_" if name else ""
+        inner = tuple(
+            self.form(item, f"{prefix}{key}", shared=shared)
+            for key, item in zip(keys or range(len(items)), items, strict=True)
+        )
+        return Container(type(value), keys, inner)
+
+
+def _parts(value: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """(keys, items) of a container."""
+    if isinstance(value, list | tuple):
+        return getattr(value, "_fields", ()), list(value)
+    if dataclasses.is_dataclass(value):
+        names = tuple(one.name for one in dataclasses.fields(value) if one.init)
+        return names, [getattr(value, name) for name in names]
+    return tuple(value.keys()), list(value.values())
+
+
+def rebuilt(form: Form, tensors: Sequence[Any]) -> Any:
+    """The value that has this form, of other tensors."""
+    if isinstance(form, TensorSlot):
+        return tensors[form.index]
+    if isinstance(form, FixedValue):
+        return form.value
+    items = [rebuilt(item, tensors) for item in form.items]
+    if issubclass(form.kind, list | tuple):
+        return form.kind(*items) if form.keys else form.kind(items)
+    pairs = dict(zip(form.keys, items, strict=True))
+    if dataclasses.is_dataclass(form.kind):
+        return form.kind(**pairs)
+    return pairs if form.kind is dict else form.kind(pairs)  # type: ignore[call-arg]
+
+
+# --- a call ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What `model(*args, **kwargs)` is given, and what the loss function beside it gets after the model's output."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    targets: tuple[Any, ...] = ()
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+LossFunction = Callable[..., Any]
+
+
+def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossFunction | None = None) -> Arguments:
+    """`inputs`: a tensor, a tuple of positional arguments, or a dict of keyword arguments (a batch).
+
+    Keys of a batch that the forward does not take are the loss function's. UsageError for one that neither takes.
+    """
+    given = () if targets is None else tuple(targets) if isinstance(targets, tuple | list) else (targets,)
+    if loss is None and given:
+        raise UsageError("targets are given, but no loss function", "loss=torch.nn.functional.cross_entropy, say")
+    if not isinstance(inputs, Mapping):
+        return Arguments(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, given)
+    taken = _keywords(own_forward(model))
+    own = {str(key): value for key, value in inputs.items() if taken is None or key in taken}
+    other = {str(key): value for key, value in inputs.items() if str(key) not in own}
+    if other:
+        wanted = None if loss is None else _keywords(loss)
+        unknown = [key for key in other if loss is None or (wanted is not None and key not in wanted)]
+        if unknown:
+            what = f"the forward of {type(model).__name__} takes no {unknown[0]!r}"
+            raise UsageError(f"{what}, nor does a loss function" if loss is not None else what, _UNUSED)
+    return Arguments((), own, given, other)
+
+
+def _keywords(function: Callable[..., Any]) -> set[str] | None:
+    """The names that a function takes by keyword; None where it takes any, or can't be asked."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+@dataclass
+class ModelCall:
+    """One way to call a model, on flat tensors. `returned` and `left_out` are known once it ran.
+
+    `loss` is called with the model's output, the targets, and the labels by name. `sums`: "never"; "missing", where
+    the model returns no number; or "always" returns the sum of all floating outputs as the loss, for a caller that
+    goes on with them.
+    """
+
+    form: Form
+    names: tuple[str, ...]
+    loss: LossFunction | None = None
+    sums: str = "never"
+    returned: Form | None = None
+    summed: bool = False
+    left_out: tuple[str, ...] = ()
+
+    def forward_of(self, model: nn.Module) -> Callable[..., Any]:
+        """A forward of flat tensors, in the order of `names`, that returns flat tensors by name (one alone: itself)."""
+        original = own_forward(model)
+
+        def forward(*tensors: Tensor) -> Any:
+            call: Arguments = rebuilt(self.form, tensors)
+            result = original(*call.args, **call.kwargs)
+            if self.loss is not None:
+                result = self.loss(result, *call.targets, **call.labels)
+            return self._flat(result)
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in self.names]
+        flat: Any = forward
+        flat.__signature__ = inspect.Signature(parameters)
+        flat.own_forward = original
+        return forward
+
+    def _flat(self, result: Any) -> Any:
+        taken = Taken()
+        self.returned = taken.form(result, "", shared=True)
+        self.left_out = tuple(taken.left_out)
+        floating = [x for x in taken.tensors if x.is_floating_point()]
+        alone = any(x.dim() == 0 for x in floating)
+        self.summed = bool(floating) and (self.sums == "always" or (self.sums == "missing" and not alone))
+        if self.summed:
+            total = torch.stack([x.sum().float() for x in floating]).sum() if len(floating) > 1 else floating[0].sum()
+            return {"loss": total} | {f"output_{i}": x for i, x in enumerate(taken.tensors)}
+        if isinstance(self.returned, TensorSlot):
+            return result
+        return dict(zip(_unique(taken.names), taken.tensors, strict=True))
+
+
+def model_call(
+    arguments: Arguments, positions: Sequence[str] = (), loss: LossFunction | None = None, sums: str = "never"
+) -> tuple[ModelCall, tuple[Tensor, ...]]:
+    """The call, and the tensors of these arguments. `positions` names the positional arguments."""
+    taken = Taken()
+    every = [*positions, *(f"input_{i}" for i in range(len(positions), len(arguments.args)))]
+    args = tuple(taken.form(value, name) for value, name in zip(arguments.args, every, strict=False))
+    kwargs = taken.form(dict(arguments.kwargs), "")
+    several = len(arguments.targets) > 1
+    targets = tuple(taken.form(x, f"target_{i}" if several else "target") for i, x in enumerate(arguments.targets))
+    labels = taken.form(dict(arguments.labels), "")
+    items = (Container(tuple, (), args), kwargs, Container(tuple, (), targets), labels)
+    form = Container(Arguments, tuple(one.name for one in dataclasses.fields(Arguments)), items)
+    if not taken.tensors:
+        raise CaptureError("the example inputs hold no tensor", "a tuple or dict with the tensors of one batch")
+    return ModelCall(form, tuple(_unique(taken.names)), loss, sums), tuple(taken.tensors)
+
+
+def positions_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """What a function calls its positional arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Python names, each once."""
+    found: list[str] = []
+    for name in names:
+        plain = re.sub(r"\W", "_", name) or "output"
+        plain = f"x_{plain}" if plain[0].isdigit() else plain
+        number = 2
+        while (made := plain if number == 2 and plain not in found else f"{plain}_{number}") in found:
+            number += 1
+        found.append(made)
+    return found
+
+
+def own_forward(model: nn.Module) -> Callable[..., Any]:
+    """The forward that the person wrote."""
+    own: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
+    return own
+
+
+def call_by(model: nn.Module, call: ModelCall) -> nn.Module:
+    """In place: `model` is called with the flat tensors of `call`."""
+    model.forward = call.forward_of(model)
+    return model
+
+
+def all_plain(inputs: Any) -> bool:
+    """Is it what a model takes as it is: a tuple or list of tensors?"""
+    return isinstance(inputs, tuple | list) and all(isinstance(item, torch.Tensor) for item in inputs)
