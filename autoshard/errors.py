@@ -1,10 +1,10 @@
-"""The errors a person can see: each has an exit code, and says what, where, and what to try."""
+"""The errors a user can see: each has an exit code, and says what, where, and what to try."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake in what a person gave us. `hint` says what to try; shown without a traceback."""
+    """A mistake in what a user gave us. `hint` says what to try; shown without a traceback."""
 
     exit_code = 2
 

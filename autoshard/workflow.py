@@ -1,6 +1,6 @@
-"""The road from what a person named to the files of a package, one function a stretch; the verbs of the CLI call these.
+"""From what a user named to the files of a package, one function a stage; the verbs of the CLI call these.
 
-Heavy rooms are imported where they are used, so that `autoshard --help` is quick and a saved graph needs no torch.
+Heavy modules are imported where they are used, so that `autoshard --help` is quick and a saved graph needs no torch.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
-        assert wanted.mesh is not None  # `random_seed` says so to a person
+        assert wanted.mesh is not None  # `random_seed` says so to a user
         plan = random_plan(graph, wanted.mesh, hardware, seed, origin=wanted.origin, all_to_all=wanted.all_to_all)
         return Made(plan, ignored)
     log: Log = []

@@ -1,4 +1,4 @@
-"""One architecture as a person would train it: planned by the command, and every command that it prints really run.
+"""One architecture as a user would train it: planned by the command, and every command that it prints really run.
 
 Start with the printed torchrun line, save, be killed in the middle, resume, take the weights back into the original
 class, and start again from the original's own safetensors. All on this machine, over gloo.

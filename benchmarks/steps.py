@@ -38,7 +38,7 @@ EAGER = {"attention": "unfused", "dropout": True}
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One measured step. `workload` is what a person would hold fixed while choosing the split."""
+    """One measured step. `workload` is what a user would hold fixed while choosing the split."""
 
     model: Transformer
     run: TrainingRun

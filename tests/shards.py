@@ -24,28 +24,28 @@ def part(whole: Tensor, layout: Layout, mesh: Mesh, rank: int) -> Tensor:
 
 
 def summed_axes(layout: Layout, gradient: bool) -> list[int]:
-    """The axes over which the devices hold summands: `P` of a value, `R+` of a gradient."""
+    """The axes over which the devices hold partials: `P` of a value, `R+` of a gradient."""
     return [a for a, p in enumerate(layout.placements) if p == (REPLICATE_PARTIAL if gradient else PARTIAL)]
 
 
 def place(whole: Tensor, layout: Layout, mesh: Mesh, gradient: bool = False, seed: int = 0) -> list[Tensor]:
-    """Every device's local tensor, in rank order; summands are random."""
+    """Every device's local tensor, in rank order; partial sums are random."""
     axes = summed_axes(layout, gradient)
     generator = torch.Generator().manual_seed(seed)
     combinations = list(itertools.product(*(range(mesh.sizes[a]) for a in axes)))
-    summands = {c: torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for c in combinations[1:]}
-    summands[combinations[0]] = whole - sum(summands.values())
+    partials = {c: torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for c in combinations[1:]}
+    partials[combinations[0]] = whole - sum(partials.values())
     result = []
     for rank in range(mesh.size):
         coordinates = mesh.coordinates(rank)
-        result.append(part(summands[tuple(coordinates[a] for a in axes)], layout, mesh, rank))
+        result.append(part(partials[tuple(coordinates[a] for a in axes)], layout, mesh, rank))
     return result
 
 
 def assert_means(
     locals_: list[Tensor], whole: Tensor, layout: Layout, mesh: Mesh, gradient: bool = False, tolerance: float = 1e-11
 ) -> None:
-    """Every device's tensor, summed over the axes that hold summands, is its part of the whole."""
+    """Every device's tensor, summed over the axes that hold partial sums, is its part of the whole."""
     axes = summed_axes(layout, gradient)
     what = f"{'gradient' if gradient else 'value'} in {layout.on(mesh)}"
     for rank in range(mesh.size):

@@ -1,4 +1,4 @@
-"""From what a person named (`file.py:callable`, `package.module:callable`, `file.pt2`) to a model and its inputs."""
+"""From what a user named (`file.py:callable`, `package.module:callable`, `file.pt2`) to a model and its inputs."""
 
 from __future__ import annotations
 

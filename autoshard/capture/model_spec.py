@@ -1,4 +1,4 @@
-"""How a person names a model, checked as far as that goes without importing torch or the model."""
+"""How a user names a model, checked as far as that goes without importing torch or the model."""
 
 from __future__ import annotations
 

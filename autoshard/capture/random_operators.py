@@ -1,4 +1,4 @@
-"""Random operators: those that a plan can draw alike on replicas, and a clear word about all others."""
+"""Random operators: those that a plan can draw alike on replicas, and an error for the rest."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("autoshard: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader went away: nobody is left to tell
+        sys.stderr.close()  # stdout closed by the reader
         return 141
     except Exception as error:
         told = system_errors.told(error)
@@ -88,7 +88,7 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
 
 
 def _clipped(word: re.Match[str]) -> str:
-    """Of a word that a person would not read to its end, the beginning."""
+    """Of a word that a user would not read to its end, the beginning."""
     return f"{word[0][:60]}…"
 
 

@@ -126,7 +126,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
-    what = "a parameter, input, operator, module or pattern; default: the dearest choices"
+    what = "a parameter, input, operator, module or pattern; default: the most expensive choices"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     why = 'what it would cost to do this instead, such as "Shard(1)@tp", or why it can\'t be'
     parser.add_argument("--why-not", metavar="HOW", help=why)

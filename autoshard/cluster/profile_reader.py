@@ -99,7 +99,7 @@ class Table:
         return self.data.get(key)
 
     def finish(self) -> None:
-        """Faults for keys that are missing, and for those that nobody asked for. Called once, after all is read."""
+        """Faults for keys that are missing, and for those that are not read. Called once, after all is read."""
         unknown = [key for key in self.data if key not in self.asked]
         for key in self.missing:
             near = difflib.get_close_matches(key, unknown, n=1)

@@ -1,4 +1,4 @@
-"""What a person fixes before the search: `WHAT=HOW`, from the command line or a TOML or JSON file.
+"""What a user fixes before the search: `WHAT=HOW`, from the command line or a TOML or JSON file.
 
 WHAT is the path of a parameter or buffer, the name of an input, of an operator or of a module, or a pattern of these
 (`*.mlp.c_fc`); `parameter:`, `input:`, `op:` and `module:` before it say which is meant. HOW is one of

@@ -219,7 +219,7 @@ def _at(mesh: Mesh, axes: Sequence[int], place: Sequence[int]) -> tuple[int, ...
 
 
 def _differs(before: Placement, after: Placement) -> bool:
-    """Whether the devices along an axis have different things: shards, or summands that are added up."""
+    """Whether the devices along an axis have different things: shards, or partial sums that are added up."""
     return isinstance(before, Shard) or before == PARTIAL != after
 
 

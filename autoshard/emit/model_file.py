@@ -84,7 +84,7 @@ def _docstring(program: Program, header: Header) -> list[str]:
         *(line for words in header.strategy for line in textwrap.wrap(words + ".", WIDTH, subsequent_indent="  ")),
         "",
         "Comments give global shapes and layouts, one placement per mesh axis: S<d> sharded along dim d, R replicated,",
-        "R+ replicated with a gradient that is the sum over the axis, P a summand of the value.",
+        "R+ replicated with a gradient that is the sum over the axis, P a partial sum of the value.",
     ]
     return docstring("\n".join(text), 0)
 

@@ -1,4 +1,4 @@
-"""The table of how a person writes each ATen operator. An operator that isn't here is written by its own name.
+"""The table of how a user writes each ATen operator. An operator that isn't here is written by its own name.
 
 `{0}` is an operand, `{name}` an attribute, `{a|2}` attribute a or else operand 2, `{*}` all operands, `{*name}` the
 items of a tuple, `{device}` the device. `<name=x>` is a keyword argument, left out where it is absent, None or x;

@@ -71,7 +71,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator a person wrote. `target` is `aten.linear` (overload dropped), `module` a dotted module path."""
+    """One operator a user wrote. `target` is `aten.linear` (overload dropped), `module` a dotted module path."""
 
     name: str
     target: str

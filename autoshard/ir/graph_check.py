@@ -1,4 +1,4 @@
-"""The invariants of a Graph. A broken one is a fault in autoshard (or a damaged file), never a person's mistake."""
+"""The invariants of a Graph. A broken one is a fault in autoshard (or a damaged file), never a user's mistake."""
 
 from __future__ import annotations
 

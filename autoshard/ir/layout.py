@@ -45,7 +45,7 @@ class Replicate:
 
 @dataclass(frozen=True, order=True)
 class Partial:
-    """Each device holds a summand of the value; the gradient is whole on each."""
+    """Each device holds a partial sum of the value; the gradient is whole on each."""
 
     def __str__(self) -> str:
         return "P"

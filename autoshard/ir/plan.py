@@ -43,7 +43,7 @@ class OpPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """Where an input, parameter or buffer is stored. `name` is the graph tensor, `path` what a person calls it."""
+    """Where an input, parameter or buffer is stored. `name` is the graph tensor, `path` what a user calls it."""
 
     name: str
     path: str

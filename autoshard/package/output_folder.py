@@ -1,7 +1,7 @@
 """The output folder: filled under a temporary name, moved into place at the end, and never anybody else's.
 
 `manifest.json` lists what autoshard wrote with a hash, so that a folder that holds something else, or a generated file
-that a person has edited since, is refused rather than overwritten. Files that a person added are kept.
+that a user has edited since, is refused rather than overwritten. Files that a user added are kept.
 """
 
 from __future__ import annotations

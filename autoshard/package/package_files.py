@@ -1,4 +1,4 @@
-"""A package: what its files are made of, and how they are read back. Heavy rooms are imported where they are used."""
+"""A package: what its files are made of, and how they are read back. Heavy modules are imported where they are used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The module structure of a program: one `Definition` per distinct block of code, calls of them, and loops over calls.
 
 A module gets a class of its own where it repeats in a row, holds modules with parameters, or is long; the small rest (a
-linear, a layer norm) is written out in its parent, as a person would. `flatten` (beside this file) undoes all of it.
+linear, a layer norm) is written out in its parent, as a user would. `flatten` (beside this file) undoes all of it.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def messages(step: Step, mesh: Mesh) -> tuple[Message, Message]:
     """(forward, backward) of a step.
 
     In an exchange a device receives what it needs and lacks. The price takes it to hold the share of one device of
-    the group already, as in an all-to-all; of a sum it receives every summand.
+    the group already, as in an all-to-all; of a sum it receives every partial sum.
     """
     forward = _message(step, step.forward, "before", "after", mesh)
     if step.forward == "exchange" and any(kind(before) == "R+" for before in step.before):
@@ -192,7 +192,7 @@ def _message(step: Step, name: str, given: str, made: str, mesh: Mesh) -> Messag
     if name in COLLECTIVES:
         return Message(name, 1, "larger")
     if name == "exchange":
-        return Message("all_to_all", _summands(step, given == "before", mesh), made, True)
+        return Message("all_to_all", _partial_sums(step, given == "before", mesh), made, True)
     if name == "gather":
         return Message("all_gather", math.prod(mesh.sizes[a] for a in step.axes), given, True)
     if name in CUTS:
@@ -200,8 +200,8 @@ def _message(step: Step, name: str, given: str, made: str, mesh: Mesh) -> Messag
     return Message("copy", 1, "both") if name else Message("")
 
 
-def _summands(step: Step, forward: bool, mesh: Mesh) -> int:
-    """How many devices hold a summand of each element that an exchange moves: of the value (P) or the gradient (R+)."""
+def _partial_sums(step: Step, forward: bool, mesh: Mesh) -> int:
+    """How many devices hold a partial sum of each element that an exchange moves: value (P) or gradient (R+)."""
     side, other, partial = (step.before, step.after, "P") if forward else (step.after, step.before, "R+")
     pairs = zip(step.axes, side, other, strict=True)
     return math.prod(mesh.sizes[a] for a, x, y in pairs if kind(x) == partial != kind(y))

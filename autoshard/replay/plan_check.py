@@ -19,7 +19,7 @@ from autoshard.rules.algebra.strategy import Strategy
 
 _AGAIN = "make the plan again with `autoshard plan`"
 _SIGNED = ("runner_up_seconds",)  # what another choice would cost more, or less
-_ENDLESS = ("capacity_bytes",)  # of a plan that nobody searched for
+_ENDLESS = ("capacity_bytes",)  # of a plan that was not searched for
 _OUTPUT = "output"
 _DOES = {*FORWARD.values(), *BACKWARD.values(), *BY_INDEX}
 
@@ -61,7 +61,7 @@ def _bad_numbers(value: Any, place: str) -> Iterator[str]:
             yield from _bad_numbers(item, f"{place}[{number}]")
     elif is_dataclass(value) and not hasattr(value, "parse"):
         for field in fields(value):
-            if field.name != "model_arguments":  # a person's own
+            if field.name != "model_arguments":  # a user's own
                 yield from _bad_numbers(getattr(value, field.name), f"{place}.{field.name}")
 
 
@@ -79,14 +79,14 @@ def _other_names(kind: str, planned: Sequence[str], there: Sequence[str]) -> Ite
 def _misfit(layout: Layout, shape: Sequence[int], mesh: Mesh, name: str) -> Iterator[str]:
     """Why a tensor of that shape can't lie so."""
     if len(layout.placements) != len(mesh.axes):
-        yield f"{name} lies as `{layout}`: expected a placement for each axis of {mesh}"
+        yield f"{name} has layout `{layout}`: expected a placement for each axis of {mesh}"
     for shard in layout.placements:
         if not isinstance(shard, Shard):
             continue
         if shard.dim >= len(shape):
-            yield f"{name} lies as `{layout}`: it has no dim {shard.dim}, its shape is {tuple(shape)}"
+            yield f"{name} has layout `{layout}`: it has no dim {shard.dim}, its shape is {tuple(shape)}"
         elif min(shard.blocks, shard.unit) < 1 or shape[shard.dim] % (shard.blocks * shard.unit):
-            yield f"{name} lies as `{layout}`: {shard} does not divide dim {shard.dim} of {tuple(shape)}"
+            yield f"{name} has layout `{layout}`: {shard} does not divide dim {shard.dim} of {tuple(shape)}"
 
 
 def _bad_ways(

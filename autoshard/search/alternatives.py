@@ -1,7 +1,7 @@
 """Other plans worth simulating beside the solver's optimum: the additive model does not know what overlaps.
 
 Each is a way to solve the same problem again: communication that may be hidden made cheaper, the strategies of a known
-style only (work is repeated where that is cheapest), the least communication, or the dearest choice of the optimum
+style only (work is repeated where that is cheapest), the least communication, or the optimum's most expensive choice
 forbidden. The name says which.
 """
 
@@ -42,7 +42,7 @@ def contenders(
         ("only Megatron's strategies", lambda: (formulation.problem, _megatron(formulation))),
         ("only whole weights", lambda: (formulation.problem, _whole_weights(formulation))),
         (
-            "without the optimum's dearest choice",
+            "without the optimum's most expensive choice",
             lambda: (formulation.problem, _without_dearest(formulation, best, parts)),
         ),
     ]
@@ -116,8 +116,8 @@ def _without_dearest(formulation: Formulation, best: Choice, parts: Sequence[Par
         if len(site.strategies) > 1:
             key = (id(formulation.problem.nodes[n].seconds), best[n])
             totals[key] = totals.get(key, 0.0) + parts[n].communication_seconds
-    dearest = max(totals, key=lambda key: totals[key], default=None)
-    nodes = [] if dearest is None else _family(formulation, best, dearest)
+    largest = max(totals, key=lambda key: totals[key], default=None)
+    nodes = [] if largest is None else _family(formulation, best, largest)
     return {n: [s for s in range(len(formulation.sites[n].strategies)) if s != best[n]] for n in nodes}
 
 

@@ -38,13 +38,13 @@ def propagated(task: SearchTask, found: Found) -> Found:
 
 
 def _line(formulation: Formulation, conflict: Conflict) -> str:
-    """`relu: linear_0 wants Shard(0)@tp, linear_1 Replicate@tp; it took Shard(0)@tp, 3 us dearer to the others`."""
+    """`relu: linear_0 wants Shard(0)@tp, linear_1 Replicate@tp; it took Shard(0)@tp, 3 us more expensive for them`."""
     sites, mesh = formulation.sites, formulation.mesh
     site = sites[conflict.node]
-    wishes = [
+    wanted_by = [
         f"{sites[n].name} wants {choice_text(site, wanted, mesh)}"
         for n, wanted in zip(conflict.neighbours, conflict.wanted, strict=True)
     ]
-    taken, dearer = choice_text(site, conflict.taken, mesh), format_seconds(sum(conflict.seconds), 3)
+    taken, extra = choice_text(site, conflict.taken, mesh), format_seconds(sum(conflict.seconds), 3)
     name = label(formulation.graph, site)
-    return f"{name}: {', '.join(dict.fromkeys(wishes))}; it took {taken}, {dearer} dearer to its neighbours"
+    return f"{name}: {', '.join(dict.fromkeys(wanted_by))}; it took {taken}, {extra} more expensive for its neighbours"

@@ -168,7 +168,7 @@ class _Pricer:
     def _bucket(self, bucket: GradientBucket, number: int) -> Bucket:
         """One flat all-reduce over all axes of the bucket joined."""
         size = bucket_bytes(self.program, bucket)
-        reason = f"the gradients of {len(bucket.parameters)} parameters are summands over {', '.join(bucket.axes)}"
+        reason = f"the gradients of {len(bucket.parameters)} parameters are partial sums over {', '.join(bucket.axes)}"
         name = f"gradient bucket {number}"
         return Bucket(
             StreamTask(f"copy {name}", (COMPUTE,), self._pass_seconds(2 * size), "backward", size, "", reason),

@@ -1,4 +1,4 @@
-"""Files that a person named: read and written so that every fault is one sentence with the file in it.
+"""Files that a user named: read and written so that every fault is one sentence with the file in it.
 
 A file is read up to a size, JSON and TOML up to a depth; what is written is there whole or not at all.
 """

@@ -20,7 +20,7 @@ REPEAT_SECONDS = 30.0
 def step(label: str, quiet: bool = False) -> Iterator[None]:
     """Says on stderr that `label` is under way, if it lasts; nothing at all where `quiet`.
 
-    What a person's model prints meanwhile goes to stderr where `quiet`: stdout holds the result alone.
+    What a user's model prints meanwhile goes to stderr where `quiet`: stdout holds the result alone.
     """
     if quiet:
         with stdout_aside():

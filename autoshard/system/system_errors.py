@@ -1,4 +1,4 @@
-"""Errors that are neither a person's words nor a bug: a full disk, no memory, a package that is not installed."""
+"""Errors that are neither a user's words nor a bug: a full disk, no memory, a package that is not installed."""
 
 from __future__ import annotations
 

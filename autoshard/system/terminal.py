@@ -1,4 +1,4 @@
-"""The standard streams as a person's shell gave them: closed, ASCII only, a full disk, a pipe that nobody reads."""
+"""The standard streams as a user's shell gave them: closed, ASCII only, a full disk, a closed pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepare() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        raise UsageError("standard output is closed: nobody would see the result", "> FILE, or > /dev/null")
+        raise UsageError("standard output is closed: there is nowhere to print the result", "> FILE, or > /dev/null")
     _lenient()
 
 

@@ -125,7 +125,7 @@ def fold(name: str) -> str:
 
 
 def _folded(rows: Sequence[ExplainedChoice]) -> list[ExplainedChoice]:
-    """Rows that differ in the number of their block only, as one, the dearest first."""
+    """Rows that differ in the number of their block only, as one, the most expensive first."""
     groups: dict[tuple[str, str, str], list[ExplainedChoice]] = {}
     for row in rows:
         groups.setdefault((fold(row.name), row.choice, row.decided_by), []).append(row)

@@ -12,7 +12,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan
 from autoshard.rules.algebra.strategy import Choice, Strategy
 
-# (target, operand position, dim of it) -> what a person calls a split of that dim.
+# (target, operand position, dim of it) -> what a user calls a split of that dim.
 _NAMED_SPLITS = {
     ("aten.linear", 1, 0): "column-parallel",
     ("aten.linear", 1, 1): "row-parallel",
@@ -188,4 +188,4 @@ def placement_words(layout: Layout, mesh: Mesh) -> str:
 def _placement(placement: Shard | Replicate | Partial) -> str:
     if isinstance(placement, Shard):
         return f"dim {placement.dim} cut" + (f" in each of {placement.blocks} blocks" if placement.blocks > 1 else "")
-    return "copied" if isinstance(placement, Replicate) else "a summand"
+    return "copied" if isinstance(placement, Replicate) else "a partial sum"

@@ -31,7 +31,7 @@ operand, result and gradient lies (the notation: `autoshard/rules/algebra/notati
 - `+n` is added, not multiplied (a bias); `n?` may be absent; `...` are broadcasting dims, `d*` several dims, `(g c)` a
   product of factors, outermost first, and a number a dim that nothing cuts;
 - *whole* factors can't be cut: the operator needs all of them on each device;
-- *a partial passes in* `0+1`: summands in operands 0 and 1 together give a summand; in `0, 1`: in either alone;
+- *a partial passes in* `0+1`: partial sums in operands 0 and 1 together give a partial sum; in `0, 1`: in either alone;
 - a *variant* of the runtime replaces the operator, where an axis is on its factors (or always); `joined` factors are
   joined by its own collectives; a choice like `ring` (s+t) cuts several factors at once, `heads` (g*r) their product.
 

@@ -160,7 +160,7 @@ def _each(mesh: Mesh) -> Run:
 
 
 def _alone(mesh: Mesh, rank: int) -> ParallelMesh:
-    """A device that talks to nobody."""
+    """A device without collectives."""
     import torch
 
     from autoshard.emit.runtime.mesh import ParallelMesh

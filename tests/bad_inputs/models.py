@@ -1,4 +1,4 @@
-"""Rows of model files: what a person's own code does when it is imported, called, or run."""
+"""Rows of model files: what a user's own code does when it is imported, called, or run."""
 
 from __future__ import annotations
 

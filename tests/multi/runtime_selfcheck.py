@@ -47,7 +47,7 @@ def check_transport(mesh: ParallelMesh) -> None:
     assert ids.tolist() == [i for i in range(mesh["tp"].size) for _ in range(2)]
 
 
-# (shape, before, after): joined axes, swaps, other blocks, cuts through a block, uneven, copies, summands.
+# (shape, before, after): joined axes, swaps, other blocks, cuts through a block, uneven, copies, partials.
 MOVES = [
     ((8, 4), "S0 S0", "S1 S1"), ((8, 8), "S0 S1", "S1 S0"), ((12, 4), "S0 S0/3", "R R"), ((12, 4), "S0 S0/3", "S1 R+"),
     ((7, 5), "S0 S1", "S1 S0"), ((12, 4), "R+ S0/3", "S0 S1"), ((5, 4), "P S0", "S1 R"), ((6, 4), "R S0", "S0 S0"),
@@ -61,7 +61,7 @@ def cut_as(whole: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
 
 
 def summed(layout: str, placement: str, mesh: ParallelMesh) -> int:
-    """How many equal summands there are."""
+    """How many equal partial sums there are."""
     return math.prod(n for n, own in zip(mesh.axes.values(), layout.split(), strict=True) if own == placement)
 
 
@@ -80,8 +80,8 @@ def check_exchange(mesh: ParallelMesh) -> None:
     axis = mesh.joint(("dp", "tp"))
     for shape, before, after in MOVES:
         whole, gradient = random(*shape), random(*shape, seed=1)
-        summands = {"P", "R+"} & {*before.split(), *after.split()}
-        for by in ("all_to_all",) if summands else ("all_to_all", "all_gather"):
+        partials = {"P", "R+"} & {*before.split(), *after.split()}
+        for by in ("all_to_all",) if partials else ("all_to_all", "all_gather"):
             x = cut_as(whole, before, mesh).requires_grad_()
             y = runtime.exchange(x, axis, shape, before, after, by=by)
             same(y, cut_as(whole, after, mesh) * summed(before, "P", mesh))

@@ -1,4 +1,4 @@
-"""What a person sees when the model they named is missing, broken, or can't be captured: one sentence."""
+"""What a user sees when the model they named is missing, broken, or can't be captured: one sentence."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LAYER = Counter({
 
 
 def as_text(graph: Graph) -> str:
-    """A graph as a person would write it down: one op a line."""
+    """A graph as a user would write it down: one op a line."""
     lines = [f"input {show(graph, name)}" for name in graph.inputs]
     lines += [f"parameter {show(graph, p.tensor)} = {p.path} starts as {p.init}" for p in graph.parameters]
     for op in graph.ops:

@@ -1,4 +1,4 @@
-"""Gradients of packages on uneven meshes: which collectives run is the Program's, and every summand counts once."""
+"""Gradients of packages on uneven meshes: which collectives run is the Program's, and every partial sum counts once."""
 
 from __future__ import annotations
 

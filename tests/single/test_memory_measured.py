@@ -198,8 +198,8 @@ def test_states(name: str) -> None:
 @models
 def test_peaks(name: str) -> None:
     """Of all that is on the device, within 1 %. What is left: the loss of mean squares keeps
-    the storage of its summands, what two uses of one parameter give it waits for its sum, and names of the emitted code
-    that hold a value to the end of their function."""
+    the storage of its partial sums, what two uses of one parameter give it waits for its sum, and names of the
+    emitted code that hold a value to the end of their function."""
     measured, plan, program = both(name)
     fixed = total(alive(plan, 0, "parameter", "optimizer", "buffer", "input"))
     turn = len(program.instructions)

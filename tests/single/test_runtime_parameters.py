@@ -102,7 +102,7 @@ def test_local_passes_gradients_in_the_asked_shape() -> None:
 
 @pytest.mark.parametrize("max_norm", [0.5, 100.0])
 def test_gradients_are_reduced_and_clipped_once_per_element(max_norm: float) -> None:
-    """Each device's gradient is its summand over the axes of its bucket; afterwards all is as on one device."""
+    """Each device's gradient is its partial sum over the axes of its bucket; afterwards all is as on one device."""
     reference = {name: nn.Parameter(STATE[name].clone()) for name in ("attn.qkv", "attn.bias", "wte")}
     for name, parameter in reference.items():
         parameter.grad = STATE[name] * 0.7
@@ -112,7 +112,7 @@ def test_gradients_are_reduced_and_clipped_once_per_element(max_norm: float) -> 
         toy = Toy(mesh)
         runtime.load_full_state_dict(toy, STATE)
         named = {"qkv": toy.qkv, "bias": toy.bias, "table": toy.table}
-        for scale, parameter in zip((0.5, 0.25, 1.0), named.values(), strict=True):  # 2, 4 and 1 summands
+        for scale, parameter in zip((0.5, 0.25, 1.0), named.values(), strict=True):  # 2, 4 and 1 partial sums
             parameter.grad = parameter.detach() * (0.7 * scale)
         buckets = [(("a",), ["qkv"]), (("a", "b"), ["bias"])]
         runtime.reduce_gradients(mesh, named, buckets)

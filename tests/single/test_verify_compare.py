@@ -57,7 +57,7 @@ def correct(expected: Reference) -> list[RankResult]:
         return local_part(full, Layout.parse(LAYOUTS[name]), MESH, rank)
 
     def step(rank: int, s: ReferenceStep) -> RankStep:
-        loss = s.outputs[0] * (0.3, 0.7)[MESH.coordinates(rank)[0]]  # a summand on each dp rank
+        loss = s.outputs[0] * (0.3, 0.7)[MESH.coordinates(rank)[0]]  # a partial sum on each dp rank
         return RankStep(
             (loss, part("logits", s.outputs[1], rank)),
             s.norm,
@@ -161,7 +161,7 @@ def one_loss_each(losses: tuple[float, ...], norms: tuple[float, ...]) -> Refere
 
 
 def moved(results: list[RankResult], number: int, loss: float, norm: float) -> list[RankResult]:
-    """The loss of step `number` moved by `loss` on the first summand, every norm by `norm`."""
+    """The loss of step `number` moved by `loss` on the first partial sum, every norm by `norm`."""
 
     def step(rank: int, s: RankStep) -> RankStep:
         own = loss if MESH.coordinates(rank)[0] == 0 else 0.0

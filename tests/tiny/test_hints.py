@@ -1,4 +1,4 @@
-"""Every error that a person can meet says what to try."""
+"""Every error that a user can meet says what to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module tree calls exactly the flat program, and has the structure a person would write."""
+"""The module tree calls exactly the flat program, and has the structure a user would write."""
 
 from __future__ import annotations
 

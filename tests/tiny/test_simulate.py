@@ -139,7 +139,7 @@ def test_stored_shards_are_gathered_and_gathered_again():
         ("all_gather w1_0_dp", "forward", "needed"),
         ("all_gather w1_0_dp", "backward", "gathered again: needed"),
         ("reduce_scatter w1_0_dp", "backward", "needed"),
-        ("all_reduce gradient bucket 0", "backward", "the gradients of 2 parameters are summands over dp"),
+        ("all_reduce gradient bucket 0", "backward", "the gradients of 2 parameters are partial sums over dp"),
     ]
 
 

@@ -43,7 +43,7 @@ def whole_bytes(program: Program, name: str, axes: tuple[str, ...]) -> float:
 @settings(max_examples=60, deadline=None)
 @given(options=programs)
 def test_bytes_are_conserved(options):
-    """A collective moves its group's whole value, each way once; a bucket every gradient that is a summand, once."""
+    """A collective moves its group's whole value, each way once; a bucket each partial gradient, once."""
     graph, program = mlp(**options)
     timeline = simulate(program, graph, A100)
     moved = Counter()

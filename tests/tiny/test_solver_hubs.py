@@ -115,12 +115,12 @@ def test_a_rough_plan_is_good_and_what_did_not_fit_is_not_tried_again(monkeypatc
     monkeypatch.setattr(portfolio, "minimum_within", counted)
     for seed in range(20):
         problem = hub_problem(seed, layers=5, forbid=0.0)
-        dearer = replace(problem, values=tuple(replace(v, seconds=2.0 * v.seconds) for v in problem.values))
-        best, unfit = portfolio.solve(dearer), set[int]()
+        costlier = replace(problem, values=tuple(replace(v, seconds=2.0 * v.seconds) for v in problem.values))
+        best, unfit = portfolio.solve(costlier), set[int]()
         portfolio.solve(problem, budget_entries=2, unfit=unfit)
         tried.clear()
-        rough = portfolio.solve(dearer, rough=True, unfit=unfit)
-        assert portfolio.structure(problem) == portfolio.structure(dearer) and not (unfit and tried)
+        rough = portfolio.solve(costlier, rough=True, unfit=unfit)
+        assert portfolio.structure(problem) == portfolio.structure(costlier) and not (unfit and tried)
         assert best.objective * (1 - 1e-9) <= rough.objective <= 1.5 * best.objective + 1e-12
         assert rough.lower_bound <= best.objective * (1 + 1e-9)
-        assert portfolio.solve(dearer, rough=True).objective == pytest.approx(best.objective)
+        assert portfolio.solve(costlier, rough=True).objective == pytest.approx(best.objective)

@@ -94,7 +94,7 @@ def test_a_profile_that_has_changed_since_is_told(old: Plan) -> None:
     plan = search(GRAPH, parse_hardware(slower), SearchRequest(MESH))
     said = text_of(plan)
     assert "the profile a100-80g-sxm has changed since" in said and "costs have changed" not in said
-    assert reevaluate.origin(replace(plan, hardware="mine")) == ()  # a profile of a person's own: not ours to compare
+    assert reevaluate.origin(replace(plan, hardware="mine")) == ()  # a profile of a user's own: not ours to compare
     assert warnings(plan, HARDWARE)
 
 

@@ -83,8 +83,8 @@ def test_a_damaged_file_is_found_without_assertions(tmp_path: Path) -> None:
 def test_a_package_that_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def build(): ...\n", encoding="utf-8")
     program = (
-        "import sys; sys.modules['torch'] = None\nfrom autoshard import cli\n"
-        "sys.exit(cli.main(['plan', 'model.py:build', '--mesh', 'dp=2', '--hardware', 'cpu-local']))"
+        "import sys; sys.modules['torch'] = None\nfrom autoshard.cli import commands\n"
+        "sys.exit(commands.main(['plan', 'model.py:build', '--mesh', 'dp=2', '--hardware', 'cpu-local']))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=BARE, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("autoshard: torch can't be imported")

@@ -1,7 +1,7 @@
 """A constant that one operator reads twice is made twice, so that each reading may have its own layout.
 
 A cell without a first state is given one tensor of zeros as hidden state, which all units read, and as cell state,
-which lies as the units do.
+which has the layout of the units.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Around code that a person wrote: whatever it does to this process is put back, and it can't end it unseen."""
+"""Around code that a user wrote: whatever it does to this process is put back, and it can't end it unseen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDS = ("_exit", "abort", "execv", "execve")  # of `os`: nothing after them woul
 
 
 def is_own(error: BaseException) -> bool:
-    """An error that is not the guarded code's: ours, or a person's Ctrl-C."""
+    """An error that is not the guarded code's: ours, or a user's Ctrl-C."""
     return isinstance(error, UserError | KeyboardInterrupt)
 
 

@@ -1,4 +1,4 @@
-"""Source lines a person can find: of an exception, and of an exported node."""
+"""Source lines a user can find: of an exception, and of an exported node."""
 
 from __future__ import annotations
 

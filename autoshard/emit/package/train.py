@@ -105,7 +105,7 @@ def train_step(
 
 
 def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
-    """The loss of the global batch, from the summand of each rank."""
+    """The loss of the global batch, from the partial sum of each rank."""
     total = loss.detach().to(torch.float32).clone()
     for axis in LOSS_AXES:
         mesh[axis].transport.all_reduce(total)()

@@ -1,6 +1,6 @@
 """What the generated model needs at run time: a mesh of named axes, collectives with gradients, sharded parameters.
 
-Launched by torchrun on gloo, NCCL or HCCL. On each mesh axis a tensor lies as one of
+Launched by torchrun on gloo, NCCL or HCCL. On each mesh axis a tensor has one of these layouts:
   S<d>  sharded: each device holds a slice of dim d, and the same slice of the gradient
   R     replicated: everything on each device, and the whole gradient, equal on all
   R+    replicated: everything on each device; the true gradient is the sum over the axis

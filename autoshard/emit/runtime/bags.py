@@ -21,8 +21,8 @@ def parallel_embedding_bag(
     mode: str, padding_idx: int | None = None,
     vocabulary: Sequence[Axis] = (), bags: Sequence[Axis] = (),
 ) -> Tensor:  # fmt: skip
-    """Weight (`size` rows, d), ids (bags, length) or (n) with offsets -> (bags, d): a summand over `vocabulary`, this
-    device's bags over `bags`."""
+    """Weight (`size` rows, d), ids (bags, length) or (n) with offsets -> (bags, d): a partial sum over `vocabulary`,
+    this device's bags over `bags`."""
     if offsets is not None:
         offsets = F.pad(offsets, (0, 1), value=len(ids))
         if bags:

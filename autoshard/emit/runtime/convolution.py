@@ -168,5 +168,5 @@ def halo_avg_pool(
 
 
 def parallel_global_pool(x: Tensor, *, sizes: Sequence[int]) -> Tensor:
-    """This device's summand of the mean over a whole image, whose `sizes` the mesh cuts."""
+    """This device's partial sum of the mean over a whole image, whose `sizes` the mesh cuts."""
     return parallel_mean(x, dim=tuple(range(-len(sizes), 0)), keepdim=True, count=math.prod(sizes))

@@ -82,7 +82,7 @@ def random_noise(
 
 
 def scaled_noise(noise: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Alpha dropout's factor and summand."""
+    """Alpha dropout's factor and offset."""
     scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
     return noise * scale, (noise - 1) * (_ALPHA * scale) + _ALPHA * scale * p
 

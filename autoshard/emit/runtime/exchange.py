@@ -2,7 +2,7 @@
 
 What one device has for another is a product of index sets, one a dim, whatever the cuts are (uneven, in blocks, through
 blocks, nested). A device that holds something already takes its own; where several hold the same, each receives from
-the one with its own coordinate on the axes that replicate it; of a sum it receives every summand.
+the one with its own coordinate on the axes that replicate it; of a sum it receives every partial sum.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _length(held: _Held) -> int:
 
 
 def _summed(axis: Axis, before: str, after: str) -> list[str]:
-    """The axes over which every member has a summand that all who need the element receive."""
+    """The axes over which every member has a partial sum that all who need the element receive."""
     texts = zip(axis.mesh.axes, before.split(), after.split(), strict=True)
     return [name for name, x, y in texts if name in axis.names and x == "P" != y]
 

@@ -2,7 +2,7 @@
 
 `cut`: the axes that cut the experts, each what the one before left. Along those of them in `dispatch` the tokens are
 cut too: pairs travel to the device of their expert and back. Along the others every device has all tokens, works on the
-pairs of its own experts, and the result is a summand.
+pairs of its own experts, and the result is a partial sum.
 """
 
 from __future__ import annotations

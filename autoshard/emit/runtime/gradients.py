@@ -26,7 +26,7 @@ def reduce_gradients(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter],
     """Sums local gradients over devices, in place: once a step, after its last backward.
 
     A bucket, (axis names, parameter names), is one flat all-reduce. Gradients that were summed already stay as they
-    are; RuntimeError where a backward has added to such a one since, for nothing can tell its summands apart.
+    are; RuntimeError where a backward has added to such a one since, for nothing can tell its partial sums apart.
     """
     pending: deque[_Flight] = deque()
     for axes, names in buckets:

@@ -100,7 +100,7 @@ def parallel_cross_entropy(
     vocabulary: Sequence[Axis] = (), size: int, ignore_index: int = -100, label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Cross entropy of (rows, `size` classes), also (rows, classes, d1, ...): a summand over `rows` (a row's own
+    """Cross entropy of (rows, `size` classes), also (rows, classes, d1, ...): a partial sum over `rows` (a row's own
     without a reduction), whole over `vocabulary`. A mean is over the labels of all devices that are not ignored, or
     over their weights. Only the local softmax is saved."""
     options = _Options(tuple(rows), tuple(vocabulary), size, ignore_index, label_smoothing, reduction)
@@ -111,7 +111,7 @@ def parallel_nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None = None, *, rows: Sequence[Axis] = (),
     vocabulary: Sequence[Axis] = (), size: int, ignore_index: int = -100, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Negative log-likelihood of (rows, `size` classes, ...): a summand over `rows` and over `vocabulary`."""
+    """Negative log-likelihood of (rows, `size` classes, ...): a partial sum over `rows` and over `vocabulary`."""
     start, stop = vocabulary_range(vocabulary, size)
     here = (target >= start) & (target < stop) & (target != ignore_index)
     column = (target - start).clamp(0, max(stop - start - 1, 0))
@@ -128,7 +128,7 @@ def parallel_nll_loss(
 
 
 def parallel_loss(*operands: Tensor | None, loss: str, count: int, **options: Any) -> Tensor:
-    """This device's summand of the mean of a loss that is one number an element or row, `count` of them on all
+    """This device's partial sum of the mean of a loss that is one number an element or row, `count` of them on all
     devices. `loss` is ATen's name for it."""
     losses = getattr(torch.ops.aten, loss)(*operands, reduction=0, **options)
     return cast(Tensor, (losses.sum(dtype=accumulation(losses.dtype)) / count).to(losses.dtype))

@@ -26,7 +26,7 @@ def vocabulary_range(vocabulary: Sequence[Axis], size: int) -> tuple[int, int]:
 def vocabulary_parallel_embedding(
     weight: Tensor, ids: Tensor, *, size: int, vocabulary: Sequence[Axis], padding_idx: int = -1
 ) -> Tensor:
-    """Rows of the local part of the table, zero for ids of other devices: a summand over `vocabulary`."""
+    """Rows of the local part of the table, zero for ids of other devices: a partial sum over `vocabulary`."""
     start, stop = vocabulary_range(vocabulary, size)
     if start == stop:
         return weight.sum(0).expand(*ids.shape, weight.shape[1])  # zeros that autograd still connects to the weight
@@ -41,12 +41,12 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 
 
 def parallel_mse_loss(input: Tensor, target: Tensor, *, count: int) -> Tensor:
-    """This device's summand of the mean squared error over `count` elements of all devices."""
+    """This device's partial sum of the mean squared error over `count` elements of all devices."""
     squares = F.mse_loss(input, target, reduction="none")
     return (squares.sum(dtype=accumulation(squares.dtype)) / count).to(squares.dtype)
 
 
 def parallel_mean(input: Tensor, *, dim: Sequence[int] | None, keepdim: bool = False, count: int) -> Tensor:
-    """This device's summand of a mean over `count` elements (per result) of all devices."""
+    """This device's partial sum of a mean over `count` elements (per result) of all devices."""
     dims = tuple(range(input.dim())) if dim is None or len(dim) == 0 else tuple(dim)
     return (input.sum(dims, keepdim, dtype=accumulation(input.dtype)) / count).to(input.dtype)

@@ -48,7 +48,7 @@ def shard_buffer(
     split_shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32, ties: Sequence[str] = (),
     init: Sequence[str | float] = (),
 ) -> Tensor:  # fmt: skip
-    """An uninitialised tensor that lies as `layout` says on `split_shape` (default: `shape`).
+    """An uninitialised tensor that has layout `layout` says on `split_shape` (default: `shape`).
 
     `init` is what `init_parameters` will do to it.
     """

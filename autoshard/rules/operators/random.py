@@ -27,7 +27,7 @@ def dropout(call: OperatorCall) -> str:
 
 
 def noise(call: OperatorCall) -> str:
-    """Whole features, or with a summand that keeps the mean (`alpha`: affine)."""
+    """Whole features, or with an offset that keeps the mean (`alpha`: affine)."""
     linear = "" if "alpha" in call.op.target else " | linear: 0"
     return f"... -> ...{linear}" + (" | variant: random_noise" if is_random(call.op) else "")
 

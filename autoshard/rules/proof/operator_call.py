@@ -60,7 +60,7 @@ def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
-    """As a person would write it: a weight for each pair of token and expert."""
+    """As a user would write it: a weight for each pair of token and expert."""
     import torch.nn.functional as F
 
     x, up, down, chosen, weights, *biases = operands

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Side = Literal["value", "gradient"]
-SUMMAND = {"value": PARTIAL, "gradient": REPLICATE_PARTIAL}
+PARTIAL_SUM = {"value": PARTIAL, "gradient": REPLICATE_PARTIAL}
 TOLERANCE = 1e-9
 # Runs work(rank, context) on every device and returns the results in rank order; the context is what variants get.
 Run = Callable[[Callable[[int, Any], Any]], list[Any]]
@@ -233,20 +233,20 @@ class _Proof:
         return [r.detach() for r in results], _gradients(results, incoming, leaves)
 
     def _split(self, tensor: Tensor | None, layout: Layout | None, side: Side) -> list[Tensor] | None:
-        """What each device is given: its indices, of a random summand where the side is summed."""
+        """What each device is given: its indices, of a random partial sum where the side is summed."""
         if tensor is None or layout is None:
             return None
-        summands: dict[tuple[int, ...], Tensor] = {}
-        summed = [axis for axis, placement in enumerate(layout.placements) if placement == SUMMAND[side]]
+        partials: dict[tuple[int, ...], Tensor] = {}
+        summed = [axis for axis, placement in enumerate(layout.placements) if placement == PARTIAL_SUM[side]]
         keys = list(itertools.product(*(range(self.mesh.sizes[axis]) for axis in summed)))
         for key in keys[1:]:
-            summands[key] = _like(tensor, self.generator)
-        summands[keys[0]] = tensor.detach() - sum(summands.values()) if summands else tensor.detach()
+            partials[key] = _like(tensor, self.generator)
+        partials[keys[0]] = tensor.detach() - sum(partials.values()) if partials else tensor.detach()
         result = []
         for rank in range(self.mesh.size):
             coordinates = self.mesh.coordinates(rank)
             key = tuple(coordinates[axis] for axis in summed)
-            result.append(self._held(summands[key], layout, coordinates).clone())
+            result.append(self._held(partials[key], layout, coordinates).clone())
         return result
 
     def _held(self, tensor: Tensor, layout: Layout, coordinates: Sequence[int]) -> Tensor:
@@ -259,7 +259,7 @@ class _Proof:
 
     def _compare(self, parts: Sequence[Tensor | None], whole: Tensor, layout: Layout, side: Side) -> str:
         """Sum over the summed axes; on every device of the other axes that must be its indices of the whole."""
-        summed = [axis for axis, placement in enumerate(layout.placements) if placement == SUMMAND[side]]
+        summed = [axis for axis, placement in enumerate(layout.placements) if placement == PARTIAL_SUM[side]]
         groups: dict[tuple[int, ...], list[Tensor]] = {}
         for rank, part in enumerate(parts):
             own = self.mesh.coordinates(rank)

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class OutOfTime(Exception):
-    """The clock of `watched` is over. Never seen by a person: who watches has something else, or less."""
+    """The clock of `watched` is over. Never seen by a user: who watches has something else, or less."""
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ def _smallest(problem: Problem) -> Iterator[tuple[str, float, int, int]]:
 
 
 def _kept(value: Value) -> Iterator[tuple[str, float, int, int]]:
-    """Over each stretch its keepers may share one layout: the largest of their smallest sizes."""
+    """Over each window its keepers may share one layout: the largest of their smallest sizes."""
     keepers = [
         (float(value.bytes[targets].min()), *span)
         for targets, span in zip(value.targets, value.intervals, strict=True)

@@ -92,7 +92,7 @@ class PartialClock(Clock):
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a person;
+    """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a user;
     propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
     `rough`: a good plan is enough for dp, without a bound that says much. `unfit`: the structures, whatever the prices,
     of which dp found that no exact tables fit; it adds to them, and a rough plan does not try that again.

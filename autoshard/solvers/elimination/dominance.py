@@ -1,8 +1,8 @@
 """Which strategies are worth keeping, before elimination: exact reductions of the additive problem.
 
 1. A strategy with an infinite entry, or without a finite partner over some value, goes (to a fixed point).
-2. A strategy goes where another of the same node is never dearer, whatever everyone else does: its own cost differs by
-   at least what the values could make good (dead-end elimination). One optimum at least is kept.
+2. A strategy goes where another of the same node is never more expensive, whatever everyone else does: its own cost
+   differs by at least what the values could make good (dead-end elimination). One optimum at least is kept.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Comparisons:
         self.answers: dict[tuple[object, ...], Integers] = {}
 
     def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
-        """The strategies of node n without a rival in `kept` that is never dearer; of equals the lowest stays."""
+        """The strategies of node n without a rival in `kept` that never costs more; of equals the lowest stays."""
         alive = kept[n]
         if len(alive) < 2:
             return alive
@@ -89,11 +89,11 @@ class _Comparisons:
         rows = [np.searchsorted(layouts, of[alive]) for layouts, of, _ in parts]
         key = (own.tobytes(), *((id(least), r.tobytes()) for (_, _, least), r in zip(parts, rows, strict=True)))
         if key not in self.answers:
-            dearer = own[:, None] - own[None, :]
+            excess = own[:, None] - own[None, :]
             with np.errstate(invalid="ignore"):
                 for (_, _, least), r in zip(parts, rows, strict=True):
-                    dearer = dearer + least[np.ix_(r, r)]
-            self.answers[key] = _survivors(dearer)
+                    excess = excess + least[np.ix_(r, r)]
+            self.answers[key] = _survivors(excess)
         return alive[self.answers[key]]
 
     def as_producer(self, value: Value, kept: Sequence[Integers]) -> tuple[Integers, Integers, Floats]:
@@ -121,7 +121,7 @@ class _Comparisons:
         if key not in self.least:
             pay = scaled(self.sum, value.seconds)[np.ix_(rows, cols)]
             pay = pay + per_byte * value.bytes[cols] if per_byte else pay
-            if shared:  # the dearer target may be there for another consumer already, the cheaper one may not
+            if shared:  # the more expensive target may be there for another consumer already, the cheaper one may not
                 least = np.broadcast_to(-pay.max(axis=0), (len(cols), len(cols))).copy()
                 np.fill_diagonal(least, 0.0)
             else:
@@ -131,7 +131,7 @@ class _Comparisons:
 
 
 def _least(pay: Floats) -> Floats:
-    """least[a, b] = min over columns of pay[a] - pay[b]; a forbidden entry of a counts as infinitely dearer."""
+    """least[a, b] = min over columns of pay[a] - pay[b]; a forbidden entry of a counts as infinitely more expensive."""
     result = np.empty((len(pay), len(pay)))
     if pay.size and np.isfinite(pay).all():
         piece = np.empty_like(pay)
@@ -144,12 +144,12 @@ def _least(pay: Floats) -> Floats:
     return result
 
 
-def _survivors(dearer: Floats) -> Integers:
-    """Positions left after removing, from the last, each that some other remaining one is never dearer than."""
-    beaten = dearer >= 0
+def _survivors(excess: Floats) -> Integers:
+    """Positions left after removing, from the last, each that some other remaining one is never more expensive than."""
+    beaten = excess >= 0
     np.fill_diagonal(beaten, False)
-    alive = np.ones(len(dearer), bool)
-    for s in range(len(dearer) - 1, -1, -1):
+    alive = np.ones(len(excess), bool)
+    for s in range(len(excess) - 1, -1, -1):
         if (beaten[s] & alive).any():
             alive[s] = False
     return np.flatnonzero(alive)

@@ -202,7 +202,7 @@ class _Encoder:
         return max(0.0, charge(self.sum, until) - charge(self.sum, value.intervals[j]))
 
     def nested(self, value: Value) -> bool:
-        """Whether of any two spans the dearer costs as much as the hull of both."""
+        """Whether of any two spans the more expensive costs as much as the hull of both."""
         pairs = combinations(value.intervals, 2)
         return all(charge(self.sum, span_of(p)) <= max(charge(self.sum, p[0]), charge(self.sum, p[1])) for p in pairs)
 

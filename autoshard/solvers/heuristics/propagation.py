@@ -1,4 +1,4 @@
-"""Sharding propagation: from what a person pinned, breadth first, every node takes what moves the least.
+"""Sharding propagation: from what a user pinned, breadth first, every node takes what moves the least.
 
 After MindSpore's search_mode "sharding_propagation" (its annotated operators are our pins), at the problem's level:
 

@@ -44,7 +44,7 @@ _FEW = 8  # choices a node, on average, that are left to HiGHS's own search
 _NEAR = 0.05  # the relative gap that is hoped for while no plan is known
 _FULL = 0.98  # of the capacity
 _SMALLER = 0.8  # the part of the choices below which the program is written again without the rest
-_DEAR = 1e4  # overflow against seconds in local search
+_PENALTY = 1e4  # overflow against seconds in local search
 
 
 def solve(problem: Problem, options: Options, *, start: bool = True) -> Solution:
@@ -190,8 +190,8 @@ class _IntegerSearch:
         choice = model.picked(relaxed.x)
         if math.isinf(objective(self.problem, choice)):
             return
-        dear = _DEAR * max(relaxed.bound, 1e-30) / max(self.problem.capacity_bytes, 1.0)
-        aim = Aim(1.0, 0.0 if math.isinf(self.problem.capacity_bytes) else dear, self.problem.capacity_bytes)
+        penalty = _PENALTY * max(relaxed.bound, 1e-30) / max(self.problem.capacity_bytes, 1.0)
+        aim = Aim(1.0, 0.0 if math.isinf(self.problem.capacity_bytes) else penalty, self.problem.capacity_bytes)
         near = descend(self.problem, links(self.problem), choice, aim)
         if not self.offer(near):
             self.offer(repaired(self.problem, near))

@@ -29,7 +29,7 @@ from autoshard.solvers.linear_program.rows import Linear, Rows, linear
 from autoshard.solvers.relax.lagrangian import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
 
-# What a person says -> PuLP's names for it, the first that is available is used.
+# What a user says -> PuLP's names for it, the first that is available is used.
 _NAMES = {
     "CBC": ("PULP_CBC_CMD", "COIN_CMD"),
     "GUROBI": ("GUROBI", "GUROBI_CMD"),

@@ -1,7 +1,7 @@
 """The lower bound of a large core under its memory limit: messages, and multipliers that follow their plans.
 
-Every sweep of messages rounds to a plan. Where the recent plans overflow, memory gets dearer, where they leave room,
-cheaper; a step moves a given part of the total cost between times, so that no scale has to be guessed.
+Every sweep of messages rounds to a plan. Where the recent plans overflow, memory gets more expensive, where they leave
+room, cheaper; a step moves a given part of the total cost between times, so that no scale has to be guessed.
 """
 
 from __future__ import annotations

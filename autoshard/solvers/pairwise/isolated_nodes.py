@@ -21,7 +21,7 @@ class Lonely:
         """The sum of their least costs."""
         return float(self._least(unary)[0].sum()) if self.nodes else 0.0
 
-    def dearer(self, unary: Sequence[Floats], choice: Integers) -> list[tuple[int, float]]:
+    def excess(self, unary: Sequence[Floats], choice: Integers) -> list[tuple[int, float]]:
         """(node, what its choice costs beyond its best one) of those that have a better one."""
         if not self.nodes:
             return []

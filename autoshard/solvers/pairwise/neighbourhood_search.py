@@ -11,7 +11,7 @@ from autoshard.solvers.pairwise.reduced_problem import Inner
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
-_PUSH = 0.01  # of the typical cost: how much dearer overflowing times get with each round
+_PUSH = 0.01  # of the typical cost: how much more expensive overflowing times get with each round
 _KEPT = 0.7  # of those pushes, for each round in which the plan fits
 _MOST_CHANGES = 64  # made at once, or of many a quarter
 
@@ -45,8 +45,8 @@ def polished(
             pushes += 1
             scale = core.items.capacity or over.max()  # nothing fits into nothing, whatever the push
             push += _PUSH * pushes * (typical / scale) * (over / over.sum())
-            dearer = core.items.priced(core.graph.unary, multipliers + push)
-            changes = attempt(forests.changes, dearer, choice, rng, most)
+            priced = core.items.priced(core.graph.unary, multipliers + push)
+            changes = attempt(forests.changes, priced, choice, rng, most)
             for change in changes or ():
                 choice = _after(choice, [change])
             alive = core.items.alive(choice)

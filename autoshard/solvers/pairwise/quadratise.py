@@ -3,7 +3,7 @@
 A value with one consumer is a matrix. One with several consumers pays once for every distinct target that they need:
 each such target becomes an extra node of two choices, made or not. The producer pays where it is made, and a consumer
 that needs it forbids that it is not. Bytes that are kept over a span which depends on the choices become extra nodes,
-one for each stretch between two ends of spans: alive there, or not. The objective and the memory of a plan are those
+one for each window between two ends of spans: alive there, or not. The objective and the memory of a plan are those
 of the cheapest and smallest choice of the extra nodes; `extended` gives it.
 """
 
@@ -112,7 +112,7 @@ class _PairWriter:
         return self.known[key]
 
     def add_kept(self, value: Value) -> None:
-        """A stretch is alive where one keeper of the target starts before it and one (another, perhaps) stops after."""
+        """A window is alive where one keeper of the target starts before it and one (another, perhaps) stops after."""
         spans = _keepers(value)
         if len(spans) == 1:
             self.add_one_keeper(value, *spans[0])
@@ -121,8 +121,8 @@ class _PairWriter:
             keepers = [(c, targets == target, span) for c, targets, span in spans if (targets == target).any()]
             size = float(value.bytes[target])
             ends = sorted({end for *_, span in keepers for end in span}) if size else []
-            for stretch in itertools.pairwise(ends):
-                self.add_stretch(f"{value.name}: layout {target} is kept", size, stretch, keepers)
+            for window in itertools.pairwise(ends):
+                self.add_window(f"{value.name}: layout {target} is kept", size, window, keepers)
 
     def add_one_keeper(self, value: Value, consumer: int, targets: Integers, span: tuple[int, int]) -> None:
         """The bytes follow from the consumer's choice."""
@@ -138,13 +138,13 @@ class _PairWriter:
             self.known[key] = np.where(which[:, None] == np.arange(count), 0.0, np.inf)
         return self.known[key]
 
-    def add_stretch(
-        self, name: str, size: float, stretch: tuple[int, int], keepers: Sequence[tuple[int, Integers, tuple[int, int]]]
+    def add_window(
+        self, name: str, size: float, window: tuple[int, int], keepers: Sequence[tuple[int, Integers, tuple[int, int]]]
     ) -> None:
         """Choices: 2 x (a keeper starts before) + (a keeper stops after); bytes where both."""
-        node = self.add_node(name, [0.0, 0.0, 0.0, size], stretch)
+        node = self.add_node(name, [0.0, 0.0, 0.0, size], window)
         for c, needed, (start, stop) in keepers:
-            before, after = start <= stretch[0], stop >= stretch[1]
+            before, after = start <= window[0], stop >= window[1]
             known = [not (before and half < 2) and not (after and half % 2 == 0) for half in range(4)]
             if not all(known):
                 self.connect(c, node, np.where(needed[:, None] & ~np.array(known), np.inf, 0.0))

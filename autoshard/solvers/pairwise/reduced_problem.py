@@ -48,8 +48,8 @@ class Items:
         """The costs of the choices with their bytes at `multipliers` (times,) added."""
         total = np.concatenate([[0.0], np.cumsum(multipliers)])
         price = total[self.high] - total[self.low]
-        dearer = np.bincount(self.slot, self.bytes * price[self.owner], int(self.ends[-1]) if len(self.ends) else 0)
-        return np.split(np.concatenate(unary) + dearer, self.ends[:-1]) if len(unary) else []
+        priced = np.bincount(self.slot, self.bytes * price[self.owner], int(self.ends[-1]) if len(self.ends) else 0)
+        return np.split(np.concatenate(unary) + priced, self.ends[:-1]) if len(unary) else []
 
     def at(self, times: Integers) -> Iterator[tuple[Integers, Floats]]:
         """For each time: the slots that use memory then, and how much."""

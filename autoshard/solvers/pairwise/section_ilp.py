@@ -20,7 +20,7 @@ from autoshard.solvers.pairwise.presolve import PairGraph
 from autoshard.solvers.pairwise.reduced_problem import Inner
 
 _ROUNDS = 40  # of adding memory rows
-_STRETCHES = 24  # of the horizon: each may add its worst time in a round
+_WINDOWS = 24  # of the horizon: each may add its worst time in a round
 _SLACK = 1e-7  # relative: an overflow of the relaxation that is not worth a row
 _NODES = 100_000  # of the search tree, where no clock ends it
 
@@ -97,12 +97,12 @@ class SectionProgram:
         return result
 
     def overflows(self, alive: Floats) -> list[int]:
-        """The worst times without a row, one in each stretch."""
+        """The worst times without a row, one in each window."""
         most = self.core.items.capacity * (1 + _SLACK)
         found = []
-        for stretch in np.array_split(np.arange(len(alive)), _STRETCHES):
-            worst = int(stretch[np.argmax(alive[stretch])]) if len(stretch) else 0
-            if len(stretch) and alive[worst] > most and worst not in self.times:
+        for window in np.array_split(np.arange(len(alive)), _WINDOWS):
+            worst = int(window[np.argmax(alive[window])]) if len(window) else 0
+            if len(window) and alive[worst] > most and worst not in self.times:
                 found.append(worst)
         return found
 

@@ -49,7 +49,7 @@ class Forests:
         inside = self._forest(order, most or len(order))
         now = choice.tolist()
         seen = [False] * len(self.around)
-        found = [TreeMove(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.dearer(unary, choice)]
+        found = [TreeMove(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.excess(unary, choice)]
         for root in order:
             if inside[root] and not seen[root]:
                 clock.check()

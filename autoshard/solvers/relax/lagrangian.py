@@ -30,9 +30,9 @@ _ROUNDS = 40  # unlimited solves per dual
 _PENALTY = 1e4  # objective units per unit of memory, relative: above any useful multiplier
 _CLOSED = 1e-7  # relative: the dual is converged
 _STARTS = 4  # plans that local search starts from
-_STRETCHES = 12  # stretches of nodes that are solved again, half of each overlapping the next
+_WINDOWS = 12  # windows of nodes that are solved again, half of each overlapping the next
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
-_MOST_WORK = 3_000_000_000  # joint entries, for all stretches together
+_MOST_WORK = 3_000_000_000  # joint entries, for all windows together
 _NEAR = 2e-3  # relative gap that is not worth more work
 
 
@@ -201,10 +201,10 @@ def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
 
 
 def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock: Clock) -> Choice:
-    """Frees one stretch of nodes at a time, around every place, and solves it under weaker and stronger multipliers."""
+    """Frees one window of nodes at a time, around every place, and solves it under weaker and stronger multipliers."""
     contents = Contents(problem)
     best = _column(problem, choice)
-    width = max(2, 2 * len(choice) // _STRETCHES)
+    width = max(2, 2 * len(choice) // _WINDOWS)
     work = 0
     for low in range(0, len(choice), max(1, width // 2)):
         if best.seconds - dual.bound <= _NEAR * abs(dual.bound) or work > _MOST_WORK or clock.over:
@@ -223,7 +223,7 @@ def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock:
 
 
 def _aim(problem: Problem, columns: Iterable[Column]) -> Aim:
-    """Seconds, with overflow so dear that no saving of time pays for it."""
+    """Seconds, with overflow so expensive that no saving of time pays for it."""
     most = max((abs(column.seconds) for column in columns), default=1.0) or 1.0
     return Aim(1.0, _PENALTY * most / max(problem.capacity_bytes, 1.0), problem.capacity_bytes)
 

@@ -59,7 +59,7 @@ def worth_keeping(problem: Problem) -> list[Integers]:
 
 
 def overflows(problem: Problem, alive: Floats, known: Sequence[int]) -> list[int]:
-    """Times that are not `known` at which more is alive than fits: the worst of each stretch, the worst first."""
+    """Times that are not `known` at which more is alive than fits: the worst of each window, the worst first."""
     excess = alive - problem.capacity_bytes * (1 + TOLERANCE)
     padded = np.concatenate([[-np.inf], excess, [-np.inf]])
     peak = (excess > 0) & (excess >= padded[:-2]) & (excess > padded[2:])

@@ -40,8 +40,8 @@ class Beliefs:
     def __init__(self, sum_: Additive) -> None:
         self.sum = sum_
         own = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
-        self.dear = _dear(sum_, own)
-        self.unary = [np.where(np.isinf(costs), self.dear, costs) for costs in own]
+        self.penalty = _penalty(sum_, own)
+        self.unary = [np.where(np.isinf(costs), self.penalty, costs) for costs in own]
         self.before: list[list[int]] = [[] for _ in own]
         self.after: list[list[int]] = [[] for _ in own]
         self.tables: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
@@ -67,7 +67,7 @@ class Beliefs:
         if key not in self.tables:
             pay = scaled(self.sum, value.seconds)
             pay = pay + per_byte * value.bytes if per_byte else pay
-            table = np.where(np.isinf(pay), self.dear, pay) * shares
+            table = np.where(np.isinf(pay), self.penalty, pay) * shares
             self.tables[key] = table, np.ascontiguousarray(table.T)
         return self.tables[key]
 
@@ -150,7 +150,7 @@ def _least(costs: Floats, layouts: Integers, count: int) -> Floats:
     return least
 
 
-def _dear(sum_: Additive, own: list[Floats]) -> float:
+def _penalty(sum_: Additive, own: list[Floats]) -> float:
     """In place of what is forbidden: more than any plan costs that is allowed. Bounds are then low, never too high."""
 
     def most(table: Floats) -> float:

@@ -1,4 +1,4 @@
-"""Below exact elimination: better bounds by shifting shares, better plans by solving one stretch of nodes at a time."""
+"""Below exact elimination: better bounds by shifting shares, better plans by solving one window of nodes at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimise
 
 _SHIFTS = 3  # rounds of shifting shares
-_WINDOWS = 12  # stretches per pass
+_WINDOWS = 12  # windows per pass
 _PASSES = 3
-_MOST_WORK = 1_000_000_000  # joint entries of all stretches: a count, so that plans don't depend on the clock
-_STRETCH_ENTRIES = 2_000_000  # the budget of one stretch
+_MOST_WORK = 1_000_000_000  # joint entries of all windows: a count, so that plans don't depend on the clock
+_WINDOW_ENTRIES = 2_000_000  # the budget of one window
 _NEAR = 1e-4  # relative gap that is not worth more work
 
 
@@ -41,7 +41,7 @@ def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, 
             break
         bound = max(bound, again[1])
         best = min(best, polished(problem, again[0]), key=lambda c: objective(problem, c))
-    best = stretches(problem, contents, best, budget, bound, clock)
+    best = windows(problem, contents, best, budget, bound, clock)
     if math.isinf(objective(problem, best)):
         raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
     return replace(found, bound=bound, choice=best)
@@ -52,7 +52,7 @@ def _near(value: float, bound: float) -> bool:
 
 
 def polished(problem: Problem, choice: Choice) -> Choice:
-    """Descent on the objective, with forbidden entries as very dear ones while `choice` uses some."""
+    """Descent on the objective, with forbidden entries as very expensive ones while `choice` uses some."""
     if math.isinf(objective(problem, choice)):
         softer = softened(problem)
         choice = descend(softer, links(softer), choice, Aim(1.0, 0.0, math.inf))
@@ -60,12 +60,12 @@ def polished(problem: Problem, choice: Choice) -> Choice:
 
 
 def softened(problem: Problem) -> Problem:
-    """Forbidden entries made finite, each dearer than everything else together."""
+    """Forbidden entries made finite, each more expensive than everything else together."""
     tables = [node.seconds for node in problem.nodes] + [value.seconds for value in problem.values]
-    dear = 1.0 + 2.0 * sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) * max(t.shape) for t in tables)
+    penalty = 1.0 + 2.0 * sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) * max(t.shape) for t in tables)
 
     def soft(table: Floats) -> Floats:
-        return np.where(np.isinf(table), dear, table)
+        return np.where(np.isinf(table), penalty, table)
 
     return replace(
         problem,
@@ -98,8 +98,8 @@ def _shift(problem: Problem, v: int, shares: Floats, choice: Choice, step: float
     return np.asarray(shares + step * (wanted - shares))
 
 
-def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int, bound: float, clock: Clock) -> Choice:
-    """Frees one stretch of nodes at a time, fixes the rest, and solves that; keeps what is better.
+def windows(problem: Problem, contents: Contents, choice: Choice, budget: int, bound: float, clock: Clock) -> Choice:
+    """Frees one window of nodes at a time, fixes the rest, and solves that; keeps what is better.
 
     Ends after `_MOST_WORK`, or when the choice is near the lower bound `bound`.
     """
@@ -107,7 +107,7 @@ def stretches(problem: Problem, contents: Contents, choice: Choice, budget: int,
         return choice
     best, value = choice, objective(problem, choice)
     width = max(2, 2 * len(choice) // _WINDOWS)
-    budget, work = min(budget, _STRETCH_ENTRIES), 0
+    budget, work = min(budget, _WINDOW_ENTRIES), 0
     for _ in range(_PASSES):
         before = value
         for low in range(0, len(choice), max(1, width // 2)):
