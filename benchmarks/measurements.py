@@ -30,8 +30,9 @@ BF16_BYTES = 2
 
 
 def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a table; lines of comment are left out."""
     with path.open(encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def columns(table: list[dict[str, float]]) -> Rows:

@@ -31,6 +31,7 @@ _DEGREES = {
     "tp": (1, "devices that share every layer, tensor parallelism"),
     "pp": (1, "pipeline stages"),
     "interleave": (1, "model chunks a stage, for the interleaved schedule"),
+    "shard": (0, "replicas that share one set of shards, as HSDP has it; default: all"),
     "kv-heads": (0, "of grouped-query attention; default: as many as heads"),
     "feedforward": (0, "width of the feed-forward layer; default 4 x hidden"),
 }
@@ -50,6 +51,7 @@ _SWITCHES = {
     "untied": "the head has its own table",
     "dropout": "dropout operators take their time",
     "overlap": "reduce gradients and gather weights beside computation",
+    "fused-loss": "the loss is one kernel that works in place",
 }
 
 
@@ -66,6 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="optimizer sharding; default 0")
     for name, text in _SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
+    parser.add_argument("--reduce", choices=("fp32", "bf16"), help="what gradients are summed in; default by precision")
+    software = "whose whole steps the rates are of, see docs/estimate.md; default kernels: those of kernels alone"
+    parser.add_argument("--software", default="kernels", metavar="NAME", help=software)
     dispatch = quantity("--host-dispatch", "seconds", zero=True)
     time = 'host time per operator, such as "60 us"'
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
@@ -89,6 +94,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         not options.no_bias,
         not options.untied,
         options.dropout,
+        options.fused_loss,
     )
     run = TrainingRun(
         options.batch,
@@ -104,5 +110,8 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         options.precision,
         options.optimizer,
         options.overlap,
+        options.shard,
+        options.reduce or "",
+        options.software,
     )
     return model, run

@@ -84,6 +84,8 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("memory.normalisation", None, None, 1e-6),
     Constant("memory.softmax", None, 0.62, 1e-6),
     Constant("memory.gather", None, 0.5, 1e-6),
+    Constant("memory.loss", None, 0.0),  # 0: as a normalisation
+    Constant("memory.parallel_loss", None, 0.0),  # 0: as by default
     Constant("memory.cache", None, 1.0, 1.0),
     Constant("memory.cache_size", units.parse_bytes, 2.0**25, 1.0),
     Constant("allocator.block", units.parse_bytes, 512.0, 1.0),

@@ -130,7 +130,8 @@ _EFFICIENCY = {
     "aten.softmax": "memory.softmax",
     "aten.log_softmax": "memory.softmax",
     "aten.dropout": "memory.softmax",  # its source measured both together
-    "aten.cross_entropy_loss": "memory.normalisation",
+    "aten.cross_entropy_loss": "memory.loss",
+    "parallel_cross_entropy": "memory.parallel_loss",
     "aten.gelu": "memory.activation",
     "aten.silu": "memory.activation",
     "aten.tanh": "memory.activation",
@@ -149,6 +150,8 @@ _EFFICIENCY = {
     "aten.to": "memory.elementwise",
     "aten._to_copy": "memory.elementwise",
 }
+
+_ELSE = {"memory.loss": "memory.normalisation", "memory.parallel_loss": "memory.default"}  # where a constant is 0
 
 
 def _embedding_traffic(op: LocalOp) -> tuple[float, float]:
@@ -334,7 +337,9 @@ def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:
 def _memory_seconds(hardware: Hardware, target: str, size_bytes: float) -> float:
     if size_bytes == 0:
         return 0.0
-    bandwidth = hardware.memory_bandwidth * hardware.constant(_EFFICIENCY.get(target, "memory.default"))
+    key = _EFFICIENCY.get(target, "memory.default")
+    share = hardware.constant(key) or hardware.constant(_ELSE[key])
+    bandwidth = hardware.memory_bandwidth * share
     gain, cache_bytes = hardware.constant("memory.cache"), hardware.constant("memory.cache_size")
     return hardware.launch_seconds + pass_seconds(float(size_bytes), bandwidth, gain, cache_bytes)
 

@@ -2,7 +2,9 @@
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 1 shards the optimizer, so that gradients are reduce-scattered
 and updated weights gathered once a step; stage 2 the gradients too, which are scattered after every micro-batch; stage
-3 the weights too, which are gathered for every forward and again for every backward.
+3 the weights too, which are gathered for every forward and again for every backward. FSDP is stage 3 (or, where it
+reshards only after the backward, 2) with one block gathered ahead. With groups of `shard` replicas (HSDP) all that is
+within a group, and the shards of a gradient are summed over the groups afterwards.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
-from autoshard.estimate.transformer import TrainingRun
+from autoshard.estimate.transformer import FSDP, TrainingRun
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
-from autoshard.estimate.transformer_program import DATA, LAYERS, BuiltTransformer
+from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import largest_shape
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, Program
 
 
@@ -24,12 +27,14 @@ from autoshard.ir.program import Collective, Compute, Program
 class Sync:
     """Seconds of a piece's collectives over the data axis: its weights gathered, its gradients reduced.
 
-    `reduce_seconds` is of a reduce-scatter where ZeRO is on, else of an all-reduce. `parameters` are those of a device.
+    `reduce_seconds` is of a reduce-scatter where ZeRO is on, and of an all-reduce over what is replicated. `parameters`
+    are those of a device. `cast_seconds`: FSDP's pass over a gradient before it is reduced, on the device itself.
     """
 
     parameters: int
     gather_seconds: float
     reduce_seconds: float
+    cast_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,30 @@ def syncs(built: BuiltTransformer, run: TrainingRun, hardware: Hardware) -> Sync
     return Syncs(*(_sync(built, run, hardware, path) for path in (EMBEDDING, layer(LAYERS - 1), "head")))
 
 
+REPLICA, SHARD = 0, 1  # axes of `replica_mesh`
+
+
+def replica_mesh(run: TrainingRun) -> Mesh:
+    """The devices of a stage: groups of replicas, the replicas in one, the devices of a replica."""
+    return Mesh((("replica", run.dp // run.shards), ("shard", run.shards), ("tp", run.tp)))
+
+
 def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: str) -> Sync:
-    count = held(built, path)
+    count, mesh = held(built, path), replica_mesh(run)
+    if not count:
+        return Sync(0, 0.0, 0.0)
 
-    def seconds(kind: str, item_bytes: int) -> float:
-        return joint_seconds(hardware, built.mesh, (DATA,), kind, float(count * item_bytes)) if count else 0.0
+    def seconds(axes: tuple[int, ...], kind: str, size: float) -> float:
+        return joint_seconds(hardware, mesh, axes, kind, size)
 
-    reduced = seconds("reduce_scatter" if run.zero else "all_reduce", run.gradient_bytes)
-    return Sync(count, seconds("all_gather", run.weight_bytes) if run.zero else 0.0, reduced)
+    gradient = float(count * run.gradient_bytes)
+    if not run.zero:
+        return Sync(count, 0.0, seconds((REPLICA, SHARD), "all_reduce", gradient))
+    scattered = seconds((SHARD,), "reduce_scatter", gradient)
+    summed = seconds((REPLICA,), "all_reduce", gradient / run.shards)
+    bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
+    cast = count * (run.weight_bytes + run.gradient_bytes) / bandwidth if run.precision == FSDP else 0.0
+    return Sync(count, seconds((SHARD,), "all_gather", float(count * run.weight_bytes)), scattered + summed, cast)
 
 
 def held(built: BuiltTransformer, path: str) -> int:
@@ -78,14 +99,22 @@ def _operands(operands: Iterable[str | None]) -> list[str]:
     return [operand for operand in operands if operand is not None]
 
 
-def waiting(compute: Sequence[float], gathers: Sequence[float], reductions: Sequence[float], overlap: bool) -> float:
+def waiting(
+    compute: Sequence[float],
+    gathers: Sequence[float],
+    reductions: Sequence[float],
+    overlap: bool,
+    slowdown: float = 0.0,
+) -> float:
     """Seconds that pieces in a row wait for their collectives, which run one after the other on their own stream.
 
     Without `overlap` for all of them. With it, a piece's gather starts as the piece before it does, and its reduction
-    when it ends: the first gather and the last reduction have nothing beside them.
+    when it ends: the first gather and the last reduction have nothing beside them. What is hidden slows the computation
+    beside it by the share `slowdown`.
     """
+    everything = sum(gathers) + sum(reductions)
     if not overlap:
-        return sum(gathers) + sum(reductions)
+        return everything
     device = 0.0
     ready = stream = gathers[0] if gathers else 0.0
     for index, seconds in enumerate(compute):
@@ -95,4 +124,5 @@ def waiting(compute: Sequence[float], gathers: Sequence[float], reductions: Sequ
             ready = stream = max(stream, begun) + gathers[index + 1]
         if reductions[index]:
             stream = max(stream, device) + reductions[index]
-    return max(device, stream) - sum(compute)
+    exposed = max(device, stream) - sum(compute)
+    return exposed + slowdown * (everything - exposed)

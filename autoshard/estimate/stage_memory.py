@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autoshard.estimate.gradient_sync import held
-from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
@@ -17,8 +17,8 @@ from autoshard.simulate.memory_curve import Span, plan_memory
 from autoshard.simulate.pipeline_schedule import Slot, most_in_flight
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
-STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12)}
-SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4)}
+STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12), FSDP: (4, 4, 8)}
+SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4), FSDP: (4, 4, 0)}
 # Megatron-LM's fused cross entropy works in place: nothing is `working`.
 LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
 
@@ -97,13 +97,7 @@ def stage_memory(
     built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int, order: Sequence[Slot], stage: int
 ) -> StageMemory:
     """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
-    sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
-    shares = [run.dp if run.zero >= least else 1 for least in (3, 2, 1)]
-    weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
-    # ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too.
-    whole = held(built, layer(LAYERS - 1)) * min(1 + run.overlap, model.layers // run.pp) if run.dp > 1 else 0
-    weights += whole * run.weight_bytes * (run.zero == 3)
-    gradients += whole * sizes[1] * (run.zero >= 2)
+    weights, gradients, optimizer = _states(built, model, run, parameters)
     own = kept(built)
     each, again = {
         "none": (own.layer, 0.0),
@@ -116,3 +110,23 @@ def stage_memory(
     ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
     in_flight = most_in_flight(order)
     return StageMemory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)
+
+
+def _states(built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int) -> tuple[float, ...]:
+    """Bytes of weights, gradients and optimizer, and of what is gathered or scattered at the moment.
+
+    ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps
+    its float32 weights in shards; where it gathers once for both ways (ZeRO 2), all gathered layers stay for backward.
+    """
+    sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
+    fsdp = run.precision == FSDP
+    shares = [run.shards if run.zero >= least else 1 for least in (2 if fsdp else 3, 2, 1)]
+    weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
+    if run.dp > 1:
+        layers = model.layers // run.pp
+        one = held(built, layer(LAYERS - 1))
+        whole = one * min(1 + run.overlap, layers)
+        gathered = whole if run.zero == 3 else one * layers if fsdp else 0
+        weights += gathered * run.weight_bytes
+        gradients += whole * (sizes[1] + run.weight_bytes * fsdp) * (run.zero >= 2)  # FSDP casts what it reduces
+    return weights, gradients, optimizer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
 from autoshard.estimate.pieces import Piece, Pieces
-from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.simulate.pipeline_schedule import Slot
 
 _NOTHING = Piece(0.0, 0.0, 0.0, 0.0, 0, 0)
@@ -35,13 +35,15 @@ class Host:
 
 @dataclass(frozen=True)
 class Stages:
-    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. All stages have as many layers."""
+    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. All stages have as many layers.
+    `beside`: how much slower computation is beside a collective."""
 
     model: Transformer
     run: TrainingRun
     made: Pieces
     syncs: Syncs
     host: Host
+    beside: float = 0.0
 
     @property
     def layers(self) -> int:
@@ -89,14 +91,16 @@ class Stages:
 
     def replica_seconds(self, stage: int, slot: Slot) -> float:
         """What every micro-batch waits for its replicas: gathered weights (ZeRO 3), scattered gradients (2 and 3)."""
-        gathers, reduces = self.run.zero == 3, self.run.zero >= 2 and slot.kind == "B"
-        return self._waiting(stage, slot, gathers, reduces)
+        zero = self.run.zero
+        gathers = zero == 3 or (zero == 2 and self.run.precision == FSDP and slot.kind == "F")
+        return self._waiting(stage, slot, gathers, zero >= 2 and slot.kind == "B")
 
     def step_end_seconds(self, stage: int) -> float:
         """What a step waits for its replicas once: gradients reduced (below ZeRO 2), new weights gathered (1 and 2)."""
         chunks = range(self.run.interleave)
         reduced = sum(self._waiting(stage, Slot("B", 0, chunk), False, self.run.zero < 2) for chunk in chunks)
-        gathered = sum(self._waiting(stage, Slot("F", 0, chunk), self.run.zero in (1, 2), False) for chunk in chunks)
+        once = self.run.zero in (1, 2) and self.run.precision != FSDP
+        gathered = sum(self._waiting(stage, Slot("F", 0, chunk), once, False) for chunk in chunks)
         return reduced + gathered
 
     def _waiting(self, stage: int, slot: Slot, gathers: bool, reduces: bool) -> float:
@@ -106,7 +110,9 @@ class Stages:
         if slot.kind == "B":
             computed, synced = computed[::-1], synced[::-1]
         gather = [sync.gather_seconds * gathers for sync in synced]
-        return waiting(computed, gather, [sync.reduce_seconds * reduces for sync in synced], self.run.overlap)
+        reduce = [sync.reduce_seconds * reduces for sync in synced]
+        cast = sum(sync.cast_seconds * reduces for sync in synced)
+        return cast + waiting(computed, gather, reduce, self.run.overlap, self.beside)
 
     def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
         """What a stage is busy with in a step; they add up to the seconds of its slots."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.costs.bands import Band, step_band
+from autoshard.costs.software import with_software
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
@@ -56,7 +57,10 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     _check_dtype(run, hardware)
     check_mesh(hardware, Mesh((("devices", run.devices),)))
     built = build(model, run, hardware)
-    stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host or host_of(hardware))
+    hardware = with_software(hardware, run.software, model.fused_attention, model.fused_loss)
+    beside = hardware.constant("overlap.slowdown")
+    exchanged = syncs(built, run, hardware)
+    stages = Stages(model, run, pieces(built, hardware), exchanged, host or host_of(hardware), beside)
     orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
     send = send_seconds(model, run, hardware)
     kinds = [(s, slot) for s, order in enumerate(orders) for slot in _kinds(order)]

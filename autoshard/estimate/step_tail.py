@@ -15,6 +15,7 @@ from autoshard.ir.mesh import Mesh
 # g; half-precision weights add unscaled gradients (read 2, write 4) and the copy back (write 2).
 TRAFFIC_BYTES = {
     ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40, ("fp16", "adamw"): 40,
+    ("bf16-fsdp", "adamw"): 32, ("bf16-fsdp", "sgd"): 16,
     ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24, ("fp16", "sgd"): 24,
 }  # fmt: skip
 
@@ -32,7 +33,7 @@ def tail(
     `replica_seconds`: what the step waits for its replicas once (`Stages.step_end_seconds`).
     """
     count = stage_parameters(built, model, run, stage)
-    own = count / (run.dp if run.zero else 1)
+    own = count / (run.shards if run.zero else 1)
     bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
     update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / bandwidth
     return (

@@ -10,11 +10,15 @@ from autoshard.errors import UsageError
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 ACTIVATIONS = ("gelu", "gelu_new", "swiglu")
-ATTENTIONS = ("flash", "unfused")
+ATTENTIONS = ("flash", "flash1", "triton", "flash2", "flash3", "unfused")  # flash: what the constants were fitted to
 POSITIONS = ("learned", "rotary")
 NORMS = ("layer_norm", "rms_norm")
-PRECISIONS = {"fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}  # computed in
-HALF = ("bf16", "fp16")  # weights in half precision
+FSDP = "bf16-fsdp"
+PRECISIONS = {  # computed in
+    "fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16", "fp16": "float16", FSDP: "bfloat16",
+}  # fmt: skip
+HALF = ("bf16", "fp16", FSDP)  # computed with half-precision weights, not cast at every use
+REDUCED = ("", "fp32", "bf16")  # "": as the precision has it
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 
@@ -43,6 +47,12 @@ class Transformer:
     bias: bool = True
     tied: bool = True
     dropout: bool = False
+    fused_loss: bool = False
+
+    @property
+    def fused_attention(self) -> str:
+        """The name of the kernel; "" for none, or the one that the constants were fitted to."""
+        return "" if self.attention in ("flash", "unfused") else self.attention
 
     @property
     def own_kv_heads(self) -> int:
@@ -62,8 +72,10 @@ class TrainingRun:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
     `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
-    does; "bf16-mixed" casts float32 weights at every use, as torch.autocast does. `zero`: stage 0 to 3. `interleave`:
-    model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of neighbours.
+    does; "bf16-mixed" casts float32 weights at every use, as torch.autocast does; "bf16-fsdp" keeps float32 shards and
+    gathers them in bf16 (FSDP's mixed precision). `zero`: stage 0 to 3. `shard`: replicas that share one set of shards,
+    each such group a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`:
+    gradients are reduced and weights gathered beside the computation of neighbours. `reduced`: gradients are summed in.
     """
 
     batch: int
@@ -79,6 +91,14 @@ class TrainingRun:
     precision: str = "bf16"
     optimizer: str = "adamw"
     overlap: bool = False
+    shard: int = 0
+    reduced: str = ""
+    software: str = "kernels"
+
+    @property
+    def shards(self) -> int:
+        """Replicas over which ZeRO cuts."""
+        return self.shard or self.dp
 
     @property
     def devices(self) -> int:
@@ -92,7 +112,9 @@ class TrainingRun:
     @property
     def gradient_bytes(self) -> int:
         """Of one parameter's gradient as replicas sum it."""
-        return 2 if self.precision in HALF else 4
+        if self.reduced:
+            return 4 if self.reduced == "fp32" else 2
+        return 2 if self.precision in ("bf16", "fp16") else 4
 
     @property
     def activation_bytes(self) -> int:
@@ -115,7 +137,7 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     chunks = run.pp * run.interleave
     sizes = {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "sequence": model.sequence,
              "vocabulary": model.vocabulary, "batch": run.batch, "micro-batch": run.micro_batch,
-             "dp": run.dp, "tp": run.tp, "pp": run.pp, "interleave": run.interleave}  # fmt: skip
+             "dp": run.dp, "tp": run.tp, "pp": run.pp, "interleave": run.interleave, "shard": run.shards}  # fmt: skip
     positive = [(size > 0, f"{name} must be positive, got {size}") for name, size in sizes.items()]
     positive += [(getattr(model, name) <= most, f"{name} {getattr(model, name)}: expected at most {most}")
                  for name, most in LARGEST.items()]  # fmt: skip
@@ -131,6 +153,11 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         (
             run.batch % (run.micro_batch * run.dp) == 0,
             f"batch {run.batch} is no multiple of micro-batch {run.micro_batch} x dp {run.dp}",
+        ),
+        (run.dp % run.shards == 0, f"shard groups of {run.shard} do not divide dp {run.dp}"),
+        (
+            run.precision != FSDP or run.zero >= 2 or run.dp == 1,
+            f"precision {FSDP} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
         ),
         (model.layers % chunks == 0, f"{model.layers} layers do not divide over {chunks} pipeline chunks"),
         (
@@ -163,5 +190,6 @@ def _known(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         ("recompute", run.recompute, RECOMPUTE),
         ("precision", run.precision, PRECISIONS),
         ("zero", run.zero, (0, 1, 2, 3)),
+        ("reduced", run.reduced, REDUCED),
     ]
     return [(v in known, f"{name} {v!r}: expected one of {', '.join(map(str, known))}") for name, v, known in given]

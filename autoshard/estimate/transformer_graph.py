@@ -213,7 +213,7 @@ class _TransformerWriter:
             with self.splitting("S1"):
                 if cosine:
                     query, key = (self.rotated(part, cosine, sine, path) for part in (query, key))
-                attend = self.fused if model.attention == "flash" else self.unfused
+                attend = self.unfused if model.attention == "unfused" else self.fused
                 mixed = attend(query, key, value, core(index))
             shape = (*self.rows, model.heads, model.head_dim)
             together = self.add("aten.transpose", (mixed,), shape, path, dim0=1, dim1=2)

@@ -1,0 +1,85 @@
+"""What software makes of a device in whole steps: other attention kernels, a fused loss, products under load.
+
+The constants of a cost model are those of kernels that run alone. `costmodels/whole_steps/software.toml` says, with its
+sources, how whole training steps of known software differ from them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+from autoshard import units
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import UsageError
+from autoshard.system.data_files import data_folder
+
+KERNELS = "kernels"  # the constants as they are
+SAME_PEAK = 0.05  # relative: two devices of one generation
+# Bytes of a loss over those of one kernel that works in place: 6 passes of the logits to 3; operator by operator in
+# float32 (the runtime's own), 60 bytes an element to 6.
+FUSED_LOSS = {"memory.loss": 2.0, "memory.parallel_loss": 10.0}
+_RATES = ("compute", "memory")
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """The whole file."""
+    path = data_folder("costmodels") / "whole_steps" / "software.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def names() -> tuple[str, ...]:
+    """Of known software."""
+    return (KERNELS, *tables().get("software", {}))
+
+
+def attention_names() -> tuple[str, ...]:
+    """Of known attention kernels."""
+    return tuple(tables()["attention"])
+
+
+def generation(hardware: Hardware) -> str:
+    """Of the devices, by their peak: `ampere`; "" where it is none of the table."""
+    peaks = dict(hardware.peaks)
+    peak = peaks.get("bfloat16") or peaks.get("float16") or 0.0
+    known = ((name, units.parse_flop_rate(text)) for name, text in tables()["generations"].items())
+    return next((name for name, rate in known if abs(peak / rate - 1) < SAME_PEAK), "")
+
+
+@lru_cache(maxsize=256)
+def with_software(hardware: Hardware, software: str, attention: str = "", fused_loss: bool = False) -> Hardware:
+    """`hardware` with the constants of whole steps. `attention` "" is the kernel that the cost model was fitted to.
+
+    Raises UsageError for a name that is not known, and where nothing is known of it on this device.
+    """
+    changed = dict(hardware.constants)
+    rate = sustained(hardware, software)
+    slower = _figure("attention", attention, hardware) if attention else 1.0
+    for kind in _RATES:
+        changed[f"matmul.{kind}"] *= rate
+        changed[f"attention.{kind}"] /= slower
+    changed["attention.chain"] *= slower
+    if fused_loss:
+        changed |= {key: times * changed["memory.default"] for key, times in FUSED_LOSS.items()}
+    return replace(hardware, constants=tuple(changed.items()))
+
+
+def sustained(hardware: Hardware, software: str) -> float:
+    """The share of their rates that matrix products reach in whole steps of `software`."""
+    if software not in names():
+        raise UsageError(f"unknown software {software!r}: there are {', '.join(names())}", "see docs/estimate.md")
+    return 1.0 if software == KERNELS else _figure("software", software, hardware)
+
+
+def _figure(table: str, name: str, hardware: Hardware) -> float:
+    known = tables()[table]
+    if name not in known:
+        raise UsageError(f"unknown {table} {name!r}: there are {', '.join(known)}", "see docs/estimate.md")
+    own = generation(hardware)
+    if own not in known[name]:
+        there = ", ".join(key for key, value in known[name].items() if isinstance(value, dict))
+        raise UsageError(f"{table} {name}: nothing is known of it on {hardware.name}, only on {there}", "leave it out")
+    return float(known[name][own]["value"])

@@ -1,0 +1,146 @@
+"""`autoshard estimate` of FSDP: what is gathered, reduced, hidden and held; HSDP; the software that a step runs on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.costs import software
+from autoshard.costs.collective import collective_seconds
+from autoshard.errors import UsageError
+from autoshard.estimate.gradient_sync import held, syncs, waiting
+from autoshard.estimate.pieces import pieces
+from autoshard.estimate.stage_slots import Host, Stages
+from autoshard.estimate.step import estimate
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer_program import build
+from autoshard.ir.mesh import Mesh
+from autoshard.simulate.pipeline_schedule import Slot
+
+A100, H100, ASCEND = (load_hardware(name) for name in ("a100-80g-sxm", "h100-80g-sxm", "ascend-910b2"))
+MODEL = Transformer(4, 256, 8, 128, 1000, bias=False)
+RUN = TrainingRun(32, 2, 4, zero=3, precision=FSDP)
+
+
+def stages(run: TrainingRun) -> Stages:
+    built = build(MODEL, run, A100)
+    return Stages(MODEL, run, pieces(built, A100), syncs(built, run, A100), Host())
+
+
+def test_a_block_is_gathered_for_each_way_and_scattered_once_a_micro_batch() -> None:
+    """Full sharding gathers forward and backward; sharding of the gradients gathers forward alone."""
+    full, gradients = stages(RUN), stages(replace(RUN, zero=2))
+    gathered = (
+        4 * full.syncs.layer.gather_seconds + full.syncs.embedding.gather_seconds + full.syncs.head.gather_seconds
+    )
+    reduced = sum(
+        times * (sync.reduce_seconds + sync.cast_seconds)
+        for times, sync in ((4, full.syncs.layer), (1, full.syncs.embedding), (1, full.syncs.head))
+    )
+    forward, backward = Slot("F", 0, 0), Slot("B", 0, 0)
+    assert full.replica_seconds(0, forward) == pytest.approx(gathered)
+    assert full.replica_seconds(0, backward) == pytest.approx(gathered + reduced)
+    assert gradients.replica_seconds(0, forward) == pytest.approx(gathered)
+    assert gradients.replica_seconds(0, backward) == pytest.approx(reduced)
+    assert full.step_end_seconds(0) == gradients.step_end_seconds(0) == 0
+
+
+def test_bf16_is_gathered_and_float32_reduced_and_updated() -> None:
+    mesh = Mesh((("replica", 1), ("shard", 4), ("tp", 1)))
+    count = held(build(MODEL, RUN, A100), "layers.1")
+    sync = stages(RUN).syncs.layer
+    assert sync.gather_seconds == pytest.approx(collective_seconds(A100, mesh, 1, "all_gather", 2 * count))
+    assert sync.reduce_seconds == pytest.approx(collective_seconds(A100, mesh, 1, "reduce_scatter", 4 * count))
+    half = stages(replace(RUN, reduced="bf16")).syncs.layer
+    assert half.reduce_seconds == pytest.approx(collective_seconds(A100, mesh, 1, "reduce_scatter", 2 * count))
+
+
+def test_what_fsdp_holds() -> None:
+    """float32 shards of weights, gradients and two moments; the block in use in bf16, with `overlap` the next too; its
+    gradient in bf16 and as it is reduced."""
+    one = held(build(MODEL, RUN, A100), "layers.1")
+    plain = estimate(MODEL, RUN, A100).memory
+    ahead = estimate(MODEL, replace(RUN, overlap=True), A100).memory
+    kept = estimate(MODEL, replace(RUN, zero=2), A100).memory
+    whole = estimate(MODEL, replace(RUN, dp=1, zero=0, batch=8), A100).memory
+    assert plain.optimizer == whole.optimizer / 4
+    assert plain.weights == pytest.approx(whole.weights / 4 + 2 * one)
+    assert plain.gradients == pytest.approx(whole.gradients / 4 + 6 * one)
+    assert ahead.weights - plain.weights == pytest.approx(2 * one)
+    assert kept.weights - plain.weights == pytest.approx(3 * 2 * one)  # all four blocks stay gathered
+
+
+def test_groups_of_shards_gather_inside_and_sum_across() -> None:
+    """HSDP on two nodes: gathers stay in a node, the shards of a gradient are summed between them."""
+    run = replace(RUN, dp=16, batch=64)
+    wide, grouped = (syncs(build(MODEL, own, A100), own, A100).layer for own in (run, replace(run, shard=8)))
+    mesh = Mesh((("replica", 2), ("shard", 8), ("tp", 1)))
+    size = 4.0 * grouped.parameters
+    scattered, summed = (
+        collective_seconds(A100, mesh, 1, "reduce_scatter", size),
+        collective_seconds(A100, mesh, 0, "all_reduce", size / 8),
+    )
+    assert grouped.gather_seconds < wide.gather_seconds
+    assert grouped.reduce_seconds == pytest.approx(scattered + summed)
+    memory = [estimate(MODEL, own, A100).memory.peak for own in (run, replace(run, shard=8), replace(run, shard=2))]
+    assert memory == sorted(memory) and memory[0] < memory[2]
+
+
+def test_what_is_hidden_slows_what_hides_it() -> None:
+    compute, gathers, nothing = [1.0, 1.0], [0.5, 0.5], [0.0, 0.0]
+    assert waiting(compute, gathers, nothing, True) == pytest.approx(0.5)  # the first has nothing beside it
+    assert waiting(compute, gathers, nothing, True, 0.2) == pytest.approx(0.5 + 0.2 * 0.5)
+    assert waiting(compute, gathers, nothing, False, 0.2) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (replace(RUN, shard=3), "shard groups of 3 do not divide dp 4"),
+        (replace(RUN, zero=1), "precision bf16-fsdp keeps shards of the weights: it needs zero 2 or 3"),
+        (replace(RUN, reduced="int8"), "reduced 'int8'"),
+        (replace(RUN, software="mine"), "unknown software 'mine'"),
+    ],
+)
+def test_runs_that_do_not_fit_are_named(run: TrainingRun, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        estimate(MODEL, run, A100)
+
+
+def test_slower_kernels_take_longer_where_they_are_known() -> None:
+    """By the papers: Triton's kernel of 2023, then FlashAttention-2, then 3 (Hopper alone)."""
+    long = replace(MODEL, sequence=4096)
+    run = TrainingRun(4, 1)
+    known = ("flash1", "triton", "flash2", "flash3")
+    found = [estimate(replace(long, attention=name), run, H100, Host()).step_seconds for name in known]
+    assert found == sorted(found, reverse=True) and found[0] > found[-1]
+    with pytest.raises(UsageError, match="attention flash3: nothing is known of it on a100-80g-sxm, only on hopper"):
+        estimate(replace(long, attention="flash3"), run, A100)
+    with pytest.raises(UsageError, match="software fsdp: nothing is known of it on ascend-910b2"):
+        estimate(MODEL, replace(run, software="fsdp"), ASCEND)
+
+
+def test_products_under_load_are_slower_and_nothing_else_changes() -> None:
+    rate = software.sustained(A100, "fsdp")
+    changed = dict(software.with_software(A100, "fsdp").constants)
+    assert 0 < rate < 1
+    different = {key: changed[key] / value for key, value in A100.constants if changed[key] != value}
+    assert different == pytest.approx({"matmul.compute": rate, "matmul.memory": rate})
+    assert software.with_software(A100, software.KERNELS).constants == A100.constants
+
+
+def test_a_fused_loss_is_faster() -> None:
+    run = TrainingRun(8, 8)
+    plain, fused = (estimate(replace(MODEL, fused_loss=own), run, A100, Host()).step_seconds for own in (False, True))
+    assert fused < plain
+
+
+def test_every_figure_has_a_kind_and_a_source() -> None:
+    tables = software.tables()
+    for table in ("attention", "software"):
+        for entry in tables[table].values():
+            figures = {key: value for key, value in entry.items() if key != "summary"}
+            assert figures and set(figures) <= set(tables["generations"])
+            assert all(set(figure) == {"value", "kind", "source"} for figure in figures.values())
