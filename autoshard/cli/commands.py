@@ -242,15 +242,19 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write a package's HTML report."""
+    """Write a package's HTML report, or its plan as a picture."""
     from autoshard.package import package_files
 
     with step("rendering the report", options.json):
         built = package_files.build(*package_files.read_package(options.plan))
-        page = package_files.report_text(built, package_files.read_beside(options.plan))
-    path = package_files.write_output(options.plan, options.output, package_files.REPORT, page)
+        if options.svg:
+            name, text = package_files.PLAN_PICTURE, package_files.picture_text(built)
+        else:
+            beside = package_files.read_beside(options.plan)
+            name, text = package_files.REPORT, package_files.report_text(built, beside)
+    path = package_files.write_output(options.plan, options.output, name, text)
     if options.json:
-        _print_json({"report": str(path)})
+        _print_json({"picture" if options.svg else "report": str(path)})
     else:
         print(path)
     return 0

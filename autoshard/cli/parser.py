@@ -160,6 +160,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="default DIR/report.html")
+    parser.add_argument("--svg", action="store_true", help="the plan as a picture alone: default DIR/plan.svg")
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:

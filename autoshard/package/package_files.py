@@ -31,6 +31,7 @@ SEARCH_LOG = "search.log"
 PARETO = "pareto.json"
 PARETO_PLOT = "pareto.svg"
 STYLES = "styles.json"
+PLAN_PICTURE = "plan.svg"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,13 @@ def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
         styles=own.styles,
         front=own.front,
     )
+
+
+def picture_text(built: SimulatedPlan) -> str:
+    """The plan as an SVG."""
+    from autoshard.report.plan_picture import plan_svg
+
+    return plan_svg(built.plan, built.graph, built.hardware)
 
 
 def write_output(package: Path, output: Path | None, name: str, text: str) -> Path:

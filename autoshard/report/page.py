@@ -17,6 +17,7 @@ from autoshard.replay.reevaluate import resimulated
 from autoshard.report.answer import answer, verdict
 from autoshard.report.decision_rows import blocks, buckets, redistributions, stored
 from autoshard.report.memory_table import KINDS, by_kind
+from autoshard.report.plan_picture import about, plan_svg
 from autoshard.report.timeline_series import LEGEND, longest, series, streams
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulate import Timeline
@@ -49,6 +50,8 @@ def page(
         "optimizer": purpose(plan, graph),
         "verification": verdict(verification),
         **answer(plan, graph, hardware, timeline, styles),
+        "picture": plan_svg(plan, graph, hardware),
+        "picture_text": about(plan, graph, hardware),
         "warnings": [*told(resimulated(plan, timeline.step_seconds)), *warnings(plan, hardware), *discovered(graph)],
         "command": command(plan, graph.training),
         "provenance": provenance(plan),

@@ -73,7 +73,7 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     parameters = {parameter.tensor for parameter in graph.parameters}
     for block in plan_words.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
-        shown = [row for row in block.rows if _is_shown(row, parameters, total)]
+        shown = [row for row in block.rows if is_shown(row, parameters, total)]
         rows += [(block.title, "", "")] if shown else []
         for row in shown:
             rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words))
@@ -81,7 +81,8 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     return table(rows, width)
 
 
-def _is_shown(row: plan_words.BlockRow, parameters: set[str], block_total: float) -> bool:
+def is_shown(row: plan_words.BlockRow, parameters: set[str], block_total: float) -> bool:
+    """Whether a summary names the op: it uses a parameter, costs something, or something is communicated for it."""
     uses_parameter = any(operand in parameters for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
     return uses_parameter or costly or any(map(collectives, row.moves))

@@ -113,6 +113,13 @@ def test_report(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "r.html").read_bytes() == (package / "report.html").read_bytes()
 
 
+def test_the_plan_as_a_picture(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["report", str(package), "--svg", "-o", str(tmp_path / "p.svg")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "p.svg")
+    picture = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    assert picture.startswith("<svg") and picture.strip() in (package / "report.html").read_text(encoding="utf-8")
+
+
 def test_an_output_that_cannot_be_written(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["report", str(package), "-o", str(tmp_path / "none" / "r.html")]) == 2
     assert "can't write" in capsys.readouterr().err

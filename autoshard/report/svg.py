@@ -1,0 +1,123 @@
+"""A few shapes as SVG text: numbers rounded, names escaped, colours by class, so that a page can be light or dark."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from xml.sax.saxutils import escape, quoteattr
+
+from autoshard.code_text import printable
+
+LETTER = 0.58  # width of a letter of the sans-serif fonts named below, in font sizes, on average
+AXIS_COLOURS = ("#0b66c3", "#b4501a", "#177245", "#7b45b5", "#0a7c86", "#b3246f", "#6c6a00", "#5a6270")
+_DARK_AXES = ("#7db8f5", "#f0955c", "#6fcf97", "#c9a3f2", "#5fd0da", "#f08fc0", "#d6d25c", "#b3bac4")
+_LIGHT = {"page": "#fcfcfb", "panel": "#f2f2ef", "box": "#ffffff", "line": "#b9b9b2", "text": "#1b1d1f",
+          "soft": "#575b60", "talk": "#a34a10", "talkbox": "#fdf1e7", "part": "#c9d9ea"}  # fmt: skip
+_DARK = {"page": "#16181a", "panel": "#212427", "box": "#2b2f33", "line": "#5a6067", "text": "#e9eaeb",
+         "soft": "#b0b5bb", "talk": "#f0a36c", "talkbox": "#3a2c20", "part": "#3d5a78"}  # fmt: skip
+
+
+def number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def attributes(**given: str | float) -> str:
+    """` x="1" class="box"`: an underscore at the end is dropped, others are hyphens."""
+    shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in given.items())
+    return "".join(f" {n}={quoteattr(v if isinstance(v, str) else number(v))}" for n, v in shown)
+
+
+def rect(x: float, y: float, width: float, height: float, **more: str | float) -> str:
+    return f"<rect{attributes(x=x, y=y, width=width, height=height, **more)}/>"
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **more: str | float) -> str:
+    return f"<line{attributes(x1=x1, y1=y1, x2=x2, y2=y2, **more)}/>"
+
+
+def path(d: str, **more: str | float) -> str:
+    return f"<path{attributes(d=d, **more)}/>"
+
+
+def text(x: float, y: float, words: str, **more: str | float) -> str:
+    return f"<text{attributes(x=x, y=y, **more)}>{safe(words)}</text>"
+
+
+def safe(words: str) -> str:
+    """Text of a model or person as text, whatever it holds; in its own direction."""
+    shown = printable(words)
+    if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in shown):
+        shown = f"\u2068{shown}\u2069"  # isolated
+    return escape(shown)
+
+
+def width_of(words: str, size: float = 11) -> float:
+    """Roughly: wide letters of eastern scripts count twice."""
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in words)
+    return (len(words) + wide) * LETTER * size
+
+
+def clipped(words: str, room: float, size: float = 11) -> str:
+    """What fits, its end replaced by an ellipsis."""
+    if width_of(words, size) <= room:
+        return words
+    keep = max(1, int(room / (LETTER * size)) - 1)
+    while keep > 1 and width_of(words[:keep], size) > room:
+        keep -= 1
+    return words[:keep].rstrip() + "…"
+
+
+def ending(words: str, room: float, size: float = 11) -> str:
+    """What fits, its beginning replaced by an ellipsis: of a module path the end says most."""
+    if width_of(words, size) <= room:
+        return words
+    return "…" + clipped(words[::-1], room, size)[-2::-1]
+
+
+def folded(words: str, room: float, size: float = 11, most: int = 3) -> list[str]:
+    """Lines that fit, at most `most`."""
+    lines = [""]
+    for word in words.split():
+        joined = f"{lines[-1]} {word}".strip()
+        if lines[-1] and width_of(joined, size) > room:
+            lines.append(word)
+        else:
+            lines[-1] = joined
+    if len(lines) > most:
+        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
+    return [clipped(own, room, size) for own in lines if own]
+
+
+def document(width: float, height: float, title: str, about: str, body: Sequence[str], key: str = "plan") -> str:
+    """A whole SVG; `title` and `about` are what a screen reader says. Its style holds inside it only."""
+    head = attributes(
+        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {number(width)} {number(height)}", width=width, height=height,
+        class_=f"autoshard-{key}", role="img", aria_labelledby=f"{key}-svg-title {key}-svg-about",
+    )  # fmt: skip
+    named = f'<title id="{key}-svg-title">{safe(title)}</title><desc id="{key}-svg-about">{safe(about)}</desc>'
+    page = rect(0, 0, width, height, class_="page")
+    return "\n".join([f"<svg{head}>", named, f"<style>{_style(key)}</style>", page, *body, "</svg>", ""])
+
+
+def _style(key: str) -> str:
+    own = f".autoshard-{key}"
+    font = 'font: 11px "DejaVu Sans", Verdana, system-ui, sans-serif'
+    rules = [f"{own} text {{ {font} }}", f"{own} .head {{ font-weight: 600; font-size: 13px }}"]
+    rules += [f"{own} .name {{ font-weight: 600 }}", f"{own} .small {{ font-size: 10px }}"]
+    rules += [f"{own} .edge {{ fill: none; stroke-width: 1.4 }}", f"{own} .mid {{ text-anchor: middle }}"]
+    dark = " ".join(_colours(own, _DARK, _DARK_AXES))
+    rules += _colours(own, _LIGHT, AXIS_COLOURS)
+    return " ".join([*rules, f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}"])
+
+
+def _colours(own: str, named: dict[str, str], axes: Sequence[str]) -> list[str]:
+    rules = [f"{own} .{name} {{ fill: {named[name]} }}" for name in ("page", "part")]
+    rules += [f"{own} .{name} {{ fill: {named[name]}; stroke: {named['line']} }}" for name in ("panel", "box")]
+    rules += [f"{own} .talkbox {{ fill: {named['talkbox']}; stroke: {named['talk']} }}"]
+    rules += [f"{own} text {{ fill: {named['text']} }}", f"{own} .soft {{ fill: {named['soft']} }}"]
+    rules += [f"{own} text.talk {{ fill: {named['talk']} }}"]
+    rules += [f"{own} .edge, {own} .cell {{ stroke: {named['soft']} }}", f"{own} .tip {{ fill: {named['soft']} }}"]
+    rules += [f"{own} .cell {{ fill: {named['box']} }}"]
+    for index, colour in enumerate(axes):
+        rules.append(f"{own} .axis{index} {{ stroke: {colour} }} {own} .ink{index} {{ fill: {colour} }}")
+    return rules

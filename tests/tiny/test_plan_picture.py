@@ -1,0 +1,125 @@
+"""The plan as a picture: what it must show of a plan, true to it, as one SVG that prints and stands anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.package import package_files
+from autoshard.report import svg
+from autoshard.report.flow_layout import placed
+from autoshard.report.plan_flow import BlockFlow, FlowBox, flows
+from autoshard.report.plan_picture import plan_svg
+from autoshard.report.shard_glyph import glyph
+from autoshard.text.plan_summary import collectives
+from tests.graphs import mlp_graph
+from tests.tiny.test_report import built
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(made: package_files.SimulatedPlan) -> ElementTree.Element:
+    return ElementTree.fromstring(plan_svg(made.plan, made.graph, made.hardware))
+
+
+def test_the_same_plan_gives_the_same_picture() -> None:
+    assert package_files.picture_text(built()) == package_files.picture_text(built())
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_every_collective_of_a_distinct_block_is_drawn(seed: int | None) -> None:
+    made = built(mlp_graph(4, 64, 128), seed=seed)
+    found = flows(made.plan, made.graph)
+    boxes = [box for flow in found for box in flow.boxes]
+    said_of = [(box.what, box.words, *(talk for own in box.tensors for talk in own.talks)) for box in boxes]
+    talks = " ".join(" ".join(words) for words in said_of)
+    said = " ".join("".join(node.itertext()) for node in drawn(made).iter(f"{NAMESPACE}text"))
+    for move in made.plan.redistributions:
+        words = collectives(move, made.graph.tensor(move.tensor).requires_grad)
+        if words and move.consumers[0] in made.graph.by_op:
+            assert words.partition(" over")[0] in talks
+            assert words.partition(" over")[0].split()[0] in said
+    assert sum(flow.times for flow in found) >= 4 or any("…" in flow.title for flow in found)
+    assert "dp: groups of 2 over NVLink" in said and "tp: groups of 2 over NVLink" in said
+
+
+def test_edges_join_boxes_that_are_there() -> None:
+    for seed in (None, 1, 2):
+        made = built(seed=seed)
+        for flow in flows(made.plan, made.graph):
+            keys = {box.key for box in flow.boxes}
+            assert {key for edge in flow.edges for key in edge} == keys
+            assert len({box.key for box in flow.boxes}) == len(flow.boxes)
+
+
+def test_a_residual_is_a_second_way_into_its_sum() -> None:
+    boxes = tuple(FlowBox(key, "op") for key in ("x", "norm", "up", "add"))
+    flow = BlockFlow("h", 1, boxes, (("x", "norm"), ("norm", "up"), ("up", "add"), ("x", "add")))
+    found = placed(flow, {box.key: (100.0, 30.0) for box in boxes})
+    tops = [found.places[key].y for key in ("x", "norm", "up", "add")]
+    assert tops == sorted(tops) and len(set(tops)) == 4
+    [lane] = found.lanes
+    assert lane.x > max(place.x + place.width for place in found.places.values())
+    assert lane.start[1] == tops[0] + 30 and lane.end[1] == tops[3]
+    assert len(found.straight) == 3
+
+
+def test_boxes_never_overlap() -> None:
+    for seed in (None, 1, 2, 3):
+        made = built(mlp_graph(3, 64, 128), seed=seed)
+        for flow in flows(made.plan, made.graph):
+            places = list(placed(flow, {box.key: (120.0, 40.0) for box in flow.boxes}).places.values())
+            for one in places:
+                for other in places:
+                    apart = one.x + one.width <= other.x or other.x + other.width <= one.x
+                    assert one is other or apart or one.y + one.height <= other.y or other.y + other.height <= one.y
+
+
+GLYPHS = [
+    ("S0 R", 1, 1, 0),  # one cut by dp, one copy behind it for tp
+    ("S0 S0", 3, 0, 0),  # four parts on one dim
+    ("S0 S1", 2, 0, 0),  # rows and columns
+    ("P R", 0, 1, 1),
+    ("R R", 0, 2, 0),
+]
+
+
+@pytest.mark.parametrize(("layout", "cuts", "copies", "sums"), GLYPHS)
+def test_a_tensor_on_the_mesh(layout: str, cuts: int, copies: int, sums: int) -> None:
+    parts = glyph(0, 0, Layout.parse(layout), Mesh((("dp", 2), ("tp", 2))))
+    assert sum(part.startswith("<line") for part in parts) == cuts
+    assert sum(part.startswith("<rect") for part in parts) == copies + 2
+    assert sum("Σ" in part for part in parts) == sums
+
+
+def test_the_outer_axis_cuts_in_the_middle() -> None:
+    """dp cuts first: its line is the middle one of three, tp's are beside it."""
+    parts = [part for part in glyph(0, 0, Layout.parse("S0 S0"), Mesh((("dp", 2), ("tp", 2)))) if "<line" in part]
+    assert ["axis0" in part for part in parts] == [False, True, False]
+
+
+def test_hostile_names_stay_text() -> None:
+    graph = mlp_graph(1)
+    evil = "</svg><script>alert(1)</script>\u202e\"'&"
+    made = built(replace(graph, ops=tuple(replace(op, module=evil) for op in graph.ops), modules=()))
+    text = package_files.picture_text(made)
+    assert "<script" not in text and "\u202e" not in text
+    assert any("<script>" in "".join(node.itertext()) for node in ElementTree.fromstring(text).iter())
+
+
+def test_what_does_not_fit_is_cut_at_the_end_that_says_less() -> None:
+    assert svg.clipped("all-gather", 200) == "all-gather"
+    assert svg.clipped("a" * 100, 100).endswith("…") and svg.width_of(svg.clipped("a" * 100, 100)) <= 100
+    assert svg.ending("model.layers.0.mlp.down_proj", 100).endswith("down_proj")
+    assert svg.width_of(svg.ending("model.layers.0.mlp.down_proj", 100)) <= 100
+    assert svg.width_of("層" * 10) == 2 * svg.width_of("a" * 10)
+
+
+def test_a_large_mesh_is_drawn_small() -> None:
+    made = built(mlp_graph(2, 64, 128), "pp=4,dp=4,tp=8")
+    text = package_files.picture_text(made)
+    assert len(text) < 60_000 and "and 12 nodes more" in text
