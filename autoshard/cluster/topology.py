@@ -12,10 +12,14 @@ cube mesh of the DGX-1V this gives 1, 2, 4, 1.6, 2, 4, 6 links for 2 to 8 device
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import networkx
 
 Edge = tuple[int, int, int]  # two nodes, number of links between them
 EXACT_NODES = 8  # up to here rings are packed optimally, above one after the other
@@ -82,22 +86,21 @@ def check_edges(edges: Sequence[Edge], size: int) -> None:
         if frozenset((a, b)) in seen:
             raise ValueError(f"{list(edge)}: nodes {a} and {b} are joined twice; give the number of links instead")
         seen.add(frozenset((a, b)))
-    reached = _reached(edges, 0)
+    reached = _distances(_graph(tuple(edges), size), 0)
     if len(reached) < size:
-        lost = min(set(range(size)) - reached)
+        lost = min(set(range(size)) - set(reached))
         raise ValueError(f"node {lost} can't be reached from node 0: the links do not join all {size} nodes")
 
 
-def _reached(edges: Sequence[Edge], start: int) -> set[int]:
-    found, waiting = {start}, deque([start])
-    while waiting:
-        node = waiting.popleft()
-        for a, b, _ in edges:
-            other = b if a == node else a if b == node else None
-            if other is not None and other not in found:
-                found.add(other)
-                waiting.append(other)
-    return found
+@lru_cache(maxsize=256)
+def _graph(edges: tuple[Edge, ...], size: int) -> networkx.Graph[int]:
+    """The nodes with their links, `links` of each pair as the edge's attribute."""
+    import networkx  # only clusters with links of their own need it: `--help` and switches don't
+
+    graph: networkx.Graph[int] = networkx.Graph()
+    graph.add_nodes_from(range(size))
+    graph.add_weighted_edges_from(edges, weight="links")
+    return graph
 
 
 @lru_cache(maxsize=4096)
@@ -145,11 +148,8 @@ def ring_links(topology: Topology, group: tuple[int, ...]) -> float:
 
 def _links_within(topology: Topology, group: tuple[int, ...]) -> dict[tuple[int, int], int]:
     place = {node: index for index, node in enumerate(group)}
-    found = {}
-    for a, b, links in topology.edges:
-        if a in place and b in place:
-            found[min(place[a], place[b]), max(place[a], place[b])] = links
-    return found
+    within = _graph(topology.edges, topology.size).subgraph(group).edges(data="links")
+    return {(min(place[a], place[b]), max(place[a], place[b])): links for a, b, links in within}
 
 
 def _pack(links: dict[tuple[int, int], int], size: int, closed: bool) -> int:
@@ -229,31 +229,25 @@ def _routed_ring(topology: Topology, groups: tuple[tuple[int, ...], ...]) -> flo
 def _load(topology: Topology, demands: tuple[tuple[int, int], ...]) -> float:
     """The load of the busiest link when each (giver, taker) sends one unit, split evenly over its shortest ways (and
     there over parallel links)."""
-    neighbours: dict[int, dict[int, int]] = {node: {} for node in range(topology.size)}
-    for a, b, links in topology.edges:
-        neighbours[a][b] = neighbours[b][a] = links
+    graph = _graph(topology.edges, topology.size)
     load: Counter[tuple[int, int]] = Counter()
     for giver, taker in demands:
-        distance = _distances(neighbours, taker)
+        distance = _distances(graph, taker)
         amount = {giver: 1.0}
         for _ in range(distance[giver]):
             after: dict[int, float] = {}
             for node, units in amount.items():
-                closer = {n: k for n, k in neighbours[node].items() if distance[n] == distance[node] - 1}
+                closer = {n: own["links"] for n, own in graph[node].items() if distance[n] == distance[node] - 1}
                 total = sum(closer.values())
                 for other, links in closer.items():
-                    load[node, other] += units / total  # type: ignore[assignment]  # a Counter of floats
+                    load[node, other] += units / total
                     after[other] = after.get(other, 0.0) + units * links / total
             amount = after
     return max(load.values())
 
 
-def _distances(neighbours: dict[int, dict[int, int]], start: int) -> dict[int, int]:
-    found, waiting = {start: 0}, deque([start])
-    while waiting:
-        node = waiting.popleft()
-        for other in neighbours[node]:
-            if other not in found:
-                found[other] = found[node] + 1
-                waiting.append(other)
-    return found
+def _distances(graph: networkx.Graph[int], start: int) -> dict[int, int]:
+    """Links on a shortest way from `start`, by node that it reaches."""
+    import networkx
+
+    return dict(networkx.single_source_shortest_path_length(graph, start))
