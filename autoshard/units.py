@@ -1,4 +1,4 @@
-"""Quantities with units to floats in SI (bytes, bytes/s, seconds, FLOP, FLOP/s) and back.
+"""Quantities with units to floats in SI (bytes, bytes/s, seconds, FLOP/s) and back.
 
 `parse_bandwidth("392 GB/s")` is 3.92e11 bytes/s and `format_bandwidth(3.92e11)` is "392 GB/s". Capacities print with
 binary prefixes (GiB), rates with decimal ones (GB/s); both kinds of prefix are read for bytes.
@@ -26,22 +26,20 @@ _UNITS: dict[str, dict[str, float]] = {
     "bytes": _prefixed("B", _DECIMAL | _BINARY),
     "bandwidth": _prefixed("B/s", _DECIMAL | _BINARY),
     "seconds": _SECONDS,
-    "flops": _prefixed("FLOP", _DECIMAL),
     "flop_rate": _prefixed("FLOP/s", _DECIMAL),
 }
 _EXAMPLE = {
     "bytes": "64 GiB",
     "bandwidth": "392 GB/s",
     "seconds": "3 us",
-    "flops": "2 TFLOP",
     "flop_rate": "312 TFLOP/s",
 }
 
-_PLAIN = {"bytes": "GiB", "bandwidth": "GB/s", "seconds": "s", "flops": "TFLOP", "flop_rate": "TFLOP/s"}  # if none said
+_PLAIN = {"bytes": "GiB", "bandwidth": "GB/s", "seconds": "s", "flop_rate": "TFLOP/s"}  # if none said
 
 
 def parse_quantity(text: str, dimension: str) -> float:
-    """`dimension` is bytes, bandwidth, seconds, flops or flop_rate. Raises UsageError that names the value."""
+    """`dimension` is bytes, bandwidth, seconds or flop_rate. Raises UsageError that names the value."""
     match, example = _QUANTITY.match(text), f'"{_EXAMPLE[dimension]}"'
     units = _UNITS[dimension]
     if match is None or match[2] not in units:
@@ -77,10 +75,6 @@ def parse_seconds(text: str) -> float:
     return parse_quantity(text, "seconds")
 
 
-def parse_flops(text: str) -> float:
-    return parse_quantity(text, "flops")
-
-
 def parse_flop_rate(text: str) -> float:
     return parse_quantity(text, "flop_rate")
 
@@ -103,10 +97,6 @@ def format_seconds(value: float, digits: int = 4) -> str:
 def signed_seconds(value: float, digits: int = 3) -> str:
     """A difference: "+3 us" or "-3 us"."""
     return ("-" if value < 0 else "+") + format_seconds(abs(value), digits)
-
-
-def format_flops(value: float, digits: int = 4) -> str:
-    return _format(value, {u: f for u, f in _UNITS["flops"].items() if not u.startswith("K")}, digits)
 
 
 def format_flop_rate(value: float, digits: int = 4) -> str:

@@ -54,30 +54,11 @@ def random_plan(
     is not limited."""
     formulation = formulate(graph, mesh, hardware, float("inf"), allowed, all_to_all)
     choice = random_plans.random_choice(formulation.problem, seed)
-    return _chosen(formulation, choice, origin, f"random:{seed}")
+    return plan_of_choice(formulation, choice, origin, f"random:{seed}")
 
 
-def covering_plans(
-    graph: Graph, mesh: Mesh, hardware: Hardware, seed: int, *, origin: Origin | None = None
-) -> list[Plan]:
-    """A few valid plans that together use every strategy that every *different* op of the graph offers."""
-    formulation = formulate(graph, mesh, hardware, float("inf"))
-    wanted = _different_ops(formulation)
-    choices = random_plans.cover(formulation.problem, seed, wanted)
-    return [_chosen(formulation, choice, origin, f"cover:{seed}.{i}") for i, choice in enumerate(choices)]
-
-
-def _different_ops(formulation: Formulation) -> list[int]:
-    """One node for each different (target, strategies) among the ops."""
-    seen: dict[tuple[object, ...], int] = {}
-    for node, site in enumerate(formulation.sites):
-        if site.kind == "op":
-            op = formulation.graph.by_op[site.name]
-            seen.setdefault((op.target, tuple(map(str, site.strategies))), node)
-    return list(seen.values())
-
-
-def _chosen(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
+def plan_of_choice(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
+    """The plan of a choice that nothing was searched for, whatever its memory."""
     solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
     graph = formulation.graph
     plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)

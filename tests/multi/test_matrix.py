@@ -24,11 +24,11 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.replay.resize import reapply
-from autoshard.search.fixed_styles import covering_plans, random_plan
+from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verify import Case, Proof, check_files, make_case
-from autoshard.verify.coverage import Coverage, forced_plan, redistribution_coverage, strategy_coverage
+from tests.coverage import Coverage, covering_plans, forced_plan, redistribution_coverage, strategy_coverage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = ("mlp", "lenet", "gpt2")

@@ -13,9 +13,10 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
-from autoshard.search.fixed_styles import STYLES, covering_plans, random_plan
+from autoshard.search.fixed_styles import STYLES, random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests.coverage import covering_plans
 from tests.graphs import mlp_graph
 
 GRAPH = mlp_graph(batch=6, hidden=10)

@@ -11,7 +11,6 @@ PAIRS = [
     (units.parse_bytes, units.format_bytes),
     (units.parse_bandwidth, units.format_bandwidth),
     (units.parse_seconds, units.format_seconds),
-    (units.parse_flops, units.format_flops),
     (units.parse_flop_rate, units.format_flop_rate),
 ]
 
@@ -27,7 +26,6 @@ PAIRS = [
         (units.parse_seconds, "3 us", 3e-6),
         (units.parse_seconds, "2 min", 120.0),
         (units.parse_flop_rate, "312 TFLOP/s", 312e12),
-        (units.parse_flops, "2e3 GFLOP", 2e12),
     ],
 )
 def test_parse(parse, text, value):
@@ -51,7 +49,6 @@ def test_parse(parse, text, value):
         (units.signed_seconds, -2.0, "-2 s"),
         (units.signed_seconds, 0.0, "+0 s"),
         (units.format_flop_rate, 312e12, "312 TFLOP/s"),
-        (units.format_flops, 2e12, "2 TFLOP"),
     ],
 )
 def test_format(format, value, text):
