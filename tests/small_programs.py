@@ -13,12 +13,12 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import (
     Collective,
     Compute,
-    GradientBucket,
     Instruction,
     LocalValue,
     Program,
     ProgramParameter,
 )
+from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import BACKWARD, FORWARD, kind
 
@@ -82,11 +82,12 @@ def mlp(
     """`mesh` has the axes dp and tp. `zero`: W1 is stored sharded over dp too, and gathered for its use."""
     b = _Builder(mesh, dtype)
     x = first = b.tensor("x", (rows, width), "S0 R", grad=False)
-    deferred = [b.parameter(f"w2_{i}", (width, hidden), "R S1", "R+ S1") for i in range(layers)]
-    deferred += [b.parameter(f"b1_{i}", (hidden,), "R S0", "R+ S0") for i in range(layers)]
+    for i in range(layers):
+        b.parameter(f"w2_{i}", (width, hidden), "R S1", "R+ S1")
+    for i in range(layers):
+        b.parameter(f"b1_{i}", (hidden,), "R S0", "R+ S0")
     for i in range(layers):
         b.parameter(f"w1_{i}", (hidden, width), "S1 S0" if zero else "R S0", "S1 S0" if zero else "R+ S0")
-        deferred += [] if zero else [f"w1_{i}"]
     for i in range(layers):
         copied = b.move(x, "tp", "R+") if i else x
         weight = b.move(f"w1_{i}", "dp", "R+") if zero else f"w1_{i}"
@@ -99,14 +100,13 @@ def mlp(
         x = b.move(y, "tp", "R")
     b.tensor("loss", (), "P R")
     b.op("aten.sum", (x,), "loss", Saved())
-    bucket = GradientBucket(("dp",), dtype, tuple(deferred))
     parameters = tuple(p for p, _ in b.parameters)
     graph = Graph(
         "mlp", tuple(b.tensors.values()), (first,), parameters, (), tuple(b.ops), ("loss",), "loss" if loss else None
     )
     stored = tuple(p for _, p in b.parameters)
     instructions = with_gathers(b.instructions, b.values, [p.value for p in stored], graph)
-    buckets = (bucket,) if loss and mesh.axis_size("dp") > 1 else ()
+    buckets = gradient_buckets(stored, instructions, b.values, mesh) if loss and mesh.axis_size("dp") > 1 else ()
     program = Program(
         "mlp", mesh, tuple(b.values.values()), (first,), stored, (), instructions,
         ("loss",), "loss" if loss else None, (), buckets, (), "fp32", "adamw", True,

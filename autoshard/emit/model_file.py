@@ -132,7 +132,9 @@ def _facts(program: Program, header: Header) -> list[str]:
 
 
 def _gradient_buckets(program: Program) -> list[str]:
-    lines = ["# Gradients that one flat all-reduce over these axes sums after backward, in this order."]
+    lines = [
+        "# Gradients that one flat all-reduce over these axes sums once backward has made the last, in this order."
+    ]
     if not program.gradient_buckets:
         return [*lines, "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = []"]
     lines += ["# fmt: off", "GRADIENT_BUCKETS: list[tuple[tuple[str, ...], list[str]]] = ["]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
@@ -49,7 +49,8 @@ class Pieces:
 @lru_cache(maxsize=1024)
 def pieces(built: BuiltTransformer, hardware: Hardware) -> Pieces:
     """Of the last layer of the program, the embedding and the head."""
-    events = simulate(built.program, built.graph, hardware).events
+    slot = replace(built.program, gradient_buckets=())  # gradients are summed once a step, beside other slots
+    events = simulate(slot, built.graph, hardware).events
     last = LAYERS - 1
     return Pieces(*(_piece(built, events, path) for path in (EMBEDDING, layer(last), core(last), HEAD)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.estimate.gradient_sync import held
@@ -53,7 +53,7 @@ class StageMemory:
 @lru_cache(maxsize=1024)
 def kept(built: BuiltTransformer) -> KeptBytes:
     """Of the program's last layer, which stands for all."""
-    program = built.program
+    program = replace(built.program, gradient_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
     turn = len(program.instructions) - 1  # the last step of the forward
     alive = [

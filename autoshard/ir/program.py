@@ -118,11 +118,16 @@ class ProgramParameter:
 
 @dataclass(frozen=True)
 class GradientBucket:
-    """Parameters whose local gradients are partial over `axes` after backward and are all-reduced together, flat."""
+    """Parameters whose local gradients are partial over `axes` after backward and are all-reduced together, flat.
+
+    The all-reduce starts once the backward of instruction `after` has run, which completes the last of the gradients,
+    and is waited for before the optimizer. Buckets start in the order of the program, on all devices.
+    """
 
     axes: tuple[str, ...]
     dtype: str
-    parameters: tuple[str, ...]  # paths
+    parameters: tuple[str, ...]  # paths, in the order in which backward completes their gradients
+    after: int = 0
 
 
 Instruction = Compute | Collective

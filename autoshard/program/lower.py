@@ -2,7 +2,7 @@
 
 Redistributions stand where their first consumer runs, and are shared by all consumers that need the same layout.
 Gradients of parameters that every use leaves partial over an axis are not reduced inside the backward: the parameter
-enters as `R+` and its gradient joins a bucket, reduced once a step.
+enters as `R+` and its gradient joins a bucket, reduced once a step, beside the rest of backward.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autoshard import redistribute, rules
-from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter
+from autoshard.ir.graph import Graph, Op, Parameter
 from autoshard.ir.layout import (
     REPLICATE,
     REPLICATE_PARTIAL,
@@ -21,13 +21,12 @@ from autoshard.ir.layout import (
 )
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, PlanStep, RedistributionPlan
-from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, LocalValue, Program, ProgramParameter
+from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
+from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
 from autoshard.rules.algebra.strategy import Strategy
-
-BUCKET_BYTES = 25 * 2**20  # the size at which DistributedDataParallel closes a bucket, too
 
 
 def lower(plan: Plan, graph: Graph) -> Program:
@@ -76,7 +75,7 @@ class _Lowering:
             outputs,
             loss,
             updates,
-            self._buckets(parameters),
+            gradient_buckets(parameters, instructions, self.values, self.mesh),
             graph.modules,
             plan.precision,
             plan.optimizer,
@@ -193,25 +192,6 @@ class _Lowering:
             parameter.trainable,
             parameter.init,
             parameter.persistent,
-        )
-
-    def _buckets(self, parameters: tuple[ProgramParameter, ...]) -> tuple[GradientBucket, ...]:
-        """Flat buckets per (axes, dtype), the last used parameter first, as their gradients become ready."""
-        groups: dict[tuple[tuple[str, ...], str], list[list[str]]] = {}
-        filled: dict[tuple[tuple[str, ...], str], int] = {}
-        for parameter in reversed(parameters):
-            axes = tuple(self.mesh.names[a] for a in self.deferred.get(parameter.value, ()))
-            if not (axes and parameter.trainable):
-                continue
-            key = (axes, parameter.dtype)
-            size = self.graph.tensor(parameter.value).numel * DTYPE_BYTES[parameter.dtype]
-            if key not in groups or filled[key] + size > BUCKET_BYTES:
-                groups.setdefault(key, []).append([])
-                filled[key] = 0
-            groups[key][-1].append(parameter.path)
-            filled[key] += size
-        return tuple(
-            GradientBucket(axes, dtype, tuple(paths)) for (axes, dtype), lists in groups.items() for paths in lists
         )
 
     # --- operators ---

@@ -6,6 +6,7 @@ from autoshard import redistribute
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard, local_sizes
 from autoshard.ir.program import Collective, Compute, Program, ProgramParameter
+from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.weights import GATHERS
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -79,8 +80,16 @@ def _check_ends(program: Program) -> None:
 
 
 def _check_gradients(program: Program) -> None:
-    """A parameter's gradient is whole in its storage layout once its bucket is reduced; every bucket is needed."""
+    """A parameter's gradient is whole in its storage layout once its bucket is reduced; every bucket is needed, and
+    starts when all of its gradients are complete, in order."""
     reduced = {path: bucket.axes for bucket in program.gradient_buckets for path in bucket.parameters}
+    assert len(reduced) == sum(len(bucket.parameters) for bucket in program.gradient_buckets), "reduced twice"
+    values = {p.path: p.value for p in program.parameters}
+    ends = backward_ends(program.instructions, program.by_name, values.values())
+    starts = [bucket.after for bucket in program.gradient_buckets]
+    assert starts == sorted(starts, reverse=True), starts
+    for bucket in program.gradient_buckets:
+        assert bucket.after == min(ends.get(values[path], 0) for path in bucket.parameters), bucket
     for parameter in program.parameters:
         entered = program.value(parameter.value).layout
         partial = tuple(

@@ -1,15 +1,14 @@
 """Discrete-event simulation of one step of a Program on one device (SPMD: all devices do the same).
 
-One compute stream, one communication stream per mesh axis, and the host that issues them (see schedule.py). As in the
-emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run beside
-its computation); after the backward, the all-reduces of gradient buckets overlap with each other's copies, and the
-optimizer waits for all. Nothing else overlaps. Not modelled: gradient clipping.
+One compute stream, one communication stream per mesh axis, and the host that issues them (see stream_schedule.py). As
+in the emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run
+beside its computation); the all-reduce of a gradient bucket starts where the program says, beside the rest of backward,
+and the optimizer waits for all. Nothing else overlaps. Not modelled: gradient clipping.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ from autoshard.costs.variants import Call, variant_collectives
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program
 from autoshard.redistribute import LOCAL, messages, step_of
-from autoshard.simulate.memory_curve import BUCKETS_IN_FLIGHT, MemoryPlan, bucket_bytes, plan_memory
+from autoshard.simulate.memory_curve import MemoryPlan, bucket_bytes, plan_memory
 from autoshard.simulate.shared_storage import storage
 from autoshard.simulate.stream_schedule import Schedule, StreamTask
 from autoshard.simulate.timeline import COMPUTE, Phase, Timeline, axis_stream
@@ -33,7 +32,7 @@ from autoshard.simulate.working_memory import local_tensor
 
 @dataclass(frozen=True)
 class Bucket:
-    """`copy` flattens the gradients before the all-reduce, and writes them back after it."""
+    """`copy` makes the gradients one flat tensor, as they come; they are views of it from then on."""
 
     copy: StreamTask
     all_reduce: StreamTask
@@ -49,28 +48,18 @@ def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
         starts.append(schedule.now)
         schedule.run_in_order(pricer.tasks(index, instruction, "forward"))
     if program.loss is not None:
+        sent: list[int] = []
         for index, instruction in reversed(list(enumerate(program.instructions))):
             starts.append(schedule.now)
             schedule.run_in_order(pricer.tasks(index, instruction, "backward"))
-        starts.append(schedule.now)
-        _reduce_gradients(schedule, pricer.buckets())
-        starts.append(schedule.now)
-        schedule.run_in_order(pricer.optimizer())
+            for bucket in pricer.buckets(index):
+                schedule.run_in_order([bucket.copy])
+                sent += schedule.start(bucket.all_reduce)
+        starts.append(schedule.now)  # waits for the buckets
+        starts.append(max([schedule.now, *(schedule.events[position].end_seconds for position in sent)]))
+        schedule.run_in_order(pricer.optimizer(), tuple(sent))
     memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
     return _timeline(program, memory, schedule, starts or [0.0])
-
-
-def _reduce_gradients(schedule: Schedule, buckets: list[Bucket]) -> None:
-    """As the runtime: flatten a bucket, start its all-reduce, write back the oldest once too many are in flight."""
-    pending: deque[tuple[Bucket, tuple[int, ...]]] = deque()
-    for bucket in buckets:
-        schedule.run_in_order([bucket.copy])
-        pending.append((bucket, schedule.start(bucket.all_reduce)))
-        if len(pending) > BUCKETS_IN_FLIGHT:
-            oldest, sent = pending.popleft()
-            schedule.run_in_order([oldest.copy], sent)
-    for bucket, sent in pending:
-        schedule.run_in_order([bucket.copy], sent)
 
 
 class _Pricer:
@@ -162,8 +151,10 @@ class _Pricer:
             name, streams, seconds, phase, size, module, reason, index, collective=primitive, axes=axes, link=link
         )
 
-    def buckets(self) -> list[Bucket]:
-        return [self._bucket(bucket, number) for number, bucket in enumerate(self.program.gradient_buckets)]
+    def buckets(self, after: int) -> list[Bucket]:
+        """Those that the backward of an instruction completes."""
+        numbered = enumerate(self.program.gradient_buckets)
+        return [self._bucket(bucket, number) for number, bucket in numbered if bucket.after == after]
 
     def _bucket(self, bucket: GradientBucket, number: int) -> Bucket:
         """One flat all-reduce over all axes of the bucket joined."""

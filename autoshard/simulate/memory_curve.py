@@ -7,7 +7,8 @@ the shard, and whole again only in the backward that needs it. Where a value has
 is beside the sum of those before. `working`: what operators, variants of the runtime and redistributions hold while
 they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives from the
 backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate, for the
-whole step.
+whole step. One that is reduced in a bucket lives on its own until the backward of its first use completes it, and then
+in the flat tensor, which is made for the first that comes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autoshard.costs.compute import LocalTensor
 from autoshard.costs.device_bytes import parameter_parts
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.program import Compute, GradientBucket, Program
+from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.instruction_storage import InstructionStorage, facts
 from autoshard.program.module_scopes import results_of
 from autoshard.simulate.shared_storage import storage
@@ -30,7 +32,6 @@ from autoshard.simulate.working_memory import kept_by, local_bytes, local_tensor
 
 PEAK_TENSORS = 12
 _PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
-BUCKETS_IN_FLIGHT = 2  # as the runtime: one more is flattened before the oldest is written back
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, bl
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
     gradients = lives.gradients(accumulates)
-    spans = (*static, *gradients, *lives.spans(), *_bucket_spans(program, steps))
+    spans = (*static, *gradients, *lives.spans())
     lasting = [
         span.held.bytes for span in (*static, *gradients) if span.held.kind != "input" and span.last == steps - 1
     ]
@@ -118,20 +119,14 @@ def _static(program: Program, graph: Graph) -> list[Held]:
     return held
 
 
-def _bucket_spans(program: Program, steps: int) -> list[Span]:
-    """The flat copies in flight, at their largest."""
-    sizes = [bucket_bytes(program, bucket) for bucket in program.gradient_buckets]
-    window = BUCKETS_IN_FLIGHT + 1
-    largest = max((sum(sizes[first : first + window]) for first in range(len(sizes))), default=0.0)
-    return [Span(Held("flat gradient buckets", "gradient", largest), steps - 2, steps - 2)] if largest else []
-
-
 class _Lives:
     """First and last forward use of every storage, and which instructions keep it for their backward."""
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self.program, self.graph = program, graph
         self.storage = storage(program, graph)
+        values = [p.value for p in program.parameters]
+        self.ends = backward_ends(program.instructions, program.by_name, values)
         self.made: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
@@ -174,12 +169,28 @@ class _Lives:
 
     def gradients(self, accumulates: bool) -> list[Span]:
         """Of the parameters: from their last use, whose backward comes first."""
-        end, spans = step_count(self.program) - 1, []
+        end, spans = step_count(self.program) - 1, self._flat_gradients()
+        flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
         for p in (p for p in self.program.parameters if p.trainable and self.program.loss is not None):
             held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
             born = self._mirror(self.used[p.value]) if p.value in self.used else end - 1
-            spans += [Span(held, 0 if accumulates else born, end), *self._summands(held, p.value)]
+            complete = self._complete(p.value) if p.path in flat else end
+            spans += [Span(held, 0 if accumulates else born, complete), *self._summands(held, p.value)]
         return spans
+
+    def _flat_gradients(self) -> list[Span]:
+        """The buckets, each from the first of its gradients on."""
+        end, values = step_count(self.program) - 1, {p.path: p.value for p in self.program.parameters}
+        spans = []
+        for number, bucket in enumerate(self.program.gradient_buckets):
+            first = min(self._complete(values[path]) for path in bucket.parameters)
+            held = Held(f"gradient bucket {number}", "gradient", bucket_bytes(self.program, bucket))
+            spans.append(Span(held, first, end))
+        return spans
+
+    def _complete(self, name: str) -> int:
+        """When backward has made the last summand of a parameter's gradient."""
+        return self._mirror(self.ends.get(name, 0))
 
     def _summands(self, held: Held, name: str) -> list[Span]:
         """What each use but the last adds to the gradient, while it does."""

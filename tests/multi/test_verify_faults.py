@@ -76,11 +76,18 @@ FAULTS = {
     "gradients pile up": ("train.py", r"optimizer.zero_grad\(.*\)", "pass", "in step 2"),
     "a norm that is off": ("runtime/gradients.py", r"norm = total.sqrt\(\)", "norm = total.sqrt() / 2", "global norm"),
     "a clip factor above 1": ("runtime/gradients.py", r"\.clamp\(max=1.0\)", "", "in step 2"),
-    "nothing is clipped": ("runtime/gradients.py", r"gradient.mul_\(.*\)", "pass", "in step 1"),
-    "a reduction not waited for": ("runtime/gradients.py", r"\n    flight.wait\(\)", "", "NaN"),
+    "nothing is clipped": ("runtime/gradients.py", r"torch._foreach_mul_\(.*\)", "pass", "in step 1"),
+    "a bucket left out": ("runtime/gradients.py", r"in buckets\]", "in buckets[1:]]", "gradient "),
+    "a bucket reduced twice": (
+        "runtime/gradients.py", r"( +)(self.wait:.*= )(.*)", r"\1\3()\n\1\2\3", "gradient "
+    ),
+    "a bucket that does not wait for its last gradient": (
+        "runtime/gradients.py", r"return len\(self.taken\) == .*", "return bool(self.taken)", "gradient "
+    ),
+    "a reduction not waited for": ("runtime/gradients.py", r"\n        self.wait\(\)", "", "NaN"),
     "ranks that reduce over different axes": (
-        "runtime/gradients.py", r"mesh.joint\(axes\).transport.all_reduce\(flat\)",
-        "mesh.joint(axes if mesh.rank else tuple(mesh.axes)).transport.all_reduce(flat)", "waited in vain"
+        "runtime/gradients.py", r"_Bucket\(mesh.joint\(axes\)",
+        "_Bucket(mesh.joint(axes if mesh.rank else tuple(mesh.axes))", "waited in vain"
     ),
     "the mesh numbers its ranks wrongly": (
         "runtime/mesh.py", r"in reversed\(self.axes.items\(\)\)", "in self.axes.items()", "verification failed"

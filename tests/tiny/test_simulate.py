@@ -14,7 +14,8 @@ from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import compute_seconds
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Collective, GradientBucket
+from autoshard.ir.program import Collective, GradientBucket, Program
+from autoshard.program.gradient_buckets import backward_ends
 from autoshard.simulate import COMPUTE, Timeline, axis_stream, chrome_trace, simulate, write
 from autoshard.simulate.memory_curve import plan_memory
 from autoshard.simulate.shared_storage import storage
@@ -138,27 +139,48 @@ def test_stored_shards_are_gathered_and_gathered_again():
     assert names == [
         ("all_gather w1_0_dp", "forward", "needed"),
         ("all_gather w1_0_dp", "backward", "gathered again: needed"),
-        ("reduce_scatter w1_0_dp", "backward", "needed"),
         ("all_reduce gradient bucket 0", "backward", "the gradients of 2 parameters are partial sums over dp"),
+        ("reduce_scatter w1_0_dp", "backward", "needed"),
     ]
 
 
-def test_buckets_overlap_with_each_others_copies_and_the_optimizer_waits():
+def per_layer(program: Program) -> tuple[GradientBucket, ...]:
+    """A bucket for each parameter, the last used first."""
+    paths = [path for bucket in program.gradient_buckets for path in bucket.parameters]
+    values = {p.path: p.value for p in program.parameters}
+    ends = backward_ends(program.instructions, program.by_name, values.values())
+    own = [GradientBucket(("dp",), "float32", (path,), ends[values[path]]) for path in paths]
+    return tuple(sorted(own, key=lambda bucket: -bucket.after))
+
+
+def test_buckets_are_reduced_beside_backward_and_the_optimizer_waits():
     graph, program = mlp(Mesh.parse("dp=8,tp=1"), 8, 2048, 2048, 3)
-    buckets = tuple(GradientBucket(("dp",), "float32", (path,)) for path in program.gradient_buckets[0].parameters)
+    buckets = per_layer(program)
     timeline = simulate(replace(program, gradient_buckets=buckets), graph, A100)
     same_streams_and_waits(timeline)
     reductions = [e for e in timeline.events if e.name.startswith("all_reduce gradient")]
     copies = [e for e in timeline.events if e.name.startswith("copy gradient")]
-    assert len(reductions) == len(buckets) and len(copies) == 2 * len(buckets)
-    first = reductions[0]
-    assert any(first.start_seconds < c.end_seconds and c.start_seconds < first.end_seconds for c in copies)
+    backward = {e.instruction: e for e in timeline.events if e.phase == "backward" and e.stream == COMPUTE}
+    assert len(reductions) == len(copies) == len(buckets) == 9
+    for bucket, copy, reduction in zip(buckets, copies, reductions, strict=True):
+        assert backward[bucket.after].end_seconds <= copy.start_seconds < reduction.start_seconds
+    last = max(e.end_seconds for e in backward.values())
+    assert sum(e.start_seconds < last for e in copies) >= 6, "most are complete before backward has ended"
     update = timeline.events[-1]
     assert update.name == "adamw" and update.start_seconds >= max(e.end_seconds for e in timeline.events[:-1])
-    started = [c.start_seconds for c in copies]
-    assert started == sorted(started)
-    first_back = copies[3]  # three are flattened before the oldest is written back
-    assert copies[2].end_seconds <= first_back.start_seconds and first_back.start_seconds >= first.end_seconds
+    late = tuple(replace(bucket, after=0) for bucket in buckets)
+    assert timeline.step_seconds < simulate(replace(program, gradient_buckets=late), graph, A100).step_seconds
+
+
+def test_a_flat_gradient_is_there_from_its_first_part_on():
+    graph, program = mlp(Mesh.parse("dp=8,tp=1"), 8, 32, 32, 2)
+    plan = plan_memory(program, graph)
+    (flat,) = (span for span in plan.spans if span.held.name == "gradient bucket 0")
+    own = [span for span in plan.spans if span.held.kind == "gradient" and span.held.name in dict.fromkeys(
+        path for bucket in program.gradient_buckets for path in bucket.parameters)]  # fmt: skip
+    assert flat.start == min(span.last for span in own) and flat.last == len(plan.bytes) - 1
+    assert flat.held.bytes == sum({span.held.name: span.held.bytes for span in own}.values())
+    assert all(span.start == span.last for span in own), "each is copied as soon as it is made"
 
 
 def test_a_bucket_over_two_axes_occupies_both():

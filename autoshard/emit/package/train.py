@@ -42,7 +42,7 @@ from runtime import (
     leave,
     load_checkpoint,
     load_full_state_dict,
-    reduce_gradients,
+    reducing,
     regathering,
     save_checkpoint,
     sharding,
@@ -74,18 +74,20 @@ def make_optimizer(model: nn.Module, lr: float = LEARNING_RATE) -> torch.optim.O
     return torch.optim.AdamW(parameters, lr=lr, fused=fused or None)
 
 
-def compute_gradients(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Forward, backward, and the gradient sums that are still missing. Inputs are local; returns the local outputs.
+def compute_gradients(
+    model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor], last: bool = True
+) -> tuple[Tensor, ...]:
+    """Forward, backward, and beside it the gradient sums over devices. Inputs are local; returns the local outputs.
 
-    Gradients are added to those of earlier calls, as by `backward`, until the optimizer zeroes them.
+    Gradients are added to those of earlier calls, as by `backward`, until the optimizer zeroes them. `last=False`: a
+    micro-batch after which others come; what it makes is summed over devices with the last one's.
     """
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
-    with accumulating(parameters, GRADIENT_BUCKETS):
-        with regathering():
-            result = model(*inputs)
-            outputs = result if isinstance(result, tuple) else (result,)
-            outputs[0].backward()
-        reduce_gradients(mesh, parameters, GRADIENT_BUCKETS)
+    sums = reducing(mesh, parameters, GRADIENT_BUCKETS) if last else accumulating(parameters, GRADIENT_BUCKETS)
+    with sums, regathering():
+        result = model(*inputs)
+        outputs = result if isinstance(result, tuple) else (result,)
+        outputs[0].backward()
     return outputs
 
 

@@ -23,7 +23,8 @@ from .convolution import (
 from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
-from .gradients import accumulating, clip_gradients, reduce_gradients
+from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
+from .leaves import local
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
 from .normalisation import (
@@ -47,7 +48,6 @@ from .parameters import (
     init_computed,
     init_parameter,
     init_parameters,
-    local,
     shard_buffer,
     shard_parameter,
     sharding,
@@ -127,6 +127,7 @@ __all__ = [
     "random_tensor",
     "reduce_gradients",
     "reduce_scatter",
+    "reducing",
     "regather",
     "regather_before",
     "regathering",

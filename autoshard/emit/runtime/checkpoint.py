@@ -16,7 +16,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from .parameters import Sharding, assign, full_tensor, local, sharding
+from .leaves import local
+from .parameters import Sharding, assign, full_tensor, sharding
 
 
 def _named(model: nn.Module) -> Iterator[tuple[tuple[str, ...], Tensor]]:

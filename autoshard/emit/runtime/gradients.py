@@ -1,107 +1,198 @@
-"""After backward: the sums over devices that are still missing, and clipping by the global norm.
+"""The sums of gradients over devices, beside backward, and clipping by the global norm.
 
-Which collectives run is decided by the model alone, never by what a device's gradients happen to be: a parameter
-without a gradient takes part with zeros, and stays without.
+Which collectives run, and in which order, is decided by the model alone, never by what a device's gradients happen to
+be: a parameter without a gradient takes part with zeros, and stays without.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from .axis import Axis
+from .leaves import as_gradient, give_gradients_to, local
 from .mesh import ParallelMesh
-from .parameters import local, sharding
+from .parameters import sharding
 
-_IN_FLIGHT = 2  # buckets being reduced at once; each holds a flat copy of its gradients
 Buckets = Sequence[tuple[Sequence[str], Sequence[str]]]
 
 
-@torch.no_grad()
-def reduce_gradients(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
-    """Sums local gradients over devices, in place: once a step, after its last backward.
+@contextlib.contextmanager
+def reducing(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
+    """Around a backward: sums its gradients over devices; all sums are there at the end.
 
-    A bucket, (axis names, parameter names), is one flat all-reduce. Gradients that were summed already stay as they
-    are; RuntimeError where a backward has added to such a one since, for nothing can tell its partial sums apart.
+    A bucket, (axis names, parameter names), is one flat all-reduce. It starts as soon as backward has made the last of
+    its gradients, but buckets start in their order. Gradients of earlier backwards that were not summed yet are
+    partial sums, too; those that were summed are added afterwards, and an error leaves them alone.
     """
-    pending: deque[_Flight] = deque()
+    names = dict.fromkeys(name for _, bucket in buckets for name in bucket)
+    before = {name: parameters[name].grad for name in names if hasattr(parameters[name].grad, "reduced_at")}
+    for name in before:
+        parameters[name].grad = None
+    reduction = _Reduction(mesh, parameters, buckets)
+    try:
+        with reduction.beside_backward():
+            yield
+        reduction.finish()
+    except BaseException:
+        for name, gradient in before.items():
+            parameters[name].grad = gradient
+        raise
+    with torch.no_grad():
+        for name, gradient in before.items():
+            made, parameters[name].grad = parameters[name].grad, gradient
+            if made is not None:
+                local(cast(Tensor, gradient)).add_(local(made))
+    for name in before:  # after all additions: a bucket's gradients share memory, and its version
+        _mark_reduced(parameters[name])
+
+
+@contextlib.contextmanager
+def accumulating(parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
+    """Around the backward of a micro-batch that is not the last: its gradients stay partial sums.
+
+    RuntimeError where gradients that were summed are still there: these would be summed again.
+    """
+    for name in (name for _, bucket in buckets for name in bucket):
+        if hasattr(parameters[name].grad, "reduced_at"):
+            raise _added_to(name)
+    yield
+
+
+def reduce_gradients(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
+    """The same sums after the last backward of a step, where it ran without `reducing`.
+
+    Gradients that were summed already stay as they are; RuntimeError where a backward has added to such a one since,
+    for nothing can tell its partial sums apart.
+    """
+    left = []
     for axes, names in buckets:
-        group = [parameters[name] for name in names]
         reduced = [name for name in names if _is_reduced(name, parameters[name])]
-        if reduced and len(reduced) == sum(parameter.grad is not None for parameter in group):
+        if reduced and len(reduced) == sum(parameters[name].grad is not None for name in names):
             continue
         if reduced:
             raise RuntimeError(f"the gradient of {reduced[0]} was summed over {'+'.join(axes)} before others were")
-        flat = torch.cat([_summand(parameter) for parameter in group])
-        pending.append(_Flight(flat, group, mesh.joint(axes).transport.all_reduce(flat)))
-        if len(pending) > _IN_FLIGHT:
-            _write_back(pending.popleft())
-    for flight in pending:
-        _write_back(flight)
+        left.append((axes, names))
+    _Reduction(mesh, parameters, left).finish()
 
 
-class _Flight(NamedTuple):
-    """A bucket that is being reduced."""
+class _Reduction:
+    """The buckets of one step. They start in order, so that all devices agree whatever comes first."""
 
-    flat: Tensor
-    parameters: list[nn.Parameter]
-    wait: Callable[[], object]
+    def __init__(self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
+        self.buckets = [_Bucket(mesh.joint(axes), [(name, parameters[name]) for name in names])
+                        for axes, names in buckets]  # fmt: skip
+        self.started = 0
+
+    @contextlib.contextmanager
+    def beside_backward(self) -> Iterator[None]:
+        """Within it, the buckets are given what backward makes."""
+        try:
+            for bucket in self.buckets:
+                for position, (_, parameter) in enumerate(bucket.members):
+                    give_gradients_to(parameter, partial(self._arrived, bucket, position))
+            yield
+        finally:
+            for bucket in self.buckets:
+                for _, parameter in bucket.members:
+                    give_gradients_to(parameter, None)
+
+    @torch.no_grad()
+    def _arrived(self, bucket: _Bucket, position: int, gradient: Tensor) -> None:
+        bucket.take(position, gradient)
+        while self.started < len(self.buckets) and self.buckets[self.started].is_full:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self.buckets[self.started].start()
+        self.started += 1
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        while self.started < len(self.buckets):
+            self._start_next()
+        for bucket in self.buckets:
+            bucket.finish()
 
 
-def _summand(parameter: nn.Parameter) -> Tensor:
-    held = local(parameter) if parameter.grad is None else local(parameter.grad)
-    return held.new_zeros(held.numel()) if parameter.grad is None else held.reshape(-1)
+class _Bucket:
+    """Gradients on their way to one flat tensor, of which they are views from then on."""
 
+    def __init__(self, axis: Axis, members: list[tuple[str, nn.Parameter]]) -> None:
+        self.axis, self.members = axis, members
+        self.taken: set[int] = set()
+        self.places: list[Tensor] = []  # none before the first gradient comes
 
-def _write_back(flight: _Flight) -> None:
-    flight.wait()
-    sizes = [local(parameter).numel() for parameter in flight.parameters]
-    for parameter, part in zip(flight.parameters, flight.flat.split(sizes), strict=True):
+    @property
+    def is_full(self) -> bool:
+        return len(self.taken) == len(self.members)
+
+    def take(self, position: int, gradient: Tensor) -> None:
+        """What this backward made, and what those before have left."""
+        name, parameter = self.members[position]
+        if position in self.taken:
+            raise RuntimeError(f"the gradient of {name} was made twice within `reducing`: it takes one backward")
+        self.taken.add(position)
+        place = self._place(position, gradient.dtype)
+        place.copy_(gradient)
         if parameter.grad is not None:
-            gradient = local(parameter.grad)
-            gradient.copy_(part.view_as(gradient))
+            place.add_(local(parameter.grad))
+            parameter.grad = None
+
+    def _place(self, position: int, dtype: torch.dtype) -> Tensor:
+        if not self.places:
+            held = [local(parameter) for _, parameter in self.members]
+            sizes = [x.numel() for x in held]
+            self.flat = torch.empty(sum(sizes), dtype=dtype, device=held[0].device)
+            self.places = [part.view_as(x) for part, x in zip(self.flat.split(sizes), held, strict=True)]
+        return self.places[position]
+
+    def start(self) -> None:
+        """With zeros for gradients that there are not."""
+        for position, (_, parameter) in enumerate(self.members):
+            if position not in self.taken:
+                before, parameter.grad = parameter.grad, None
+                place = self._place(position, local(parameter).dtype if before is None else before.dtype)
+                place.zero_() if before is None else place.copy_(local(before))
+                self.taken |= {position} if before is not None else set()
+        self.wait: Callable[[], object] = self.axis.transport.all_reduce(self.flat)
+
+    def finish(self) -> None:
+        """The sums are given back to those that had a gradient."""
+        self.wait()
+        for position in self.taken:
+            parameter = self.members[position][1]
+            parameter.grad = as_gradient(parameter, self.places[position])
             _mark_reduced(parameter)
 
 
 def _mark_reduced(parameter: nn.Parameter) -> None:
-    cast(Any, parameter.grad).reduced_at = cast(Any, parameter.grad)._version
+    cast(Any, parameter.grad).reduced_at = _version(parameter)
 
 
 def _is_reduced(name: str, parameter: nn.Parameter) -> bool:
     """RuntimeError where the gradient has changed since it was reduced."""
     at = getattr(parameter.grad, "reduced_at", None)
-    if at is not None and at != cast(Any, parameter.grad)._version:
-        raise RuntimeError(
-            f"the gradient of {name} was summed over devices, and something was added to it since\n"
-            "  try: optimizer.zero_grad(set_to_none=True) before the backward, or `accumulating` around it"
-        )
+    if at is not None and at != _version(parameter):
+        raise _added_to(name)
     return at is not None
 
 
-@contextlib.contextmanager
-def accumulating(parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
-    """Gradients made and reduced within it are added to those that were reduced before, which an error leaves alone."""
-    names = dict.fromkeys(name for _, bucket in buckets for name in bucket)
-    before = {name: parameters[name].grad for name in names if hasattr(parameters[name].grad, "reduced_at")}
-    for name in before:
-        parameters[name].grad = None
-    try:
-        yield
-    except BaseException:
-        for name, gradient in before.items():
-            parameters[name].grad = gradient
-        raise
-    for name, gradient in before.items():
-        parameter = parameters[name]
-        if gradient is not None and parameter.grad is not None:
-            with torch.no_grad():
-                gradient.add_(parameter.grad)
-        parameter.grad = gradient
-        _mark_reduced(parameter)
+def _version(parameter: nn.Parameter) -> int:
+    with torch.no_grad():
+        return cast(int, cast(Any, local(cast(Tensor, parameter.grad)))._version)
+
+
+def _added_to(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"the gradient of {name} was summed over devices, and something was added to it since\n"
+        "  try: optimizer.zero_grad(set_to_none=True) before the backward, or `reducing` around it"
+    )
 
 
 @torch.no_grad()
@@ -113,19 +204,19 @@ def clip_gradients(mesh: ParallelMesh, parameters: Iterable[nn.Parameter], max_n
     gradients: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.requires_grad:
-            group = gradients.setdefault(sharding(parameter).axes(), [])
+            group = gradients.setdefault(sharding(parameter).axes, [])
             group += [] if parameter.grad is None else [local(parameter.grad)]
     total = torch.zeros((), device=mesh.device)
     for axes, group in sorted(gradients.items()):
         dtype = torch.float64 if torch.float64 in {gradient.dtype for gradient in group} else torch.float32
-        norms = [torch.linalg.vector_norm(gradient, dtype=dtype) for gradient in group]
-        squares = torch.stack(norms or [torch.zeros_like(total)]).square().sum()
+        norms = torch._foreach_norm(group, 2, dtype) if group else [torch.zeros_like(total)]
+        squares = torch.stack(list(norms)).square().sum()
         if axes:
             mesh.joint(axes).transport.all_reduce(squares)()
         total = total + squares
     norm = total.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in gradients.values():
-        for gradient in group:
-            gradient.mul_(scale.to(gradient.dtype))
+        if group:
+            torch._foreach_mul_(group, scale)
     return norm

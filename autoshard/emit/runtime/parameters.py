@@ -6,6 +6,7 @@ import base64
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .axis import held_indices, shard_cuts, shard_size
+from .leaves import grow_leaf, local
 from .mesh import ParallelMesh
 from .randomness import hash_of
 from .redistribution import all_gather
@@ -30,6 +32,7 @@ class Sharding:
     ties: tuple[str, ...] = ()
     init: tuple[str | float, ...] = ()
 
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The axes that shard it."""
         return tuple(axis.name for axis, *_ in shard_cuts(self.layout, self.mesh))
@@ -61,6 +64,7 @@ def shard_buffer(
         stride = torch.empty(split, device="meta").stride()
         result = DTensor.from_local(result, mesh.device_mesh, placements, run_check=False, shape=split, stride=stride)
     cast(Any, result).sharding = Sharding(name, tuple(shape), tuple(split), layout, mesh, tuple(ties), tuple(init))
+    grow_leaf(result)
     return result
 
 
@@ -73,17 +77,12 @@ def shard_parameter(
     held = shard_buffer(name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init)
     parameter = nn.Parameter(held, requires_grad=trainable)
     cast(Any, parameter).sharding = sharding(held)
+    grow_leaf(parameter)
     return parameter
 
 
 def sharding(tensor: Tensor) -> Sharding:
     return cast(Sharding, cast(Any, tensor).sharding)
-
-
-def local(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """What this device holds, reshaped; gradients flow to the parameter."""
-    held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return held if shape is None else held.reshape(tuple(shape))
 
 
 @torch.no_grad()

@@ -35,8 +35,8 @@ class GradientRecorder:
         self.runtime, self.compute_gradients = runtime, compute_gradients
         self.seen: dict[int, RankTensors] = {}
 
-    def __call__(self, model: torch.nn.Module, mesh: Any, inputs: Any) -> Any:
-        outputs = self.compute_gradients(model, mesh, inputs)
+    def __call__(self, model: torch.nn.Module, mesh: Any, inputs: Any, **options: Any) -> Any:
+        outputs = self.compute_gradients(model, mesh, inputs, **options)
         gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
         self.seen[mesh.rank] = RankTensors(outputs, gradients)
         return outputs

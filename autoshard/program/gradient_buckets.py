@@ -1,0 +1,75 @@
+"""Which gradients are reduced together, flat, and when: each bucket as soon as backward has made the last of them.
+
+Parameters stand in the order in which backward ends them, and buckets close by the bytes that one device holds. The
+order of buckets is that of their starts, the same on all devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import REPLICATE_PARTIAL
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import GradientBucket, Instruction, LocalValue, ProgramParameter
+from autoshard.program.module_scopes import operands_of, results_of
+
+FIRST_BUCKET_BYTES = 2**20  # the first can start early: as DistributedDataParallel's
+BUCKET_BYTES = 25 * 2**20  # with so much it closes a bucket, too
+
+
+def gradient_buckets(
+    parameters: Sequence[ProgramParameter],
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+    mesh: Mesh,
+) -> tuple[GradientBucket, ...]:
+    """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more."""
+    ended = backward_ends(instructions, values, (p.value for p in parameters))
+    partial = [p for p in reversed(parameters) if p.trainable and _axes(values[p.value], mesh)]
+    open_: dict[tuple[tuple[str, ...], str], list[ProgramParameter]] = {}
+    filled: dict[tuple[tuple[str, ...], str], int] = {}
+    closed: list[GradientBucket] = []
+
+    def close(key: tuple[tuple[str, ...], str]) -> None:
+        own = open_.pop(key)
+        after = min(ended.get(p.value, 0) for p in own)
+        closed.append(GradientBucket(*key, tuple(p.path for p in own), after))
+
+    for parameter in sorted(partial, key=lambda p: -ended.get(p.value, 0)):
+        value = values[parameter.value]
+        key = _axes(value, mesh), parameter.dtype
+        limit = BUCKET_BYTES if key in filled else FIRST_BUCKET_BYTES
+        open_.setdefault(key, []).append(parameter)
+        size = sum(local_bytes(values[p.value], mesh) for p in open_[key])
+        if size >= limit:
+            filled[key] = size
+            close(key)
+    for key in list(open_):
+        close(key)
+    return tuple(sorted(closed, key=lambda bucket: -bucket.after))
+
+
+def backward_ends(
+    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], names: Iterable[str]
+) -> dict[str, int]:
+    """Value -> the instruction whose backward completes its gradient: the first that reads it and gives it one."""
+    wanted = set(names)
+    ends: dict[str, int] = {}
+    for index, instruction in enumerate(instructions):
+        if any(values[result].requires_grad for result in results_of(instruction)):
+            for name in wanted.intersection(filter(None, operands_of(instruction))):
+                ends.setdefault(name, index)
+    return ends
+
+
+def local_bytes(value: LocalValue, mesh: Mesh) -> int:
+    """Of the device that holds most."""
+    return math.prod(size.largest(mesh) for size in value.local_shape) * DTYPE_BYTES[value.dtype]
+
+
+def _axes(value: LocalValue, mesh: Mesh) -> tuple[str, ...]:
+    """Over which its gradient is partial."""
+    pairs = zip(mesh.names, value.layout.placements, strict=True)
+    return tuple(name for name, placement in pairs if placement == REPLICATE_PARTIAL)
