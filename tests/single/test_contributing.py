@@ -1,0 +1,57 @@
+"""The guide is followed: its blocks add an operator to the table, which proves it and plans with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.capture.capture import capture_model
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.mesh import Mesh
+from autoshard.rules import RULES
+from autoshard.rules.cases import ALL
+from autoshard.rules.cases.describe import case, floats
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.verify.rule_table import prove_case
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+FILES = re.findall(r"`((?:autoshard|benchmarks|hardware_profiles|costmodels|tests)/[\w/.]*)`", PAGE)
+TARGET = "aten.hypot"
+
+
+class Distances(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 256), nn.Linear(64, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.hypot(self.a(x), self.b(x)).mean()
+
+
+def test_an_operator_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TARGET not in RULES, "the guide needs an operator that the table lacks"
+    rules, cases = dict(RULES), list[object]()
+    for block in BLOCKS:
+        exec(block, {"RULES": rules, "ALL": cases, "case": case, "floats": floats})
+    monkeypatch.setitem(RULES, TARGET, rules[TARGET])
+    mesh = Mesh.parse("dp=2,tp=3")
+    verdicts = [verdict for each in cases for verdict in prove_case(each, mesh)]
+    assert len(verdicts) > 8
+    assert not [verdict for verdict in verdicts if verdict.failure]
+    graph = capture_model(Distances(), (torch.randn(48, 64),))
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=4")))
+    strategies = {op.op: op.strategy for op in plan.ops}
+    (name,) = (op.name for op in graph.ops if op.target == TARGET)
+    assert strategies[name] not in ("", "repeat", "*")
+
+
+def test_the_files_are_there() -> None:
+    root = Path(__file__).resolve().parents[2]
+    assert FILES and not [name for name in FILES if not (root / name).exists()]
+    assert ALL  # the list that the guide extends
