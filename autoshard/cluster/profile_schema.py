@@ -168,16 +168,16 @@ def _link(table: Table, inner: int) -> Link:
     bandwidth = table.figure("bandwidth", units.parse_bandwidth)
     ports = table.integer("ports") if table.has("ports") else inner
     found = Link(
-        name,
-        devices,
-        kind,
-        bandwidth * ports / inner,
-        table.figure("latency", units.parse_seconds, zero=True),
-        table.fraction("efficiency"),
-        _graph(table, kind, max(2, devices // inner)),
-        _flag(table, "rails"),
-        _oversubscription(table),
-        max(2, round(table.number("reduces_from"))) if table.has("reduces_from") else NO_LIMIT,
+        name=name,
+        devices=devices,
+        topology=kind,
+        bandwidth=bandwidth * ports / inner,
+        latency_seconds=table.figure("latency", units.parse_seconds, zero=True),
+        efficiency=table.fraction("efficiency"),
+        graph=_graph(table, kind, max(2, devices // inner)),
+        rails=_flag(table, "rails"),
+        oversubscription=_oversubscription(table),
+        reduces_from=max(2, round(table.number("reduces_from"))) if table.has("reduces_from") else NO_LIMIT,
     )
     table.finish()
     return found

@@ -18,7 +18,17 @@ def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, a
     times = 2.0 if tensor.name in graph.weights and differentiable else 1.0
     seconds, local = _remembered(hardware, mesh), local_pass(hardware)
     high = gradient_dtype(graph, tensor.name)
-    return Terms(tensor.shape, tensor.dtype, mesh, differentiable, seconds, local, times, all_to_all, high)
+    return Terms(
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        mesh=mesh,
+        differentiable=differentiable,
+        seconds=seconds,
+        local=local,
+        forward_times=times,
+        all_to_all=all_to_all,
+        gradient_dtype=high,
+    )
 
 
 def gradient_dtype(graph: Graph, tensor: str) -> str:

@@ -61,14 +61,14 @@ def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Pie
     own = [e for e in inside if e.module == path or e.module.startswith(f"{path}.")]
     forward, backward = ([e for e in own if e.phase == phase] for phase in ("forward", "backward"))
     return Piece(
-        _seconds(forward),
-        _seconds(backward),
-        _seconds([e for e in forward if e.stream != COMPUTE]),
-        _seconds([e for e in backward if e.stream != COMPUTE]),
-        _kernels(built.program, forward),
-        _kernels(built.program, backward),
-        _families(built, forward),
-        _families(built, backward),
+        forward_seconds=_seconds(forward),
+        backward_seconds=_seconds(backward),
+        forward_communication_seconds=_seconds([e for e in forward if e.stream != COMPUTE]),
+        backward_communication_seconds=_seconds([e for e in backward if e.stream != COMPUTE]),
+        forward_kernels=_kernels(built.program, forward),
+        backward_kernels=_kernels(built.program, backward),
+        forward_families=_families(built, forward),
+        backward_families=_families(built, backward),
     )
 
 

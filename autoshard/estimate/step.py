@@ -80,7 +80,15 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     )
     band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware)
     return Estimate(
-        model, run, finished[last], parts, tuple(placed), memory, parameter_count(model), model_flops(model, run), band
+        model=model,
+        run=run,
+        step_seconds=finished[last],
+        parts=parts,
+        placed=tuple(placed),
+        memory=memory,
+        parameters=parameter_count(model),
+        flops=model_flops(model, run),
+        band=band,
     )
 
 

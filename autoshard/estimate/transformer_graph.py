@@ -41,14 +41,14 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
     writer = _TransformerWriter(model, batch, PRECISIONS[precision] if precision in HALF else "float32")
     loss = writer.run()
     graph = Graph(
-        "transformer",
-        tuple(writer.tensors),
-        tuple(writer.inputs),
-        tuple(writer.parameters),
-        (),
-        tuple(writer.ops),
-        (loss,),
-        loss,
+        name="transformer",
+        tensors=tuple(writer.tensors),
+        inputs=tuple(writer.inputs),
+        parameters=tuple(writer.parameters),
+        buffers=(),
+        ops=tuple(writer.ops),
+        outputs=(loss,),
+        loss=loss,
         modules=(
             ("", "Transformer"),
             *((m, m.rpartition(".")[2]) for m in dict.fromkeys(o.module for o in writer.ops)),

@@ -409,14 +409,14 @@ class Pricer:
             self._moves[key] = self._moves_of(tensor, demand)
         moves = self._moves[key]
         value = Value(
-            tensor.name,
-            demand.producer,
-            demand.consumers,
-            demand.source.index,
-            moves.needed,
-            moves.seconds,
-            moves.sizes,
-            tuple(self._interval(demand, sites[consumer]) for consumer in demand.consumers),
+            name=tensor.name,
+            producer=demand.producer,
+            consumers=demand.consumers,
+            source=demand.source.index,
+            targets=moves.needed,
+            seconds=moves.seconds,
+            bytes=moves.sizes,
+            intervals=tuple(self._interval(demand, sites[consumer]) for consumer in demand.consumers),
         )
         return value, ValueSite(tensor.name, demand.source.distinct, moves.targets, demand.tied)
 

@@ -72,7 +72,16 @@ def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: 
         error = max((v.error for _, _, v in verdicts), default=0.0)
         seconds = time.perf_counter() - start
         cuts = any(_cuts(v.strategy) for _, _, v in verdicts)
-        yield Outcome(target, len(cases), len(verdicts), error, seconds, unknown + failures, reason, cuts)
+        yield Outcome(
+            target=target,
+            cases=len(cases),
+            strategies=len(verdicts),
+            error=error,
+            seconds=seconds,
+            failures=unknown + failures,
+            reason=reason,
+            cuts=cuts,
+        )
 
 
 def _cuts(strategy: Strategy) -> bool:

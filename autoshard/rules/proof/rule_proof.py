@@ -98,7 +98,16 @@ def one_op_graph(case: OpCase) -> Graph:
     ]
     names = tuple(tensor.name for tensor in outs)
     present = tuple(name for name in inputs if name is not None)
-    return Graph("proof", (*facts, *outs), present, (), (), (replace(op, results=names),), names, None)
+    return Graph(
+        name="proof",
+        tensors=(*facts, *outs),
+        inputs=present,
+        parameters=(),
+        buffers=(),
+        ops=(replace(op, results=names),),
+        outputs=names,
+        loss=None,
+    )
 
 
 def prove(

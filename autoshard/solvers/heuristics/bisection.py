@@ -226,7 +226,16 @@ class _State:
             targets = tuple(value.targets[i] for i in known)
             spans = ((0, 0),) * len(known)
             values.append(
-                Value(value.name, producer, consumers, value.source, targets, value.seconds, value.bytes, spans)
+                Value(
+                    name=value.name,
+                    producer=producer,
+                    consumers=consumers,
+                    source=value.source,
+                    targets=targets,
+                    seconds=value.seconds,
+                    bytes=value.bytes,
+                    intervals=spans,
+                )
             )
             number = self.content.number
             arrays = (value.source, value.seconds, *targets)

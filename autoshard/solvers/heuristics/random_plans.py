@@ -92,6 +92,15 @@ def _fences(value: Value) -> list[Value]:
         return []
     seconds = np.where(np.isinf(value.seconds), np.inf, 0.0)
     return [
-        Value(value.name, value.producer, (c,), value.source, (t,), seconds, np.zeros(len(value.bytes)), ((0, 0),))
+        Value(
+            name=value.name,
+            producer=value.producer,
+            consumers=(c,),
+            source=value.source,
+            targets=(t,),
+            seconds=seconds,
+            bytes=np.zeros(len(value.bytes)),
+            intervals=((0, 0),),
+        )
         for c, t in zip(value.consumers, value.targets, strict=True)
     ]

@@ -138,7 +138,16 @@ class _Reader:
     def connect(self, name: str, a: int, b: int, cost: Floats) -> None:
         rows, columns = cost.shape
         self.values.append(
-            Value(name, a, (b,), self.range(rows), (self.range(columns),), cost, self.zeros(columns), _NO_BYTES)
+            Value(
+                name=name,
+                producer=a,
+                consumers=(b,),
+                source=self.range(rows),
+                targets=(self.range(columns),),
+                seconds=cost,
+                bytes=self.zeros(columns),
+                intervals=_NO_BYTES,
+            )
         )
 
     def zeros(self, size: int) -> Floats:

@@ -64,14 +64,14 @@ class _PairWriter:
             self.add_kept(value)
         spans = np.array(self.spans, np.int64).reshape(-1, 2)
         return Pairwise(
-            tuple(self.names),
-            tuple(self.unary),
-            tuple(self.usage),
-            np.where(spans[:, :1] < spans[:, 1:], spans, 0),
-            tuple(self.pairs),
-            tuple(self.costs),
-            self.problem.capacity_bytes,
-            self.problem.horizon,
+            names=tuple(self.names),
+            unary=tuple(self.unary),
+            usage=tuple(self.usage),
+            spans=np.where(spans[:, :1] < spans[:, 1:], spans, 0),
+            pairs=tuple(self.pairs),
+            costs=tuple(self.costs),
+            capacity=self.problem.capacity_bytes,
+            horizon=self.problem.horizon,
         )
 
     def connect(self, a: int, b: int, cost: Floats) -> None:

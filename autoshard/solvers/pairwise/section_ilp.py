@@ -157,5 +157,16 @@ def _problem(graph: PairGraph) -> Problem:
     values = []
     for (a, b), cost in graph.edges.items():
         rows, columns = cost.shape
-        values.append(Value(f"{a}-{b}", a, (b,), each[rows], (each[columns],), cost, none[columns], ((0, 0),)))
+        values.append(
+            Value(
+                name=f"{a}-{b}",
+                producer=a,
+                consumers=(b,),
+                source=each[rows],
+                targets=(each[columns],),
+                seconds=cost,
+                bytes=none[columns],
+                intervals=((0, 0),),
+            )
+        )
     return Problem(nodes, tuple(values))

@@ -35,14 +35,14 @@ class Job:
 def job_of(program: Program, reference: Reference) -> Job:
     """The job of verifying `program` against `reference`."""
     return Job(
-        str(program.mesh),
-        reference.parameters | reference.buffers,
-        tuple(step.inputs for step in reference.steps),
-        tuple(str(program.value(name).layout) for name in program.inputs),
-        program.outputs.index(program.loss) if program.loss else -1,
-        program.optimizer,
-        tuple(step.max_norm for step in reference.steps),
-        reference.seed,
+        mesh=str(program.mesh),
+        state=reference.parameters | reference.buffers,
+        batches=tuple(step.inputs for step in reference.steps),
+        input_layouts=tuple(str(program.value(name).layout) for name in program.inputs),
+        loss=program.outputs.index(program.loss) if program.loss else -1,
+        optimizer=program.optimizer,
+        max_norms=tuple(step.max_norm for step in reference.steps),
+        seed=reference.seed,
     )
 
 
