@@ -30,7 +30,7 @@ _RESERVED = RUNTIME_NAMES | {
     "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self",
     "super", "torch",
 }  # fmt: skip
-_NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
+NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
 class Holder(nn.Module):
     """Parameters and modules under the names that the original model gives them."""
@@ -47,7 +47,7 @@ class Holder(nn.Module):
 
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
-    tree = module_tree(program, _NO_CLASS)
+    tree = module_tree(program, NO_CLASS)
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +31,7 @@ SEARCH_LOG = "search.log"
 PARETO = "pareto.json"
 PARETO_PLOT = "pareto.svg"
 STYLES = "styles.json"
+MODEL = "model_parallel.py"
 PLAN_PICTURE = "plan.svg"
 
 
@@ -47,11 +48,13 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found."""
+    """What a package holds beside its plan: how known styles compare, the front if asked for, what `verify` found, and
+    the emitted model_parallel.py."""
 
     styles: tuple[StylePlan, ...] = ()
     front: tuple[Point, ...] = ()
     verification: Mapping[str, Any] | None = None
+    model_text: str = ""
 
 
 def build(plan: Plan, graph: Graph, hardware: Hardware) -> SimulatedPlan:
@@ -70,7 +73,7 @@ def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[st
 
     files = dict(emit(built.program, built.plan, built.graph))
     files |= {PLAN: plan_json.dumps(built.plan), GRAPH: graph_json.dumps(built.graph)}
-    beside = beside or Beside()
+    beside = replace(beside or Beside(), model_text=files[MODEL])
     if beside.front:
         from autoshard.search import pareto_front
 
@@ -115,6 +118,7 @@ def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
         own.verification,
         styles=own.styles,
         front=own.front,
+        model_text=own.model_text,
     )
 
 
@@ -178,7 +182,9 @@ def read_beside(package: Path) -> Beside:
 
     root = root_of(package)
     styles = _read_list(root, STYLES, style_plans.from_json)
-    return Beside(styles, _read_list(root, PARETO, pareto_front.from_json), read_verification(package))
+    front = _read_list(root, PARETO, pareto_front.from_json)
+    model_text = output_folder.read_file(root, MODEL) if (root / MODEL).exists() else ""
+    return Beside(styles, front, read_verification(package), model_text)
 
 
 def _read_list(root: Path, name: str, read: Callable[[Any], tuple[T, ...]]) -> tuple[T, ...]:

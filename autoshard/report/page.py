@@ -16,11 +16,15 @@ from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
 from autoshard.report.answer import answer, verdict
 from autoshard.report.decision_rows import blocks, buckets, redistributions, stored
+from autoshard.report.memory_series import memory_series
 from autoshard.report.memory_table import KINDS, by_kind
+from autoshard.report.op_records import op_records
+from autoshard.report.other_choices import OtherChoices
 from autoshard.report.plan_picture import about, plan_svg
 from autoshard.report.timeline_series import LEGEND, longest, series, streams
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulate import Timeline
+from autoshard.simulate.memory_curve import plan_memory
 from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.plan_summary import purpose
 from autoshard.units import format_bytes, format_seconds
@@ -36,6 +40,7 @@ def page(
     timeline: Timeline,
     verification: Mapping[str, Any] | None,
     styles: Sequence[StylePlan] = (),
+    model_text: str = "",
 ) -> dict[str, Any]:
     """Everything the template names."""
     model = plan.model or graph.name
@@ -56,6 +61,7 @@ def page(
         "command": command(plan, graph.training),
         "provenance": provenance(plan),
         **_timeline(timeline),
+        "data": _data(plan, graph, program, hardware, timeline, model_text),
         **_memory(plan, graph, program, hardware, timeline),
         **_chosen(plan, graph, program),
         **_certificate(plan),
@@ -66,11 +72,23 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
     busy = ", ".join(f"{stream} {format_seconds(seconds, 3)}" for stream, seconds in timeline.busy_seconds)
     return {
         "legend": LEGEND,
-        "data": series(timeline),
         "streams": streams(timeline),
         "streams_caption": f"{len(timeline.events)} events in {format_seconds(timeline.step_seconds)}",
         "longest": longest(timeline),
         "timeline_label": f"Timeline of one step of {format_seconds(timeline.step_seconds)}. Busy: {busy}.",
+    }
+
+
+def _data(
+    plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline, model_text: str
+) -> dict[str, Any]:
+    """What the script draws: events, memory, and what is known of each operator."""
+    records, instructions = op_records(plan, graph, program, OtherChoices(plan, graph, hardware), model_text)
+    memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
+    return {
+        **series(timeline, instructions),
+        "records": records,
+        "memory": memory_series(memory, plan, timeline),
     }
 
 
@@ -83,6 +101,7 @@ def _memory(plan: Plan, graph: Graph, program: Program, hardware: Hardware, time
         "memory_label": f"Memory over one step, at most {peak}, {when} into the step.",
         "memory_text": text,
         "memory_kinds": by_kind(program, graph, hardware),
+        "memory_legend": [{"key": kind, "label": words} for kind, words in KINDS.items()],
         "memory_tensors": [(held.name, KINDS[held.kind], format_bytes(held.bytes)) for held in timeline.peak_tensors],
     }
 

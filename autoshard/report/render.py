@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.code_text import printable
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
@@ -14,6 +15,8 @@ from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulate import Timeline
 from autoshard.system.data_files import data_folder
+
+SCRIPTS = ("units.js", "timeline_data.js", "timeline_view.js", "timeline_input.js", "memory_view.js", "main.js")
 
 
 def render(
@@ -26,9 +29,11 @@ def render(
     *,
     styles: Sequence[StylePlan] = (),
     front: Sequence[Point] = (),
+    model_text: str = "",
 ) -> str:
     """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run; `styles` and
-    `front`, empty where not asked for, are other plans to compare with."""
+    `front`, empty where not asked for, are other plans to compare with; `model_text` is the emitted model_parallel.py.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = data_folder("reports")
@@ -36,9 +41,18 @@ def render(
         loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    content = page(plan, graph, program, hardware, timeline, verification, styles)
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    parts = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    content = page(plan, graph, program, hardware, timeline, verification, styles, model_text)
     return environment.get_template("report.html.jinja").render(**content, style=style, script=script)
+
+
+def _shown(value: Any) -> Any:
+    """Text of a model or person without control and direction marks; its lines stay."""
+    plain = isinstance(value, str) and not hasattr(value, "__html__")
+    return "\n".join(map(printable, value.split("\n"))) if plain else value

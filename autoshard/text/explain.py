@@ -84,7 +84,7 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
             "--why-not needs to know where: name an operator, a module or a parameter",
             f"autoshard explain DIR WHAT --why-not {how!r}",
         )
-    fixed = _formulated(plan, graph, hardware)
+    fixed = formulated(plan, graph, hardware)
     formulation = fixed.formulation
     now = today(plan, formulation)
     plan, why = now.plan, None
@@ -158,7 +158,7 @@ def _total(plan: Plan) -> Parts:
 # --- another choice -------------------------------------------------------------------------------------------------
 
 
-def _formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
+def formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
     """The problem that the plan solves, its style and pins applied."""
     style = megatron if any(op.decided_by == "megatron" for op in plan.ops) else None
     formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, style, plan.search.all_to_all)

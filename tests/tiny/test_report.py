@@ -14,16 +14,22 @@ from autoshard.costs.model_flops import ideal_seconds
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Compute
 from autoshard.package import package_files
-from autoshard.report.answer import step_parts, verdict
+from autoshard.report.answer import exposed_seconds, step_parts, verdict
+from autoshard.report.memory_series import memory_series
 from autoshard.report.memory_table import KINDS, by_kind
+from autoshard.report.op_records import op_records
+from autoshard.report.other_choices import OtherChoices
 from autoshard.report.page import not_modelled
-from autoshard.report.timeline_series import series
+from autoshard.report.timeline_series import TICK_SECONDS, exposed_events, series, streams
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import as_json, from_json, style_plans
+from autoshard.simulate import Event, Timeline
+from autoshard.simulate.memory_curve import plan_memory
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.answer_words import certainty, gains
 from autoshard.text.plan_summary import summary
@@ -122,21 +128,94 @@ def test_names_are_escaped() -> None:
     html = package_files.report_text(made, None)
     assert "<img" not in html
     assert html.count("</script>") == 2
-    assert any(evil in str(detail) for detail in data_of(html)["details"])  # type: ignore[attr-defined]
+    assert evil in data_of(html)["modules"]  # type: ignore[operator]
 
 
-def test_the_drawn_events_are_the_timeline() -> None:
-    made = built()
+@pytest.mark.parametrize("seed", [None, 2, 3])
+def test_the_drawn_events_are_the_timeline(seed: int | None) -> None:
+    made = built(seed=seed)
     drawn, timeline = series(made.timeline), made.timeline
-    assert len(drawn["events"]) == len(timeline.events)
-    busy = dict.fromkeys(drawn["streams"], 0.0)
-    for stream, start, duration, name, category, detail in drawn["events"]:
-        busy[drawn["streams"][stream]] += duration
-        assert 0 <= start <= start + duration <= drawn["step_seconds"] * (1 + 1e-6)
-        assert drawn["names"][name] and drawn["details"][detail]
-        assert (drawn["categories"][category] == "collective") == (drawn["streams"][stream] != "compute")
-    assert busy == pytest.approx(dict(timeline.busy_seconds))
-    assert max(size for _, size in drawn["memory"]) == pytest.approx(timeline.peak_bytes)
+    columns = ("start", "duration", "streams_of", "category", "phase", "name", "module", "reason", "bytes", "waits")
+    assert {len(drawn[column]) for column in columns} == {len(timeline.events)}
+    busy, now = dict.fromkeys(drawn["streams"], 0.0), 0
+    rows = zip(*(drawn[column] for column in (*columns[:4], "name")), strict=True)
+    for start, duration, bits, category, name in rows:
+        now += start
+        for index, stream in enumerate(drawn["streams"]):
+            busy[stream] += duration * TICK_SECONDS * (bits >> index & 1)
+        assert bits and 0 <= now <= now + duration <= drawn["step"] + 1
+        assert drawn["names"][name]
+        assert (drawn["categories"][category] == "collective") == (bits & 1 == 0)
+    assert busy == pytest.approx(dict(timeline.busy_seconds), rel=1e-5)
+
+
+def test_a_joint_collective_is_on_each_of_its_streams() -> None:
+    """In the drawing and in the table of streams: their times and counts agree."""
+    timeline = built(mlp_graph(3, 64, 128), seed=3).timeline
+    joint = [event for event in timeline.events if len(event.axes) > 1]
+    assert joint
+    counted = {stream: int(events) for stream, _, _, events in streams(timeline)}
+    for stream, seconds in timeline.busy_seconds:
+        assert (counted[stream] > 0) == (seconds > 0)
+    assert sum(counted.values()) == len(timeline.events) + len(joint)
+
+
+def test_exposed_communication_is_what_no_computation_covers() -> None:
+    def event(stream: str, start: float, end: float, *axes: str) -> Event:
+        name = "all_reduce" if axes else ""
+        return Event("e", stream, start, end - start, "forward", 1.0, "", "", None, (), name, axes)
+
+    events = (event("compute", 0, 2), event("communication dp", 1, 4, "dp"), event("compute", 3, 3.5),
+              event("communication tp", 3.8, 5, "tp"), event("compute", 6, 7))  # fmt: skip
+    timeline = Timeline(events, 7.0, (("compute", 3.5), ("communication dp", 3), ("communication tp", 1.2)),
+                        (), 0.0, 0.0, (), 0.0)  # fmt: skip
+    assert exposed_events(timeline) == [(2, 3), (3.5, 5)]
+    assert sum(end - start for start, end in exposed_events(timeline)) == pytest.approx(exposed_seconds(timeline))
+
+
+def test_memory_stacks_to_the_simulated_curve() -> None:
+    """The spans that the page adds up reach the peak, and never more."""
+    made = built()
+    memory = plan_memory(made.program, made.graph, block_bytes=made.hardware.constant("allocator.block"))
+    drawn = memory_series(memory, made.plan, made.timeline)
+    levels, first = [0.0] * len(drawn["starts"]), 0
+    for begun, length, size in zip(drawn["first"], drawn["length"], drawn["bytes"], strict=True):
+        first += begun
+        for step in range(first, first + length + 1):
+            levels[step] += size
+    assert max(levels) == pytest.approx(made.timeline.peak_bytes)
+    assert levels == pytest.approx(list(memory.bytes))
+
+
+def test_every_operator_has_a_record_with_its_reasons() -> None:
+    made = built(mlp_graph(4, 64, 128))
+    others = OtherChoices(made.plan, made.graph, made.hardware)
+    text = package_files.package_files(made)["model_parallel.py"]
+    records, instructions = op_records(made.plan, made.graph, made.program, others, text)
+    known = [n for n, own in enumerate(made.program.instructions) if isinstance(own, Compute)]
+    assert sorted(instructions) == known
+    for index in known:
+        own = made.program.instructions[index]
+        record = records[instructions[index]]
+        assert isinstance(own, Compute) and record["operator"] == own.target
+        assert record["source"].startswith("mlp.py:")
+        place, _, name = record["emitted"].partition(", ")
+        line = text.splitlines()[int(place.partition(":")[2]) - 1]
+        assert line.startswith("    def forward(") and f"class {name.partition('.')[0]}(" in text
+    assert len(records) < len(known)  # equal blocks share
+
+
+def test_other_choices_cost_what_the_search_says() -> None:
+    """The first is the runner-up that the plan itself names, at its price."""
+    made = built(mlp_graph(4, 64, 128))
+    others = OtherChoices(made.plan, made.graph, made.hardware)
+    named = 0
+    for op in made.plan.ops:
+        found, _ = others.of(op.op)
+        if op.parts.runner_up:
+            assert found[0].seconds == pytest.approx(op.parts.runner_up_seconds, abs=1e-15)
+            named += 1
+    assert named
 
 
 def test_what_a_reader_must_find() -> None:

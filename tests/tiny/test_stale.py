@@ -103,7 +103,7 @@ def test_choices_that_are_no_longer_offered(old: Plan) -> None:
     plan = replace(old, ops=(first, *old.ops[1:]))
     with pytest.raises(UserError, match="has no strategy 'gone gone'"):
         package_files.build(plan, GRAPH, HARDWARE)
-    fixed = explain._formulated(old, GRAPH, HARDWARE)
+    fixed = explain.formulated(old, GRAPH, HARDWARE)
     now = reevaluate.today(plan, fixed.formulation)
     assert not now.offered and "does not offer all choices" in now.notes[-1]
     assert now.plan == plan
