@@ -47,12 +47,19 @@ def read_graph(request: ModelRequest) -> Graph:
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.capture.capture import capture
+
+    return checked(
+        capture(
+            request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
+        )
+    )
+
+
+def checked(captured: Graph) -> Graph:
+    """A captured graph whose calls were tried, with rules for the operators that had none; says what was assumed."""
     from autoshard.rules.proof.discover import with_discovered
     from autoshard.verify.operator_calls import check_calls, run_emitted
 
-    captured = capture(
-        request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
-    )
     check_calls(captured)
     for guard in captured.assumed:
         print(f"note: assumed that {guard}", file=sys.stderr)

@@ -60,6 +60,13 @@ def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int =
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")
+    return case_of(module, examples, graph, seed, steps)
+
+
+def case_of(
+    module: torch.nn.Module, examples: Sequence[torch.Tensor], graph: Graph, seed: int = 0, steps: int = STEPS
+) -> Case:
+    """The same of a model that is there, on the CPU with values; it is used up."""
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}

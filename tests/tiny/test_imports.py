@@ -21,7 +21,7 @@ PACKAGE = ROOT / "autoshard"
 
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
 TORCH = (
-    r"capture/(tracing|constructor)/|capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verify/|"
+    r"capture/(tracing|constructor)/|capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verify/|api/(?!__init__)|"
     r"calibrate/measure_worker"
 )
 NEEDS_TORCH = re.compile(rf"^autoshard/({TORCH}|{COPIED})")

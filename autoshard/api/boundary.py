@@ -1,0 +1,67 @@
+"""Between the eager program and the sharded part: whole tensors, local parts or DTensors in and out, with gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from autoshard.emit.runtime import ParallelMesh, all_gather, all_reduce, copy, held_indices, shard_size, slice_shard
+from autoshard.emit.runtime.axis import shard_cuts
+
+
+def local_shape(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[int, ...]:
+    """Of this device's part."""
+    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
+
+
+def part_of(x: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
+    """This device's part of a whole tensor, whose gradient is whole and equal on all devices."""
+    cuts = shard_cuts(layout, mesh)
+    if not cuts or not (torch.is_grad_enabled() and x.requires_grad):
+        for dim in sorted({dim for _, dim, *_ in cuts}):
+            x = x.index_select(dim, held_indices(x.shape[dim], dim, layout, mesh).to(x.device))
+        return x
+    if _plain(layout, mesh):
+        for axis, dim, _, unit in cuts:
+            x = slice_shard(x, axis, dim, unit=unit)
+        return x
+    for axis, *_ in cuts:  # any other cut: what a device lacks of the gradient is summed from the others
+        x = copy(x, axis)
+    for dim in sorted({dim for _, dim, *_ in cuts}):
+        x = x.index_select(dim, held_indices(x.shape[dim], dim, layout, mesh).to(x.device))
+    return x
+
+
+def whole_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
+    """The whole tensor on every device, from parts that lie as `layout` says (`P` is summed)."""
+    for name, placement in zip(mesh.axes, layout.split(), strict=True):
+        if placement == "P":
+            x = all_reduce(x, mesh[name])
+    cuts = shard_cuts(layout, mesh)
+    if _plain(layout, mesh):
+        for i, (axis, dim, _, unit) in reversed(list(enumerate(cuts))):  # inner axes first
+            size = shape[dim]
+            for outer, d, _, own in cuts[:i]:
+                size = shard_size(size, outer, 1, own) if d == dim else size
+            x = all_gather(x, axis, dim, size=size, unit=unit)
+        return x
+    for dim in sorted({dim for _, dim, *_ in cuts}):
+        held = held_indices(shape[dim], dim, layout, mesh).to(x.device)
+        x = x.new_zeros((*x.shape[:dim], shape[dim], *x.shape[dim + 1 :])).index_copy(dim, held, x)
+    for axis, *_ in cuts:
+        x = all_reduce(x, axis)
+    return x
+
+
+def _plain(layout: str, mesh: ParallelMesh) -> bool:
+    """One cut after the other is the layout: no blocks."""
+    return all(blocks == 1 for _, _, blocks, _ in shard_cuts(layout, mesh))
+
+
+def undistributed(x: Tensor) -> Tensor:
+    """A DTensor as the whole tensor on every device; its gradient is whole."""
+    if not isinstance(x, DTensor):
+        return x
+    whole = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
+    return whole.to_local(grad_placements=[Replicate()] * x.device_mesh.ndim)

@@ -1,0 +1,112 @@
+"""A model that is there as an object: copied without its memory, called with flat tensors, captured."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.api.planned import LiveModel
+from autoshard.capture.call_form import (
+    Arguments,
+    LossFunction,
+    ModelCall,
+    arguments_of,
+    call_by,
+    model_call,
+    own_forward,
+    positions_of,
+)
+from autoshard.capture.capture import capture_model
+from autoshard.capture.load_model import find_callable
+from autoshard.capture.plain_attributes import keep_tensors
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+
+_EMPTY = inspect.Parameter.empty
+
+
+def live_model(
+    model: nn.Module, inputs: Any, targets: Any, loss: LossFunction | str | None, sums: str = "missing"
+) -> LiveModel:
+    """`model` ready to be captured, itself unchanged. `inputs` and `targets`: see `autoshard.plan`."""
+    own = same_tensors(model)
+    keep_tensors(own)
+    function = find_callable(loss) if isinstance(loss, str) else loss
+    call, tensors = model_call(by_name(own, arguments_of(own, inputs, targets, function)), (), function, sums)
+    return LiveModel(own, call, tensors)
+
+
+def captured(live: LiveModel, precision: str, optimizer: str, training: bool, keep_modes: bool = False) -> Graph:
+    """The graph of a call. The call then knows what it returns."""
+    module = call_by(same_tensors(live.module), live.call)
+    name = type(live.module).__name__
+    return capture_model(module, live.tensors, precision, optimizer, training, name, keep_modes)
+
+
+def same_tensors(model: nn.Module) -> nn.Module:
+    """A copy of the modules on the very same parameters and buffers."""
+    stored = [*model.parameters(), *model.buffers()]
+    try:
+        return copy.deepcopy(model, {id(x): x for x in stored})
+    except Exception as error:
+        what = f"{type(model).__name__} can't be copied: {type(error).__name__}: {error}"
+        raise UsageError(
+            what, "a model that copy.deepcopy takes: no locks, streams or files among its attributes"
+        ) from error
+
+
+def on_cpu(live: LiveModel) -> LiveModel:
+    """The same model and inputs on tensors of its own, on the CPU; what is on meta is zero."""
+    with torch.no_grad():
+        stored = [*live.module.parameters(), *live.module.buffers()]
+        own = {id(x): _real(x) for x in stored}
+    module = copy.deepcopy(live.module, own)
+    return LiveModel(call_by(module, live.call), live.call, tuple(_real(x) for x in live.tensors))
+
+
+def _real(x: Tensor) -> Tensor:
+    made = torch.zeros_like(x, device="cpu") if x.is_meta else x.detach().to("cpu", copy=True)
+    return nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
+
+
+def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
+    """All arguments by keyword, in the order of the forward, so that it does not matter how a caller gives them.
+
+    Those that are their default are left out. As they are where the forward takes arguments by position only.
+    """
+    return _by_name(own_forward(model), arguments)
+
+
+def _by_name(function: Callable[..., Any], arguments: Arguments) -> Arguments:
+    signature = inspect.signature(function)
+    kinds = {p.kind for p in signature.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
+        return arguments
+    try:
+        bound = signature.bind(*arguments.args, **arguments.kwargs)
+    except TypeError as error:
+        raise UsageError(f"the inputs are no call of the model: {error}", f"its forward takes {signature}") from None
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif parameter.default is _EMPTY or value is not parameter.default:
+            named[name] = value
+    return Arguments((), named, arguments.targets, arguments.labels)
+
+
+def called_with(
+    module: nn.Module, call: ModelCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: int
+) -> tuple[ModelCall, tuple[Tensor, ...]]:
+    """A later call in the form of the first: the last `targets` positional arguments are the loss function's."""
+    given = len(args) - targets
+    inputs, own = args[:given], args[given:]
+    split = arguments_of(module, dict(kwargs), own or None, call.loss)
+    arguments = Arguments(inputs, split.kwargs, split.targets, split.labels)
+    return model_call(by_name(module, arguments), positions_of(own_forward(module)), call.loss, call.sums)

@@ -1,0 +1,202 @@
+"""`parallelize(model, plan)`: this rank's module, called, trained and saved as the original is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from autoshard.api import ranks
+from autoshard.api.boundary import local_shape, part_of, undistributed, whole_of
+from autoshard.api.live_model import called_with, same_tensors
+from autoshard.api.planned import PlannedModel
+from autoshard.api.rank_model import RankModel, fill, rank_model, stored
+from autoshard.capture.call_form import ModelCall, own_forward, rebuilt
+from autoshard.capture.plain_attributes import keep_tensors
+from autoshard.emit.runtime import full_state_dict, load_full_state_dict, reducing, regathering
+from autoshard.emit.runtime.parameters import sharding
+from autoshard.errors import UsageError
+
+_STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
+_AGAIN = "autoshard.plan(model, inputs, …) with a batch of this form"
+
+
+def parallelize(model: nn.Module, plan: PlannedModel, *, device: str | torch.device | None = None) -> ParallelModule:
+    """The part of `model` that this rank of torchrun's runs under `plan`.
+
+    It is called as the original: with the global batch, the same on every rank, or with this rank's part of it. It
+    returns what the original does; a loss is that of the global batch, on every rank. Parameters are DTensors with the
+    original's names, filled from rank 0's `model`: give them to any optimizer. After a backward their gradients are
+    complete. `device`: CPU, GPU or Ascend; default: what the process group is for, else what there is.
+    """
+    own = same_tensors(model)
+    keep_tensors(own)
+    live = plan.live
+    if live is None:
+        raise UsageError("this plan was not made of a model in this program", "plan = autoshard.plan(model, inputs, …)")
+    kind = ranks.device_type(device)
+    mesh = ranks.parallel_mesh(plan.plan.mesh, kind)
+    made = rank_model(plan.plan, plan.graph, plan.simulated.program, mesh)
+    fill(made, dict([*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False)]))
+    return ParallelModule(model, made, live.call, live.module)
+
+
+class _Holder(nn.Module):
+    """Parameters and buffers under the names of the original."""
+
+    def forward(self) -> None:
+        raise UsageError("a part of a parallelised model can't be called by itself", "call the whole model")
+
+
+class ParallelModule(nn.Module):
+    """This rank's part of a model, called as the original is."""
+
+    def __init__(self, original: nn.Module, made: RankModel, call: ModelCall, planned: nn.Module) -> None:
+        super().__init__()
+        self._made: list[Any] = [made, call, planned]  # in a list: nn.Module would list the rank's module as a child
+        self._step = GradientStep(made)
+        register(self, made)
+        self.training = made.program.training
+        forward = own_forward(original)
+
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs)
+
+        run.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        self.forward = run
+
+    def train(self, mode: bool = True) -> Self:
+        """The mode is the plan's: UsageError for the other one."""
+        if mode != self._made[0].program.training:
+            planned, other = ("training", "training=False") if not mode else ("inference", "training=True")
+            raise UsageError(f"this model was planned for {planned}", f"parallelize with a plan made with {other}")
+        super().train(mode)
+        return self
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
+        return full_state_dict(self._made[0].module)
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes this rank's part of the original's state dict, which every rank gives."""
+        load_full_state_dict(self._made[0].module, state)
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        made, call, planned = self._made
+        given, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
+        if given.form != call.form:
+            raise UsageError(
+                f"this model was planned for {', '.join(call.names)}, and is called with {', '.join(given.names)} or "
+                "other constants", _AGAIN
+            )  # fmt: skip
+        locals_ = [self._local(name, x) for name, x in zip(made.program.inputs, tensors, strict=True)]
+        outputs = run_on_ranks(made, locals_, self._step)
+        wholes = [
+            whole_of(x, made.program.value(name).shape, str(made.program.value(name).layout), made.mesh)
+            for name, x in zip(made.program.outputs, outputs, strict=True)
+        ]
+        if made.program.loss is not None and not call.summed:  # only the loss was planned with gradients
+            wholes = [
+                x if name == made.program.loss else x.detach()
+                for name, x in zip(made.program.outputs, wholes, strict=True)
+            ]
+        return rebuilt(call.returned, wholes[1:] if call.summed else wholes)
+
+    def _local(self, name: str, x: Tensor) -> Tensor:
+        made: RankModel = self._made[0]
+        value, mesh = made.program.value(name), made.mesh
+        layout = str(value.layout)
+        x = undistributed(x)
+        dtype: torch.dtype = getattr(torch, value.dtype)
+        if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):
+            raise UsageError(f"input {name}: expected {value.dtype}, got {str(x.dtype)[6:]}", _AGAIN)
+        x = x.to(device=mesh.device, dtype=dtype)
+        if tuple(x.shape) == value.shape:
+            return part_of(x, layout, mesh)
+        own = local_shape(value.shape, layout, mesh)
+        if tuple(x.shape) != own:
+            got = f"got {tuple(x.shape)}"
+            raise UsageError(
+                f"input {name}: expected the global shape {value.shape} or this rank's {own}, {got}", _AGAIN
+            )
+        return x
+
+
+def _targets(call: ModelCall) -> int:
+    form: Any = call.form
+    return len(form.items[form.keys.index("targets")].items)
+
+
+def register(holder: nn.Module, made: RankModel) -> None:
+    """Every parameter and buffer of the rank's model under each of its original names."""
+    held = {sharding(x).name: x for x in (*made.module.parameters(), *made.module.buffers())}
+    for one, is_parameter in stored(made.program):
+        for path in (one.path, *one.ties):
+            *folders, name = path.split(".")
+            owner = holder
+            for folder in folders:
+                if folder not in owner._modules:
+                    owner.add_module(folder, _Holder())
+                owner = owner.get_submodule(folder)
+            if is_parameter:
+                owner.register_parameter(name, held[one.path])
+            else:
+                owner.register_buffer(name, held[one.path], persistent=one.persistent)
+
+
+def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
+    """The local outputs in the original's order, from local inputs."""
+    program = made.program
+    made.mesh.random.step = next(_STEPS)
+    with regathering() if torch.is_grad_enabled() else contextlib.nullcontext():
+        result = made.module(*inputs)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    if program.loss is not None:
+        outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
+    step.watch(outputs)
+    return outputs
+
+
+class GradientStep:
+    """Around each backward through a rank's model: its gradients are summed over devices beside it, as in a package.
+
+    They are added to what earlier backwards left, as by autograd. A backward that an error ended leaves that alone.
+    """
+
+    def __init__(self, made: RankModel) -> None:
+        self.made, self.open = made, contextlib.ExitStack()
+        self.running = False
+
+    def watch(self, outputs: list[Tensor]) -> None:
+        """Begins with the first gradient that reaches one of these."""
+        if self.running:
+            self._abandon()
+        if self.made.buckets:
+            for output in outputs:
+                if output.grad_fn is not None:
+                    output.grad_fn.register_prehook(self._begin)
+
+    def _begin(self, _: Any) -> None:
+        if not self.running:
+            self.running = True
+            self.open = contextlib.ExitStack()
+            self.open.enter_context(reducing(self.made.mesh, self.made.parameters(), self.made.buckets))
+            Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.running = False
+        self.open.close()
+
+    def _abandon(self) -> None:
+        self.running = False
+        ended = RuntimeError("the backward was ended by an error")
+        with contextlib.suppress(RuntimeError):
+            self.open.__exit__(RuntimeError, ended, None)

@@ -1,0 +1,75 @@
+"""What the verbs of the Python interface hand to each other: a captured model, and a planned one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from autoshard.capture.call_form import ModelCall
+from autoshard.cluster.hardware import Hardware
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.ir.plan_json import plan_hash
+from autoshard.package.package_files import SimulatedPlan, build
+from autoshard.search.build_plan import Origin
+from autoshard.search.pareto_front import Point
+from autoshard.search.style_plans import StylePlan
+
+
+@dataclass(frozen=True, eq=False)
+class LiveModel:
+    """A model as an object: `module` is a copy on the caller's own tensors; `call` calls it with `tensors`."""
+
+    module: nn.Module
+    call: ModelCall
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedModel:
+    """A graph, and the model that it was captured from where that was an object."""
+
+    graph: Graph
+    origin: Origin = field(default_factory=Origin)
+    live: LiveModel | None = None
+
+    def __str__(self) -> str:
+        parameters = sum(self.graph.tensor(p.tensor).numel for p in self.graph.parameters)
+        return f"{self.graph.name}: {len(self.graph.ops)} operators, {parameters:,} parameters"
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedModel:
+    """A plan with all that it was made from. `str(...)` is the summary that the command line prints.
+
+    `ignored`: sentences about settings that did not count. `folder`: of the package that it was read from.
+    """
+
+    plan: Plan
+    graph: Graph
+    hardware: Hardware
+    live: LiveModel | None = None
+    folder: Path | None = None
+    ignored: tuple[str, ...] = ()
+    front: tuple[Point, ...] = ()
+    styles: tuple[StylePlan, ...] = ()
+
+    @cached_property
+    def simulated(self) -> SimulatedPlan:
+        """The program, and its simulated step."""
+        return build(self.plan, self.graph, self.hardware)
+
+    @property
+    def hash(self) -> str:
+        return plan_hash(self.plan)
+
+    def __str__(self) -> str:
+        from autoshard.text.plan_summary import summary
+
+        return summary(self.plan, self.graph)
+
+    def __repr__(self) -> str:
+        return f"<plan {self.hash} of {self.graph.name} on {self.plan.mesh} of {self.plan.hardware}>"

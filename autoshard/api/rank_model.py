@@ -1,0 +1,103 @@
+"""This rank's model: the source that emission writes, run from memory on the runtime that packages get a copy of."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autoshard.emit import header_of, runtime
+from autoshard.emit.model_file import model_file
+from autoshard.emit.runtime import ParallelMesh, assign, local, sharding
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.ir.plan_json import plan_hash
+from autoshard.ir.program import Program, ProgramParameter
+
+_OTHER = "parallelize the model that was planned"
+_RUNNING = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class RankModel:
+    """`module` takes this rank's parts of the inputs and returns those of the outputs, the loss first."""
+
+    module: nn.Module
+    source: ModuleType
+    mesh: ParallelMesh
+    program: Program
+
+    @property
+    def buckets(self) -> Any:
+        return self.source.GRADIENT_BUCKETS
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By original name, a tied one once."""
+        return {sharding(p).name: p for p in self.module.parameters()}
+
+
+def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -> RankModel:
+    """The model of this rank, uninitialised."""
+    source = _run(model_file(program, header_of(program, plan, graph)), plan_hash(plan))
+    return RankModel(source.build_model(mesh), source, mesh, program)
+
+
+def _run(text: str, name: str) -> ModuleType:
+    """The module of a `model_parallel.py`. Tracebacks show its lines; `runtime` is ours."""
+    module = ModuleType(f"autoshard_plan_{name}")
+    module.__file__ = file = f"<model_parallel.py of plan {name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    code = compile(text, file, "exec", dont_inherit=True)
+    with _RUNNING:
+        hidden = sys.modules.get("runtime")
+        sys.modules["runtime"] = runtime
+        try:
+            exec(code, module.__dict__)
+        finally:
+            sys.modules.pop("runtime")
+            if hidden is not None:
+                sys.modules["runtime"] = hidden
+    sys.modules[module.__name__] = module
+    return module
+
+
+def fill(model: RankModel, state: Mapping[str, Tensor]) -> None:
+    """Each parameter and buffer from the whole tensors of rank 0, which every rank has room for one after the other."""
+    for tensor in (*model.module.parameters(), *model.module.buffers()):
+        own = sharding(tensor)
+        name = next((name for name in (own.name, *own.ties) if name in state), None)
+        if name is None:
+            raise UsageError(f"the model has no parameter or buffer {own.name}", _OTHER)
+        whole = state[name]
+        if tuple(whole.shape) != own.shape:
+            raise UsageError(
+                f"{name}: expected shape {own.shape}, got {tuple(whole.shape)}", "the model that was planned"
+            )
+        assign(tensor, _from_rank_0(whole, model.mesh, local(tensor).dtype))
+
+
+def _from_rank_0(whole: Tensor, mesh: ParallelMesh, dtype: Any) -> Tensor:
+    made = torch.empty(whole.shape, dtype=dtype, device=mesh.device)
+    if mesh.rank == 0:
+        if whole.is_meta:
+            raise UsageError(
+                "the model of rank 0 is on the meta device: it has no values", "model.to_empty and its init"
+            )
+        made.copy_(whole.detach())
+    if dist.get_world_size() > 1:
+        dist.broadcast(made, src=0)
+    return made
+
+
+def stored(program: Program) -> tuple[tuple[ProgramParameter, bool], ...]:
+    """Every parameter (True) and buffer (False) that the model stores."""
+    return (*((p, True) for p in program.parameters), *((b, False) for b in program.buffers))

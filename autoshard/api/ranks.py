@@ -1,0 +1,78 @@
+"""The processes that torchrun started: joined once, rank 0 speaks, the others hear."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from autoshard.emit.runtime import ParallelMesh
+from autoshard.errors import UsageError, UserError
+from autoshard.ir.mesh import Mesh
+
+_Result = TypeVar("_Result")
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+DEVICES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "ascend": "npu", "npu": "npu"}
+_MESHES: dict[tuple[str, str], ParallelMesh] = {}
+
+
+def device_type(device: str | torch.device | None) -> str:
+    """`Ascend`, `GPU`, `CPU` or torch's names. None: what the process group talks over, else what there is."""
+    if device is None:
+        if dist.is_initialized():
+            return {"nccl": "cuda", "hccl": "npu"}.get(dist.get_backend(), "cpu")
+        return "cuda" if torch.cuda.is_available() else "npu" if hasattr(torch, "npu") else "cpu"
+    name = str(device).partition(":")[0].lower()
+    if name not in DEVICES:
+        raise UsageError(f"unknown device {str(device)!r}: expected CPU, GPU or Ascend", 'device="CPU"')
+    return DEVICES[name]
+
+
+def started() -> int:
+    """How many processes there are; 1 without torchrun."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def parallel_mesh(mesh: Mesh, device: str) -> ParallelMesh:
+    """This process's place on the mesh, made once. UsageError where other than the mesh's processes were started."""
+    if mesh.size != started():
+        what = f"the mesh {mesh} has {mesh.size} devices, but {started()} processes were started"
+        raise UsageError(what, f"torchrun --nproc-per-node {mesh.size} …, or a plan for --devices {started()}")
+    key = (str(mesh), device)
+    if key not in _MESHES:
+        _MESHES[key] = ParallelMesh.from_environment(dict(mesh.axes), BACKENDS[device])
+    return _MESHES[key]
+
+
+def join(device: str) -> None:
+    """The process group of all, unless there is one."""
+    if not dist.is_initialized() and started() > 1:
+        ParallelMesh.from_environment({"all": started()}, BACKENDS[device])
+
+
+def from_rank_0(make: Callable[[], _Result], device: str) -> _Result:
+    """What `make` gives on rank 0, or the error that it raises there, on every rank."""
+    if started() == 1:
+        return make()
+    join(device)
+    told: list[Any] = [None]
+    raised: BaseException | None = None
+    if dist.get_rank() == 0:
+        try:
+            told = [("made", make())]
+        except BaseException as error:
+            raised = error
+            own = (type(error), error.message, error.hint) if isinstance(error, UserError) else None
+            told = [("raised", own or (RuntimeError, f"rank 0 failed: {type(error).__name__}: {error}", None))]
+    dist.broadcast_object_list(told, src=0)
+    if raised is not None:
+        raise raised
+    kind, content = told[0]
+    if kind == "raised":
+        error_type, message, hint = content
+        raise error_type(message) if hint is None else error_type(message, hint)
+    made: _Result = content
+    return made

@@ -1,0 +1,151 @@
+"""One of torchrun's processes, for tests of the Python interface: `python -m tests.api_worker CASE …`."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import autoshard
+from autoshard.emit.runtime import leave
+from autoshard.errors import UsageError
+
+WORLD = 4
+STEPS = 3
+TOLERANCE = 1e-10
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+class Tied(nn.Module):
+    """A fused projection (held in blocks), a tied weight, a buffer that the forward updates, a dict output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 8)
+        self.fused = nn.Linear(8, 24, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None, *, scale: float = 1.0) -> dict[str, Tensor]:
+        q, k, v = self.fused(self.table(ids)).chunk(3, -1)
+        x = self.norm((q * k.sigmoid() + v).mean(1)) * scale
+        logits = self.head(x)
+        return {"logits": logits} if labels is None else {"logits": logits, "loss": cross_entropy(logits, labels)}
+
+
+def near(one: Tensor | float, other: Tensor | float, what: object) -> None:
+    assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), rtol=0, atol=TOLERANCE), what
+
+
+def follows(model: nn.Module, own: Any, loss: Callable[[Any], Tensor]) -> None:
+    """Both trained alike: two backwards a step, clipping, AdamW."""
+    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2)) for each in (model, own)]
+    for step in range(STEPS):
+        found = []
+        for each, optimizer in pairs:
+            optimizer.zero_grad()
+            for _ in range(2):
+                value = loss(each)
+                (value / 2).backward()
+            norm: Any = nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+            optimizer.step()
+            found.append((float(value.detach()), float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)))
+        near(torch.tensor(found[0]), torch.tensor(found[1]), (step, found))
+    whole = own.full_state_dict()
+    assert dist.get_rank() or sorted(whole) == sorted(model.state_dict())
+    for name, value in whole.items():
+        near(value.double(), model.state_dict()[name].double(), name)
+
+
+def loss_beside() -> None:
+    """A loss function and targets; ranks begin from weights of their own: rank 0's count."""
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    model = mlp()
+    expected = copy.deepcopy(model)
+    plan = autoshard.plan(
+        model, x, targets=t, loss=cross_entropy, hardware="cpu-local", mesh="dp=2,tp=2", strategy="random:1"
+    )
+    if dist.get_rank():
+        for parameter in model.parameters():
+            parameter.data.zero_()
+    own = autoshard.parallelize(model, plan)
+    assert list(own.state_dict()) == list(expected.state_dict())
+    follows(expected, own, lambda each: each(x, t) if each is own else cross_entropy(each(x), t))
+
+
+def outputs() -> None:
+    """A model that returns no loss: autograd flows from the eager loss behind it, and to the tensor before it."""
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    model = mlp()
+    for seed in range(3):
+        plan = autoshard.plan(model, x, hardware="cpu-local", mesh={"dp": 2, "tp": 2}, strategy=f"random:{seed}")
+        own = autoshard.parallelize(model, plan)
+        follows(copy.deepcopy(model), own, lambda each: cross_entropy(each(x), t))
+
+
+def batches() -> None:
+    """A dict batch with labels, dict outputs, ties, blocks, buffers; keywords or positions; a part of the batch."""
+    ids, labels = torch.randint(0, 12, (8, 4)), torch.randint(0, 12, (8,))
+    model = Tied()
+    batch = {"ids": ids, "labels": labels}
+    for strategy in ("megatron", "random:2", "random:4"):
+        plan = autoshard.plan(model, batch, hardware="cpu-local", mesh="dp=2,tp=2", strategy=strategy)
+        own = autoshard.parallelize(model, plan)
+        expected = copy.deepcopy(model)
+        found, wanted = own(ids, labels), copy.deepcopy(model)(**batch)
+        assert list(found) == ["logits", "loss"]
+        near(found["logits"], wanted["logits"], "logits")
+        assert not found["logits"].requires_grad  # what no gradient was planned for has none
+        expected(**batch)  # the buffers of both have seen one batch
+        follows(expected, own, lambda each: each(**batch)["loss"])
+    for call, words in (
+        (lambda: own(ids), "planned for ids, labels, and is called with ids"),
+        (lambda: own(ids, labels, scale=2.0), "other constants"),
+        (lambda: own(ids[:3], labels), "input ids: expected the global shape"),
+        (lambda: own(ids.float(), labels), "input ids: expected int64, got float32"),
+        (lambda: own.eval(), "planned for training"),
+    ):
+        refused(call, words)
+
+
+def refused(call: Callable[[], object], words: str) -> None:
+    try:
+        call()
+    except UsageError as error:
+        assert words in str(error), str(error)
+    else:
+        raise AssertionError(words)
+
+
+def rank_0_fails() -> None:
+    """Its UserError is raised on every rank."""
+    refused(
+        lambda: autoshard.plan(
+            mlp(), torch.randn(8, 16), hardware="cpu-local", mesh="dp=2,tp=2", pins=["no.such=S0@dp"]
+        ),
+        "called 'no.such'",
+    )
+    plan = autoshard.plan(mlp(), torch.randn(8, 16), hardware="cpu-local", mesh="dp=2")
+    refused(lambda: autoshard.parallelize(mlp(), plan), "has 2 devices, but 4 processes were started")
+
+
+CASES = {case.__name__: case for case in (loss_beside, outputs, batches, rank_0_fails)}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    for name in sys.argv[1:]:
+        CASES[name]()
+    dist.barrier()
+    leave()

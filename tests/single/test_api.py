@@ -1,0 +1,128 @@
+"""The Python interface in one process: a notebook's."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import autoshard
+from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
+from autoshard.ir.plan_json import dumps
+from tests.api_worker import Tied
+
+BATCH = {"ids": torch.randint(0, 12, (8, 4)), "labels": torch.randint(0, 12, (8,))}
+WHERE = {"hardware": "cpu-local", "mesh": "dp=2,tp=2"}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, autoshard; print(sorted({'torch', 'numpy'} & set(sys.modules)), autoshard.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("[] ['__version__', 'capture'"), done.stderr
+
+
+def test_every_name_is_there() -> None:
+    """Verbs that are folders, too, are called as verbs before and after the folder is imported."""
+    for name in autoshard.__all__[1:]:
+        assert callable(getattr(autoshard, name))
+    assert "inputs" in inspect.signature(autoshard.capture).parameters
+    with pytest.raises(AttributeError, match="no attribute 'plann'"):
+        _ = autoshard.plann  # type: ignore[attr-defined]
+
+
+def test_from_a_model_to_a_package(tmp_path: Path) -> None:
+    model = Tied().train(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    captured = autoshard.capture(model, BATCH)
+    assert captured.graph.inputs == ("ids", "labels") and "parameters" in str(captured)
+    plan = autoshard.plan(captured, **WHERE, pins={"head": "Shard(0)@dp"}, memory_limit="1 GiB")
+    assert plan.plan.search.pins == ("head=Shard(0)@dp",)
+    proof = autoshard.verify(plan)
+    assert proof.passed, proof.summary()
+    assert autoshard.simulate(plan).step_seconds == plan.plan.predicted_seconds
+    assert "<html" in autoshard.report(plan, tmp_path / "report.html")
+    assert (tmp_path / "report.html").is_file()
+    folder = autoshard.write(plan, tmp_path / "package")
+    assert autoshard.load_plan(folder).plan == plan.plan
+    assert not model.training and all(torch.equal(model.state_dict()[name], old) for name, old in before.items())
+    assert type(model.forward) is type(Tied().forward)  # the model is as it was
+
+
+def test_the_same_as_the_command_line(tmp_path: Path) -> None:
+    """A model by name: the very plan of the command, and its verification at reduced sizes."""
+    from autoshard.cli.commands import main
+
+    assert (
+        main(["plan", "examples/mlp.py:build", "--mesh", "dp=2", "--hardware", "cpu-local", "--out", f"{tmp_path}/o"])
+        == 0
+    )
+    plan = autoshard.plan("examples/mlp.py:build", hardware="cpu-local", mesh="dp=2")
+    assert dumps(plan.plan) == (tmp_path / "o" / "plan.json").read_text()
+    assert autoshard.verify(plan, arguments={"features": 16}).passed
+
+
+def test_a_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the same graph, profile and request, and no other."""
+    from autoshard import workflow
+
+    x, model, calls = torch.randn(8, 16), mlp(), []
+    monkeypatch.setattr(workflow, "make_plan", lambda *a, made=workflow.make_plan: calls.append(1) or made(*a))
+    first = autoshard.plan(model, x, **WHERE, cache=tmp_path)
+    monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
+    again = autoshard.plan(mlp(), x, **WHERE)
+    assert dumps(first.plan) == dumps(again.plan) and len(calls) == 1
+    autoshard.plan(model, x, **WHERE, level="memory")
+    autoshard.plan(model, x[:4], **WHERE)
+    assert len(calls) == 3
+    next(tmp_path.glob("*.json")).write_text("{")
+    for level in ("speed", "memory"):
+        try:
+            autoshard.plan(model, x, **WHERE, level=level)
+        except InvalidFileError as error:
+            assert "plan.json" in error.message
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: autoshard.plan(mlp(), torch.randn(8, 16), hardware="cpu-local"), UsageError, "neither a mesh nor"),
+        (lambda: autoshard.plan(mlp(), torch.randn(8, 16), **WHERE, solvr="ilp"), UsageError, "no setting 'solvr'"),
+        (lambda: autoshard.plan(mlp(), torch.randn(8, 16), **WHERE, devices=8), UsageError, "devices=8"),
+        (lambda: autoshard.plan(mlp(), **WHERE), UsageError, "needs example inputs"),
+        (lambda: autoshard.plan("examples/mlp.py:build", torch.ones(1), **WHERE), UsageError, "its own inputs"),
+        (lambda: autoshard.plan("examples/no.py:build", **WHERE), UsageError, "no file"),
+        (lambda: autoshard.capture(mlp(), (1, 2)), UsageError, "the inputs are no call of the model"),
+        (lambda: autoshard.capture(Tied(), {"ids": 1}), CaptureError, "hold no tensor"),
+        (lambda: autoshard.capture(Tied(), {**BATCH, "mask": 1}), UsageError, "takes no 'mask'"),
+        (lambda: autoshard.load_plan("no/such/package"), InvalidFileError, "there is no package"),
+        (
+            lambda: autoshard.write(autoshard.plan(mlp(), torch.randn(8, 16), **WHERE), "nowhere"),
+            UsageError,
+            "returns no loss",
+        ),
+    ],
+)
+def test_what_is_refused(call: Callable[[], object], kind: type[UserError], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert caught.value.hint
+
+
+def test_a_loss_by_name_and_targets() -> None:
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    plans = [
+        autoshard.plan(mlp(), x, targets=t, loss=loss, **WHERE)
+        for loss in (cross_entropy, "torch.nn.functional:cross_entropy")
+    ]
+    assert plans[0].plan.ops == plans[1].plan.ops and autoshard.verify(plans[0]).passed
