@@ -30,9 +30,9 @@ BF16_BYTES = 2
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a table; lines of comment are left out."""
+    """The rows of a table, without the line of comment that says what they are."""
     with path.open(encoding="utf-8") as lines:
-        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+        return list(csv.DictReader(line for line in lines if not (line.startswith("# ") and ": " in line)))
 
 
 def columns(table: list[dict[str, float]]) -> Rows:

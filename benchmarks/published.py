@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.stage_memory import STATE_BYTES
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import parameter_count
-from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer import Schedule, TrainingRun, Transformer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.steps import EAGER, VOCABULARY, host_of, predicted
+from benchmarks.steps import EAGER, VOCABULARY, Row, host_of, predicted
 
 # Korthikanti et al. 2022 (arXiv:2205.05198), table 5: layers, hidden, heads, PP, interleave, micro-batch, batch,
 # seconds with full recomputation, seconds with sequence parallelism and selective recomputation. TP 8, DP 1, A100-80GB.
@@ -35,6 +34,37 @@ SCALING = {
 }
 
 
+def _schedule(chunks: int) -> Schedule:
+    return "interleaved" if chunks > 1 else "1f1b"
+
+
+def scaling_rows() -> list[tuple[str, Row]]:
+    """Narayanan et al., with their names."""
+    found = []
+    for name, (layers, hidden, heads, tp, pp, chunks, dp, micro, batch, seconds) in SCALING.items():
+        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        run = TrainingRun(batch, micro, dp, tp, pp, _schedule(chunks), chunks, "full")
+        found.append((name, Row(model, run, seconds, (name,))))
+    return found
+
+
+def selective_rows() -> list[tuple[str, Row]]:
+    """Korthikanti et al., each run both ways."""
+    found = []
+    for name, (layers, hidden, heads, pp, chunks, micro, batch, full, lean) in SELECTIVE.items():
+        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        run = TrainingRun(batch, micro, 1, 8, pp, _schedule(chunks), chunks, "full")
+        less = replace(run, recompute="selective", sequence_parallel=True)
+        found.append((f"{name}, full recomputation", Row(model, run, full, (name,))))
+        found.append((f"{name}, selective, sequence parallel", Row(model, less, lean, (name,))))
+    return found
+
+
+def megatron_rows() -> list[Row]:
+    """Of both papers."""
+    return [row for _, row in (*scaling_rows(), *selective_rows())]
+
+
 def scaling(data: Path) -> list[str]:
     """Single rows, nothing fitted."""
     hardware = load_hardware("a100-80g-sxm")
@@ -46,11 +76,9 @@ def scaling(data: Path) -> list[str]:
         "| model | devices | measured s | predicted s | error |",
         "|---|--:|--:|--:|--:|",
     ]
-    for name, (layers, hidden, heads, tp, pp, chunks, dp, micro, batch, seconds) in SCALING.items():
-        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = TrainingRun(batch, micro, dp, tp, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
-        made = predicted(model, run, hardware, host_of(hardware)).step_seconds
-        lines.append(f"| {name} | {run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
+    for name, row in scaling_rows():
+        made, seconds = predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds, row.measured_seconds
+        lines.append(f"| {name} | {row.run.devices} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
     return lines
 
 
@@ -65,16 +93,9 @@ def megatron(data: Path) -> list[str]:
         "| run | measured s | predicted s | error |",
         "|---|--:|--:|--:|",
     ]
-    for name, (layers, hidden, heads, pp, chunks, micro, batch, full, lean) in SELECTIVE.items():
-        model = Transformer(layers, hidden, heads, 2048, VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        run = TrainingRun(batch, micro, 1, 8, pp, "interleaved" if chunks > 1 else "1f1b", chunks, "full")
-        cases = {
-            "full recomputation": (run, full),
-            "selective, sequence parallel": (replace(run, recompute="selective", sequence_parallel=True), lean),
-        }
-        for kind, (own, seconds) in cases.items():
-            made = predicted(model, own, hardware, host_of(hardware)).step_seconds
-            lines.append(f"| {name}, {kind} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
+    for name, row in selective_rows():
+        made, seconds = predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds, row.measured_seconds
+        lines.append(f"| {name} | {seconds:.2f} | {made:.2f} | {made / seconds - 1:+.1%} |")
     return lines
 
 
@@ -179,63 +200,4 @@ def within_a_node(data: Path) -> list[str]:
     return lines
 
 
-# Layers, hidden, feed-forward, heads, KV heads, vocabulary, sequence, TP, PP, micro-batch, batch, precision, attention,
-# tokens/s a device; DP 1, sequence parallel, nothing computed again. MindSpeed-LLM 1.0.RC1 on an Atlas 900 A2 PODc.
-MINDSPEED = {
-    "Aquila 7B": (32, 4096, 11008, 32, 32, 100_008, 2048, 8, 1, 8, 64, "bf16", "flash", 2849),
-    "Baichuan 13B": (40, 5120, 13696, 40, 40, 64_000, 4096, 8, 1, 1, 32, "fp16", "unfused", 1213),
-    "Baichuan2 13B": (40, 5120, 13696, 40, 40, 125_696, 4096, 8, 1, 1, 8, "fp16", "unfused", 1310),
-    "InternLM 65B": (80, 8192, 22016, 64, 64, 103_168, 2048, 8, 4, 2, 256, "bf16", "flash", 341),
-    "LLaMA 13B": (40, 5120, 13824, 40, 40, 32_000, 2048, 1, 8, 1, 128, "fp16", "flash", 1895),
-    "LLaMA 65B": (80, 8192, 22016, 64, 64, 32_000, 2048, 8, 4, 2, 128, "bf16", "flash", 348),
-    "LLaMA2 13B": (40, 5120, 13824, 40, 40, 32_000, 4096, 8, 1, 2, 16, "bf16", "flash", 1550),
-    "LLaMA2 70B": (80, 8192, 28672, 64, 8, 32_000, 4096, 8, 8, 2, 1024, "bf16", "flash", 350),
-    "Qwen 14B": (40, 5120, 13696, 40, 40, 151_936, 2048, 8, 1, 4, 64, "bf16", "flash", 1560),
-}
-# MindFormers r1.0: PanGu-alpha 2.6B on 8 Ascend 910A, DP 8, full recomputation, optimizer sharded; tokens/s a device.
-PANGU = (
-    Transformer(32, 2560, 32, 1024, 40_000, **EAGER),
-    TrainingRun(128, 16, 8, recompute="full", zero=1, precision="fp16"),
-)  # type: ignore[arg-type]
-PANGU_TOKENS = 4075
-
-
-def ascend(data: Path) -> list[str]:
-    """Nothing fitted, and no constant of this device: what uncalibrated means."""
-    lines = [
-        "## Ascend, uncalibrated",
-        "",
-        "Published tokens per second of a device, as the time of a token. Nothing is fitted: neither kernels nor",
-        "collectives of these devices were measured. Vocabularies are those of the models; the 910B of the A2 PODc is",
-        "taken as a 910B2. Left out: Bloom (70 layers on 12 stages) and Mixtral (experts): `estimate` has neither.",
-        "",
-        "| run | profile | measured tokens/s | predicted | error of the time | band |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
-    found = []
-    for name, profile, model, run, tokens in _ascend_runs():
-        made = predicted(model, run, load_hardware(profile), host_of(load_hardware(profile)))
-        own = made.tokens_per_second / run.devices
-        found.append(tokens / own - 1)
-        lines.append(f"| {name} | {profile} | {tokens} | {own:.0f} | {found[-1]:+.1%} | ±{made.band.error:.0%} |")
-    mean, bias = sum(map(abs, found)) / len(found), sum(found) / len(found)
-    return [*lines, "", f"Mean absolute error {mean:.1%}, signed {bias:+.1%}, of {len(found)} runs."]
-
-
-def _ascend_runs() -> Iterator[tuple[str, str, Transformer, TrainingRun, int]]:
-    for name, row in MINDSPEED.items():
-        layers, hidden, inner, heads, kv, words, length, tp, pp, micro, batch, precision, attention, tokens = row
-        model = Transformer(
-            layers, hidden, heads, length, words, kv, inner, "swiglu", attention, "rotary", "rms_norm", False, False
-        )  # type: ignore[arg-type]
-        yield (
-            name,
-            "ascend-910b2",
-            model,
-            TrainingRun(batch, micro, 1, tp, pp, sequence_parallel=tp > 1, precision=precision),
-            tokens,
-        )
-    yield "PanGu-alpha 2.6B", "ascend-910a", *PANGU, PANGU_TOKENS
-
-
-TABLES = (scaling, megatron, within_a_node, ascend, memory, reserved_memory)
+TABLES = (scaling, megatron, within_a_node, memory, reserved_memory)

@@ -30,13 +30,17 @@ _ORDER = ("measured", "datasheet", "default")
 @dataclass(frozen=True)
 class Band:
     """`error` is relative, of either sign. `kind`, of the weakest figures that matter: measured (constants fitted to
-    this device), datasheet (its peaks, with efficiencies of other devices) or default."""
+    this device), datasheet (its peaks, with efficiencies of other devices) or default. `steps`: whole steps of its kind
+    that the band was made from; None for a band of the constants alone."""
 
     error: float
     kind: str
     calibrated: bool
+    steps: int | None = None
 
     def __str__(self) -> str:
+        if self.steps is not None:
+            return f"±{self.error:.0%} ({f'from {self.steps} such steps' if self.steps else 'no such step measured'})"
         words = self.kind if self.calibrated else f"uncalibrated, {self.kind} figures"
         return f"±{self.error:.0%} ({words})"
 

@@ -17,7 +17,7 @@ from autoshard.errors import UsageError
 from autoshard.system.data_files import data_folder
 
 KERNELS = "kernels"  # the constants as they are
-SAME_PEAK = 0.05  # relative: two devices of one generation
+SAME_PEAK = 0.002  # relative: two devices of one generation
 # Bytes of a loss over those of one kernel that works in place: 6 passes of the logits to 3; operator by operator in
 # float32 (the runtime's own), 60 bytes an element to 6.
 FUSED_LOSS = {"memory.loss": 2.0, "memory.parallel_loss": 10.0}
@@ -45,8 +45,9 @@ def generation(hardware: Hardware) -> str:
     """Of the devices, by their peak: `ampere`; "" where it is none of the table."""
     peaks = dict(hardware.peaks)
     peak = peaks.get("bfloat16") or peaks.get("float16") or 0.0
-    known = ((name, units.parse_flop_rate(text)) for name, text in tables()["generations"].items())
-    return next((name for name, rate in known if abs(peak / rate - 1) < SAME_PEAK), "")
+    known = tables()["generations"].items()
+    rates = ((name, units.parse_flop_rate(text)) for name, texts in known for text in texts)
+    return next((name for name, rate in rates if abs(peak / rate - 1) < SAME_PEAK), "")
 
 
 @lru_cache(maxsize=256)

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware, check_mesh
-from autoshard.costs.bands import Band, step_band
+from autoshard.costs.bands import Band
 from autoshard.costs.software import with_software
+from autoshard.costs.step_bands import StepKind, step_kind, whole_step_band
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.stage_memory import StageMemory, stage_memory
 from autoshard.estimate.stage_slots import Host, Part, Stages
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
-from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer, check
+from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulate.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
@@ -78,7 +79,8 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
         (stage_memory(built, model, run, counts[s], orders[s], s) for s in range(run.pp)),
         key=lambda m: m.peak,
     )
-    band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware)
+    kind = step_kind(hardware, style_of(run), run.software, run.devices, host is not None)
+    band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware, kind)
     return Estimate(
         model=model,
         run=run,
@@ -104,12 +106,19 @@ def _check_dtype(run: TrainingRun, hardware: Hardware) -> None:
         raise UsageError(f"--precision {run.precision}: {hardware.name} has no {dtype}", fitting)
 
 
-def _band(families: dict[str, float], rest: Sequence[Part], run: TrainingRun, hardware: Hardware) -> Band:
+def style_of(run: TrainingRun) -> str:
+    """fsdp where weights are kept in shards, else megatron."""
+    return "fsdp" if run.zero == 3 or run.precision == FSDP else "megatron"
+
+
+def _band(
+    families: dict[str, float], rest: Sequence[Part], run: TrainingRun, hardware: Hardware, kind: StepKind
+) -> Band:
     """Of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's own."""
     for name, seconds in rest:
-        kind = "memory" if name == "optimizer" else "collective"
-        families[kind] = families.get(kind, 0.0) + seconds
-    return step_band(hardware, families, PRECISIONS[run.precision])
+        family = "memory" if name == "optimizer" else "collective"
+        families[family] = families.get(family, 0.0) + seconds
+    return whole_step_band(hardware, families, PRECISIONS[run.precision], kind)
 
 
 def hands_on(stage: int, slot: Slot, run: TrainingRun) -> bool:

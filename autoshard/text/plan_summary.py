@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import parse_hardware
-from autoshard.costs.bands import Band, family, step_band
+from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
+from autoshard.costs.software import KERNELS
+from autoshard.costs.step_bands import step_kind, whole_step_band
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Plan, RedistributionPlan
@@ -148,14 +150,15 @@ def _figures(plan: Plan, graph: Graph, width: int) -> list[str]:
 
 
 def error_band(plan: Plan, graph: Graph) -> Band:
-    """How sure the predicted step is: the errors of the constants, weighed by what the step spends where."""
+    """How sure the predicted step is. No step of an emitted package was ever measured on such devices: it says so."""
     seconds: dict[str, float] = {}
     for op in plan.ops:
         kind = family(graph.by_op[op.op].target)
         seconds[kind] = seconds.get(kind, 0.0) + op.forward_seconds + op.backward_seconds
     seconds["collective"] = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
     dtype = "bfloat16" if plan.precision == "bf16-mixed" else "float32"
-    return step_band(parse_hardware(plan.hardware_text), seconds, dtype)
+    hardware = parse_hardware(plan.hardware_text)
+    return whole_step_band(hardware, seconds, dtype, step_kind(hardware, "autoshard", KERNELS, plan.mesh.size))
 
 
 def candidate_words(candidate: Candidate) -> tuple[str, str]:

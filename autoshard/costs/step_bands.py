@@ -1,0 +1,69 @@
+"""How sure a whole step is: as published steps of its kind came out, which nothing had been fitted to.
+
+`costmodels/whole_steps/bands.toml` has a half-width for each kind of step: the error that nine of ten measured steps of
+the kind stayed within (written by benchmarks/step_bands.py, which judges it on other steps: docs/validation.md). A step
+of a kind that nobody measured says so, and its band is wide: the errors of the constants say nothing of what a
+framework, a host or a network adds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.bands import Band, step_band
+from autoshard.costs.software import generation
+from autoshard.system.data_files import data_folder
+
+UNMEASURED = 0.5  # relative, at least, where no step of the kind was measured
+ONE, MANY = "one", "many"
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """`style`: megatron, fsdp, or autoshard for its own packages; `software`: whose rates are taken (see software.py);
+    `nodes`: one or many; `calibrated`: host or kernels were measured where the step runs."""
+
+    generation: str
+    style: str
+    software: str
+    nodes: str
+    calibrated: bool
+
+
+def step_kind(hardware: Hardware, style: str, software: str, devices: int, calibrated: bool = False) -> StepKind:
+    """Of a step on `devices` devices; `calibrated` or a profile whose host was measured."""
+    measured = any(f.key == "constants.host.dispatch" and f.kind == "measured" for f in hardware.figures)
+    nodes = ONE if devices <= hardware.devices_per_node else MANY
+    return StepKind(generation(hardware), style, software, nodes, calibrated or measured)
+
+
+def whole_step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str, kind: StepKind) -> Band:
+    """Of a step that spends `seconds` in each family of operators, see `bands.step_band`."""
+    constants = step_band(hardware, seconds, dtype)
+    if kind in bands():
+        error, steps = bands()[kind]
+        return Band(error, constants.kind, constants.calibrated, steps)
+    return Band(max(UNMEASURED, constants.error, widest()), constants.kind, constants.calibrated, 0)
+
+
+def widest() -> float:
+    """The least sure of all kinds that were measured."""
+    return max((error for error, _ in bands().values()), default=UNMEASURED)
+
+
+@cache
+def bands() -> dict[StepKind, tuple[float, int]]:
+    """Half-width and number of steps it was made from, by kind."""
+    path = data_folder("costmodels") / "whole_steps" / "bands.toml"
+    read = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {
+        StepKind(*(entry[key] for key in ("generation", "style", "software", "nodes", "calibrated"))): (
+            float(entry["error"]),
+            int(entry["steps"]),
+        )
+        for entry in read["band"]
+    }

@@ -1,0 +1,449 @@
+"""Published steps of other clusters and devices beside `autoshard estimate`: BLOOM's plans, B200, H100, Ascend.
+
+Nothing is fitted to a whole step here, but where a table says so: then to half of its models, and judged on the others.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from autoshard.calibrate import Products, Rows
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.costs.software import tables as software_tables
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.measurements import read
+from benchmarks.steps import EAGER, Floats, Row, correlation, errors, host_of, measured, percent, predicted, ranking
+
+SEQUENCE = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class NamedRow(Row):
+    """`name`: of the model; `hardware`: what it is predicted with; `memory_gb`: what was reported, NaN "
+    "where nothing."""
+
+    name: str
+    hardware: Hardware
+    memory_gb: float = float("nan")
+
+
+def seconds_of(rows: Sequence[NamedRow]) -> Floats:
+    """Predicted, with the host of each profile."""
+    return np.array([predicted(r.model, r.run, r.hardware, host_of(r.hardware)).step_seconds for r in rows])
+
+
+# --- BLOOM ------------------------------------------------------------------------------------------------------------
+
+BLOOM_VOCABULARY = 250_880
+MEASURED_NETWORK = 40.5e9 / 8  # bytes/s a node, what the source's authors measured of four 100 Gb/s ports
+RANKED = ("181B", "02-25")  # the plans of one model on one cluster and one day
+
+
+def jean_zay() -> Hardware:
+    """A100-80GB with NVLink, and between nodes what was measured there."""
+    base = load_hardware("a100-80g-sxm-4hdr")
+    share = MEASURED_NETWORK / base.devices_per_node
+    node = replace(base.links[1], bandwidth=share, efficiency=1.0)
+    return replace(base, name="jean-zay", links=(base.links[0], node))
+
+
+@lru_cache(maxsize=4)
+def bloom(data: Path) -> tuple[tuple[NamedRow, str, bool], ...]:
+    """Rows, the day of each, and whether it ran out of memory; full recomputation and eager attention are assumed."""
+    hardware, found = jean_zay(), []
+    for raw in read(data / "bloom_steps.csv"):
+        if not raw["dp"]:
+            continue  # one node: the replicas are not stated
+        shape = (int(raw[key]) for key in ("layers", "hidden", "heads"))
+        model = Transformer(*shape, SEQUENCE, BLOOM_VOCABULARY, **EAGER)  # type: ignore[arg-type]
+        sizes = (int(raw[key]) for key in ("global_batch", "micro_batch", "dp", "tp", "pp"))
+        run = TrainingRun(*sizes, recompute="full", zero=int(raw["zero"] or 1), precision=raw["dtype"])
+        if model.layers % run.pp or run.batch % (run.micro_batch * run.dp) or model.heads % run.tp:
+            continue  # stages of unequal size
+        full = "OOM" in (raw["memory_gb"], raw["note"])
+        seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
+        memory = float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan")
+        name = f"{raw['size']} {model.layers}x{model.hidden}, {model.heads} heads"
+        row = NamedRow(model, run, seconds, (raw["size"], raw["note"]), name, hardware, memory)
+        found.append((row, raw["note"], full or not seconds > 0))
+    return tuple(found)
+
+
+def averaged(rows: Sequence[NamedRow]) -> list[NamedRow]:
+    """Rows of the same run are one, with the mean of their seconds."""
+    groups: dict[tuple[Transformer, TrainingRun], list[NamedRow]] = {}
+    for row in rows:
+        groups.setdefault((row.model, row.run), []).append(row)
+    return [replace(g[0], measured_seconds=float(np.mean([r.measured_seconds for r in g]))) for g in groups.values()]
+
+
+def bloom_plans(data: Path) -> list[str]:
+    """The plans of one day, one by one and ranked; then all of its rows."""
+    everything = bloom(data)
+    size, day = RANKED
+    chosen = averaged([row for row, note, full in everything if row.workload == (size, day) and not full])
+    others = averaged([row for row, note, full in everything if row.workload != (size, day) and not full])
+    seconds = seconds_of(chosen)
+    samples = np.array([row.run.batch for row in chosen])
+    each, real = seconds / samples, measured(chosen) / samples
+    lines = [
+        "## BLOOM's plans",
+        "",
+        "Plans of 100B to 206B GPTs on 384 A100-80GB (bigscience-workshop/bigscience, Apache-2.0), predicted with the",
+        "network that was measured there (40.5 Gb/s a node) and rates of kernels alone: nothing is fitted. Eager",
+        "attention, dropout and full recomputation are assumed. Seconds a sequence, so that batches compare;",
+        "the same run",
+        f"measured twice counts once. First the {size} model on {day.replace('-', '/')}:",
+        "",
+        "| dp x tp x pp, micro-batch | measured ms a sequence | predicted | error |",
+        "|---|--:|--:|--:|",
+    ]
+    for row, own, other in zip(chosen, each, real, strict=True):
+        run = row.run
+        lines.append(
+            f"| {run.dp} x {run.tp} x {run.pp}, {run.micro_batch} | {other * 1e3:.1f} | {own * 1e3:.1f} | "
+            f"{own / other - 1:+.1%} |"
+        )
+    regret = float(real[np.argmin(each)] / real.min() - 1)
+    rest = seconds_of(others)
+    return [
+        *lines,
+        "",
+        f"Error {percent(each / real - 1)} (mean, median, bias), rank correlation {correlation(real, each):.2f}, "
+        f"regret {regret:.1%}.",
+        f"The other {len(others)} runs, of all days and models: error {percent(errors(others, rest))}.",
+        "",
+        *_out_of_memory(everything),
+    ]
+
+
+def _out_of_memory(everything: Sequence[tuple[NamedRow, str, bool]]) -> list[str]:
+    """Which plans are predicted not to fit, beside those that ran out."""
+    room = jean_zay().usable_memory_bytes
+    found = [
+        (full, predicted(row.model, row.run, row.hardware, host_of(row.hardware)).memory.peak > room)
+        for row, _, full in everything
+    ]
+    ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
+    return [
+        f"Of {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of "
+        f"{len(fitted)} that "
+        f"did not, {sum(fitted)} are predicted not to fit."
+    ]
+
+
+# --- B200 -------------------------------------------------------------------------------------------------------------
+
+LLAMA_VOCABULARY = 128_256
+LLAMA = {70: (8192, 64, 28672), 405: (16384, 128, 53248)}  # hidden, heads, feed-forward
+CASE = re.compile(r"llama3_(\d+)b_l(\d+)_tp(\d+)_pp(\d+)_dp(\d+)_mbc(\d+)_cef$")
+B200_KERNELS = "b200_bf16_ceperm"
+CALIBRATION_KERNELS, KERNEL_DRAWS = 20, 10
+GIB = 2**30
+
+
+@lru_cache(maxsize=4)
+def b200(data: Path) -> tuple[NamedRow, ...]:
+    """The dense rows: context parallelism and experts are not described by `estimate`."""
+    hardware, found = load_hardware("b200-180g-sxm"), []
+    for raw in read(data / "simumax_b200_steps.csv"):
+        known = CASE.match(raw["case"])
+        if not known:
+            continue
+        size, layers, tp, pp, dp, micro_batches = map(int, known.groups())
+        hidden, heads, inner = LLAMA[size]
+        model = Transformer(
+            layers, hidden, heads, 4096, LLAMA_VOCABULARY, 8, inner, "swiglu", "flash", "rotary", "rms_norm",
+            bias=False, tied=False, fused_loss=True,
+        )  # fmt: skip
+        run = TrainingRun(
+            micro_batches * dp, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, reduced="fp32",
+        )  # fmt: skip
+        workload = (size, micro_batches)
+        memory = float(raw["measured_peak_gib"])
+        seconds = float(raw["measured_ms"]) * 1e-3
+        found.append(NamedRow(model, run, seconds, workload, f"Llama 3 {size}B", hardware, memory))
+    return tuple(found)
+
+
+def kernel_ratios(data: Path) -> Floats:
+    """Measured seconds of that host's products over those of the shipped constants, forward and backward."""
+    hardware = load_hardware("b200-180g-sxm")
+    model = Products(hardware.peak_flops("bfloat16"), hardware.memory_bandwidth)
+    constants = {free.key: hardware.constant(f"matmul.{free.key}") for free in model.free}
+    found = []
+    for row in read(data / "kernel_efficiency.csv"):
+        if (row["system"], row["op"]) != (B200_KERNELS, "matmul"):
+            continue
+        shape = dict(part.split("=") for part in row["shape"].split(", "))
+        sizes: Rows = {key: np.array([float(shape[key])]) for key in "mnk"} | {"item_bytes": np.array([2.0])}
+        flops = 2 * float(np.prod([sizes[key] for key in "mnk"]))
+        seconds = flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)
+        found.append(seconds / float(model.seconds(constants, sizes)[0]))
+    return np.array(found)
+
+
+@lru_cache(maxsize=64)
+def calibrated_b200(data: Path, seed: int) -> Hardware:
+    """The rate of products as 20 kernels of that host have it, drawn by seed: the median over the kernels."""
+    ratios = kernel_ratios(data)
+    drawn = np.random.default_rng(seed).permutation(len(ratios))[:CALIBRATION_KERNELS]
+    slower = float(np.median(ratios[drawn]))
+    hardware = load_hardware("b200-180g-sxm")
+    changed = dict(hardware.constants)
+    changed["matmul.compute"] /= slower
+    return replace(hardware, constants=tuple(changed.items()))
+
+
+def b200_steps(data: Path) -> list[str]:
+    """As shipped, and with 20 kernels of that host; peak memory beside."""
+    rows = b200(data)
+    plain = errors(rows, seconds_of(rows))
+    draws = [
+        errors(rows, seconds_of([replace(r, hardware=calibrated_b200(data, seed)) for r in rows]))
+        for seed in range(KERNEL_DRAWS)
+    ]
+    own = np.mean(draws, axis=0)
+    lines = [
+        "## Megatron-Core on eight B200",
+        "",
+        "Dense Llama 3 steps of one node (MooreThreads/SimuMax, Apache-2.0): bf16, distributed optimizer, nothing",
+        f"computed again. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
+        "one number,",
+        f"the rate of products, from {CALIBRATION_KERNELS} products of that host drawn by seed, {KERNEL_DRAWS}",
+        "times; no",
+        "whole step is used. Rows with context parallelism or experts are left out: `estimate` describes neither.",
+        "",
+        f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row, a, b in zip(rows, plain, own, strict=True):
+        run, made = row.run, predicted(row.model, row.run, row.hardware, host_of(row.hardware)).memory.peak / GIB
+        name = f"{row.name}, {row.model.layers} layers, tp {run.tp} pp {run.pp} dp {run.dp}, {run.micro_batches}"
+        lines.append(
+            f"| {name} micro-batches | {row.measured_seconds * 1e3:.0f} | {a:+.1%} | {b:+.1%} | {row.memory_gb:.1f} | "
+            f"{made:.1f} ({made / row.memory_gb - 1:+.1%}) |"
+        )
+    spread = np.array([np.abs(draw).mean() for draw in draws])
+    memory = np.array([
+        predicted(r.model, r.run, r.hardware, host_of(r.hardware)).memory.peak / GIB / r.memory_gb - 1 for r in rows
+    ])  # fmt: skip
+    ranks = [ranking(rows, seconds_of(rows))] if len({r.workload for r in rows}) < len(rows) / 2 else []
+    order = f" Rank correlation of workloads with three splits {ranks[0].correlation:.2f}." if ranks else ""
+    return [
+        *lines,
+        "",
+        f"Mean error as shipped {percent(plain)}; with {CALIBRATION_KERNELS} kernels {spread.mean():.1%} "
+        f"({spread.min():.1%} to {spread.max():.1%} over the draws). Peak memory {np.abs(memory).mean():.1%}.{order}",
+    ]
+
+
+# --- H100 -------------------------------------------------------------------------------------------------------------
+
+# Megatron-LM's README, weak scaling on H100: layers, hidden, heads, TP, PP, DP, batch, TFLOP/s a GPU. bf16, sequence
+# 4096, vocabulary 131,072; reductions and gathers overlap. The micro-batch is not published: 1 is assumed.
+MEGATRON_CORE = {
+    "1.7B": (24, 2048, 16, 1, 1, 48, 192, 408.8),
+    "16B": (32, 6144, 48, 4, 1, 48, 192, 489.1),
+    "70B": (84, 8192, 64, 8, 2, 48, 384, 419.7),
+    "177B": (96, 12288, 96, 8, 6, 48, 1152, 432.8),
+    "462B": (112, 18432, 144, 8, 16, 48, 3072, 459.9),
+}
+# Tokens/s a device of FSDP: layers, hidden, heads, KV heads, feed-forward, vocabulary, sequence, micro-batch, devices,
+# shards, recomputation, gradients in, profile, tokens/s. torchtitan's benchmarks and IBM's fms-fsdp README.
+FSDP_RUNS = {
+    "torchtitan 8B, eager": (32, 4096, 32, 8, 14336, 128_256, 8192, 2, 8, 0, "half", "fp32", "h100-80g-sxm", 5762),
+    "torchtitan 8B, compiled": (32, 4096, 32, 8, 14336, 128_256, 8192, 2, 128, 0, "half", "fp32", "h100-80g-sxm", 6514),
+    "fms-fsdp 7B, HSDP": (32, 4096, 32, 32, 11008, 32_000, 4096, 2, 96, 8, "none", "bf16", "h100-80g-sxm", 7500),
+    "fms-fsdp 34B": (48, 8192, 64, 8, 22016, 32_000, 4096, 2, 96, 0, "full", "bf16", "h100-80g-sxm", 1550),
+    "fms-fsdp 7B, HSDP, A100": (32, 4096, 32, 32, 11008, 32_000, 4096, 2, 128, 8, "none", "bf16", "a100-80g-sxm", 3700),
+    "fms-fsdp 34B, A100": (48, 8192, 64, 8, 22016, 32_000, 4096, 2, 128, 0, "full", "bf16", "a100-80g-sxm", 700),
+}
+
+
+@lru_cache(maxsize=1)
+def megatron_core() -> tuple[NamedRow, ...]:
+    """Step seconds from Megatron's own formula of FLOPs."""
+    hardware, found = load_hardware("h100-80g-sxm"), []
+    for name, (layers, hidden, heads, tp, pp, dp, batch, rate) in MEGATRON_CORE.items():
+        model = Transformer(layers, hidden, heads, 4096, 131_072, tied=False, fused_loss=True)
+        run = TrainingRun(batch, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, overlap=True, reduced="fp32")
+        tokens = batch * model.sequence
+        flops = 72 * tokens * layers * hidden**2 * (
+            1 + model.sequence / (6 * hidden) + model.vocabulary / (12 * hidden * layers)
+        )  # fmt: skip
+        found.append(NamedRow(model, run, flops / (rate * 1e12 * run.devices), (name,), name, hardware))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def fsdp_runs() -> tuple[tuple[NamedRow, float], ...]:
+    """Rows, and what is predicted; half of the layers computed again is the mean of none and all."""
+    found = []
+    for name, row in FSDP_RUNS.items():
+        layers, hidden, heads, kv, inner, words, length, micro, devices, shard, again, reduced, profile, tokens = row
+        hardware = load_hardware(profile)
+        kernel = "flash2"
+        model = Transformer(
+            layers, hidden, heads, length, words, kv, inner, "swiglu", kernel, "rotary", "rms_norm", bias=False,
+            tied=False,
+        )  # fmt: skip
+        run = TrainingRun(
+            micro * devices, micro, devices, zero=3, shard=shard, overlap=True, precision=FSDP, reduced=reduced,
+            software="fsdp",
+        )  # fmt: skip
+        seconds = run.batch * length / tokens / devices
+        kinds = ("none", "full") if again == "half" else (again,)
+        runs = [replace(run, recompute=kind) for kind in kinds]  # type: ignore[arg-type]
+        own = float(np.mean([predicted(model, r, hardware, host_of(hardware)).step_seconds for r in runs]))
+        found.append((NamedRow(model, runs[0], seconds, (name,), name, hardware), own))
+    return tuple(found)
+
+
+def hopper_steps(data: Path) -> list[str]:
+    rows = megatron_core()
+    seconds = seconds_of(rows)
+    lines = [
+        "## Megatron-Core on H100, and FSDP elsewhere",
+        "",
+        "Megatron-LM's weak scaling (README: TFLOP/s a GPU, here as seconds), rates of kernels alone, nothing fitted.",
+        "The micro-batch and interleaving are not published: 1 and none are assumed.",
+        "",
+        "| model | devices | measured s | predicted s | error |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row, own in zip(rows, seconds, strict=True):
+        error = own / row.measured_seconds - 1
+        lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
+    lines += [
+        "",
+        f"Error {percent(errors(rows, seconds))} (mean, median, bias).",
+        "",
+        "FSDP2 and FSDP on other hosts than those of the MPT table, with its `--software fsdp`, nothing fitted:",
+        "torchtitan (H100 of 500 W with slower memory; half of the layers computed again) and IBM's fms-fsdp",
+        "(compiled).",
+        "",
+        "| run | devices | measured s | predicted s | error |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row, own in fsdp_runs():
+        error = own / row.measured_seconds - 1
+        lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
+    found = np.array([own / row.measured_seconds - 1 for row, own in fsdp_runs()])
+    return [*lines, "", f"Error {percent(found)}. Of H200 no step that `estimate` describes is published (fp8 alone)."]
+
+
+# --- Ascend -----------------------------------------------------------------------------------------------------------
+
+# Layers, hidden, feed-forward, heads, KV heads, vocabulary, sequence, TP, PP, micro-batch, batch, precision, attention,
+# tokens/s a device; DP 1, sequence parallel, nothing computed again. MindSpeed-LLM 1.0.RC1 on an Atlas 900 A2 PODc.
+MINDSPEED = {
+    "Aquila 7B": (32, 4096, 11008, 32, 32, 100_008, 2048, 8, 1, 8, 64, "bf16", "flash", 2849),
+    "Baichuan 13B": (40, 5120, 13696, 40, 40, 64_000, 4096, 8, 1, 1, 32, "fp16", "unfused", 1213),
+    "Baichuan2 13B": (40, 5120, 13696, 40, 40, 125_696, 4096, 8, 1, 1, 8, "fp16", "unfused", 1310),
+    "InternLM 65B": (80, 8192, 22016, 64, 64, 103_168, 2048, 8, 4, 2, 256, "bf16", "flash", 341),
+    "LLaMA 13B": (40, 5120, 13824, 40, 40, 32_000, 2048, 1, 8, 1, 128, "fp16", "flash", 1895),
+    "LLaMA 65B": (80, 8192, 22016, 64, 64, 32_000, 2048, 8, 4, 2, 128, "bf16", "flash", 348),
+    "LLaMA2 13B": (40, 5120, 13824, 40, 40, 32_000, 4096, 8, 1, 2, 16, "bf16", "flash", 1550),
+    "LLaMA2 70B": (80, 8192, 28672, 64, 8, 32_000, 4096, 8, 8, 2, 1024, "bf16", "flash", 350),
+    "Qwen 14B": (40, 5120, 13696, 40, 40, 151_936, 2048, 8, 1, 4, 64, "bf16", "flash", 1560),
+}
+# MindFormers r1.0 on 8 Ascend 910A, full recomputation, optimizer sharded, fp16; tokens/s a device.
+MINDFORMERS = {
+    "PanGu-alpha 2.6B": (
+        Transformer(32, 2560, 32, 1024, 40_000, **EAGER),  # type: ignore[arg-type]
+        TrainingRun(128, 16, 8, recompute="full", zero=1, precision="fp16"),
+        4075,
+    ),
+    "BLOOM 7.1B": (
+        Transformer(30, 4096, 32, SEQUENCE, BLOOM_VOCABULARY, **EAGER),  # type: ignore[arg-type]
+        TrainingRun(64, 4, 1, 4, 2, recompute="full", zero=1, precision="fp16"),
+        1063,
+    ),
+}
+ASCEND_FITTED = {  # the models that `sustained` is fitted to: every second one of a device
+    "ascend-910b2": tuple(MINDSPEED)[::2],
+    "ascend-910a": tuple(MINDFORMERS)[::2],
+}
+ASCEND_SOFTWARE = "mindspeed"
+
+
+@lru_cache(maxsize=4)
+def ascend(software: str = ASCEND_SOFTWARE) -> tuple[NamedRow, ...]:
+    found = []
+    for name, row in MINDSPEED.items():
+        layers, hidden, inner, heads, kv, words, length, tp, pp, micro, batch, precision, attention, tokens = row
+        model = Transformer(
+            layers, hidden, heads, length, words, kv, inner, "swiglu", attention, "rotary", "rms_norm", False, False
+        )  # fmt: skip
+        run = TrainingRun(batch, micro, 1, tp, pp, sequence_parallel=tp > 1, precision=precision, software=software)
+        found.append(_ascend_row(name, "ascend-910b2", model, run, tokens))
+    for name, (model, run, tokens) in MINDFORMERS.items():
+        found.append(_ascend_row(name, "ascend-910a", model, replace(run, software=software), tokens))
+    return tuple(found)
+
+
+def _ascend_row(name: str, profile: str, model: Transformer, run: TrainingRun, tokens: int) -> NamedRow:
+    seconds = run.batch * model.sequence / tokens / run.devices
+    return NamedRow(model, run, seconds, (name,), name, load_hardware(profile))
+
+
+def is_fitted(row: NamedRow) -> bool:
+    """Whether the rate of products was fitted to it."""
+    return row.name in ASCEND_FITTED[row.hardware.name]
+
+
+def ascend_steps(data: Path) -> list[str]:
+    """As uncalibrated, and with one number a device fitted to half of the models."""
+    own, plain = ascend(), ascend("kernels")
+    there, here = errors(own, seconds_of(own)), errors(plain, seconds_of(plain))
+    rates = {key: value["value"] for key, value in software_tables()["software"][ASCEND_SOFTWARE].items()
+             if isinstance(value, dict)}  # fmt: skip
+    lines = [
+        "## Ascend",
+        "",
+        "Published tokens per second of a device, as the time of a step (MindSpeed-LLM 1.0.RC1 on 910B of an A2 PODc,",
+        "taken as 910B2; MindFormers r1.0 on 910A). Neither kernels nor collectives of these devices were measured:",
+        "*uncalibrated* are Huawei's planning defaults. `--software mindspeed` is one number a device, the",
+        "rate of products",
+        f"in whole steps ({', '.join(f'{name} {value:.2f}' for name, value in rates.items())}), fitted to the",
+        "rows marked",
+        "so and judged on the others. The batch of BLOOM 7.1B is its yaml's, 16 micro-batches of 4. Left out:",
+        "Bloom 176B",
+        "(70 layers on 12 stages), Mixtral (experts), models that are no decoders, and Llama2 7B, whose split",
+        "is not given.",
+        "",
+        "| run | profile | measured s | uncalibrated | mindspeed | |",
+        "|---|---|--:|--:|--:|---|",
+    ]
+    for row, a, b in zip(own, here, there, strict=True):
+        word = "fitted" if is_fitted(row) else "**held out**"
+        lines.append(
+            f"| {row.name} | {row.hardware.name} | {row.measured_seconds:.2f} | {a:+.1%} | {b:+.1%} | {word} |"
+        )
+    found = []
+    for profile in ASCEND_FITTED:
+        at = np.array([row.hardware.name == profile for row in own])
+        out = at & np.array([not is_fitted(row) for row in own])
+        found.append(f"{profile}: uncalibrated {percent(here[at])}; held out {percent(there[out])} ({out.sum()} rows).")
+    return [*lines, "", *found]
+
+
+def all_rows(data: Path) -> Iterator[NamedRow]:
+    """Of every table here."""
+    yield from (row for row, _, full in bloom(data) if not full)
+    yield from b200(data)
+    yield from megatron_core()
+    yield from ascend()
+
+
+TABLES = (bloom_plans, b200_steps, hopper_steps, ascend_steps)

@@ -1,0 +1,100 @@
+"""Bands of whole steps: made from measured steps of a kind, wide and said so where there are none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.costs.step_bands import UNMEASURED, StepKind, bands, step_kind, whole_step_band, widest
+from benchmarks import step_bands
+from benchmarks.step_bands import StepCase
+
+A100, MI300X = load_hardware("a100-80g-sxm"), load_hardware("mi300x-192g")
+SPENT = {"matmul": 1.0, "collective": 0.2}
+
+
+def test_a_kind_that_was_measured_has_its_own_band() -> None:
+    for kind, (error, steps) in bands().items():
+        band = whole_step_band(A100, SPENT, "bfloat16", kind)
+        assert (band.error, band.steps) == (error, steps) and steps > 0
+        assert str(band) == f"±{error:.0%} (from {steps} such steps)"
+
+
+def test_a_kind_that_nobody_measured_is_wide_and_says_so() -> None:
+    """Whatever the constants say of themselves."""
+    for hardware in (A100, MI300X):
+        band = whole_step_band(hardware, SPENT, "bfloat16", step_kind(hardware, "autoshard", "kernels", 8))
+        assert band.steps == 0 and band.error >= max(UNMEASURED, widest())
+        assert str(band).endswith("(no such step measured)")
+
+
+def test_what_makes_a_kind() -> None:
+    assert step_kind(A100, "fsdp", "kernels", 8) == StepKind("ampere", "fsdp", "kernels", "one", False)
+    assert step_kind(A100, "fsdp", "kernels", 16).nodes == "many"
+    assert step_kind(MI300X, "megatron", "kernels", 8).generation == ""
+    figures = tuple(
+        replace(figure, kind="measured") if figure.key == "constants.host.dispatch" else figure
+        for figure in A100.figures
+    )
+    assert step_kind(replace(A100, figures=figures), "megatron", "kernels", 8).calibrated
+
+
+def test_a_band_is_made_from_half_of_the_models_and_judged_on_the_others() -> None:
+    """By hand: models a, c make it (errors 1 to 10 %: the largest of so few), b, d judge it: three of four inside."""
+    kind = StepKind("ampere", "megatron", "kernels", "one", False)
+    made = [StepCase(kind, model, error / 100) for model, error in zip("ac" * 5, range(1, 11), strict=True)]
+    others = [StepCase(kind, model, error) for model, error in zip("bdbd", (-0.05, 0.09, 0.02, 0.4), strict=True)]
+    (found,) = step_bands.judged([*made, *others])
+    assert (found.made, found.others, found.inside) == (10, 4, 0.75)
+    assert found.error == pytest.approx(0.10) and found.mean_error == pytest.approx(0.14)
+    (alone,) = step_bands.judged([StepCase(kind, "a", 0.1)])
+    assert alone.others == 0 and math.isnan(alone.inside)
+
+
+def test_nine_of_ten_stay_within_the_quantile() -> None:
+    errors = np.linspace(0.01, 1.0, 100)
+    assert step_bands.quantile(errors) == pytest.approx(0.91)
+    assert step_bands.quantile(errors[:3]) == pytest.approx(0.03)
+
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
+measured = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")
+
+
+@measured
+def test_the_plans_of_one_day_are_ranked() -> None:
+    """BLOOM's 181B plans with the network that was measured there: nothing is fitted to them."""
+    from benchmarks import cluster_steps as own
+
+    rows = own.averaged([row for row, note, full in own.bloom(DATA) if row.workload == own.RANKED and not full])
+    samples = np.array([row.run.batch for row in rows])
+    predicted, real = own.seconds_of(rows) / samples, own.measured(rows) / samples
+    assert len(rows) == 11
+    assert np.abs(predicted / real - 1).mean() < 0.10
+    assert own.correlation(real, predicted) >= 0.75
+    assert real[np.argmin(predicted)] / real.min() - 1 <= 0.03
+
+
+@measured
+def test_twenty_kernels_calibrate_a_b200() -> None:
+    from benchmarks import cluster_steps as own
+
+    rows = [replace(row, hardware=own.calibrated_b200(DATA, 0)) for row in own.b200(DATA)]
+    assert len(rows) == 12
+    assert np.abs(own.errors(rows, own.seconds_of(rows))).mean() < 0.10
+
+
+@measured
+@pytest.mark.slow
+def test_fsdp_of_models_that_nothing_was_fitted_to() -> None:
+    from benchmarks import fsdp_steps as own
+
+    for gpus in own.GENERATIONS.values():
+        rows = [row for row in own.rows(DATA) if row.gpu in gpus and not row.fitted]
+        assert len(rows) > 15
+        assert np.abs(own.errors(rows, own.predict(rows))).mean() < 0.08
