@@ -16,8 +16,9 @@ import numpy as np
 
 from autoshard.calibrate import Products, Rows
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.costs.software import tables as software_tables
+from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.whole_steps.software import tables as software_tables
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read
@@ -37,8 +38,12 @@ class NamedRow(Row):
 
 
 def seconds_of(rows: Sequence[NamedRow]) -> Floats:
-    """Predicted, with the host of each profile."""
-    return np.array([predicted(r.model, r.run, r.hardware, host_of(r.hardware)).step_seconds for r in rows])
+    """Predicted, with the host of each profile or software."""
+    return np.array([_predicted(row).step_seconds for row in rows])
+
+
+def _predicted(row: NamedRow) -> Estimate:
+    return predicted(row.model, row.run, row.hardware, host_of(row.hardware, row.run.software))
 
 
 # --- BLOOM ------------------------------------------------------------------------------------------------------------
@@ -129,10 +134,7 @@ def bloom_plans(data: Path) -> list[str]:
 def _out_of_memory(everything: Sequence[tuple[NamedRow, str, bool]]) -> list[str]:
     """Which plans are predicted not to fit, beside those that ran out."""
     room = jean_zay().usable_memory_bytes
-    found = [
-        (full, predicted(row.model, row.run, row.hardware, host_of(row.hardware)).memory.peak > room)
-        for row, _, full in everything
-    ]
+    found = [(full, _predicted(row).memory.peak > room) for row, _, full in everything]
     ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
     return [
         f"Of {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of "
@@ -227,7 +229,7 @@ def b200_steps(data: Path) -> list[str]:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row, a, b in zip(rows, plain, own, strict=True):
-        run, made = row.run, predicted(row.model, row.run, row.hardware, host_of(row.hardware)).memory.peak / GIB
+        run, made = row.run, _predicted(row).memory.peak / GIB
         name = f"{row.name}, {row.model.layers} layers, tp {run.tp} pp {run.pp} dp {run.dp}, {run.micro_batches}"
         lines.append(
             f"| {name} micro-batches | {row.measured_seconds * 1e3:.0f} | {a:+.1%} | {b:+.1%} | {row.memory_gb:.1f} | "
@@ -235,7 +237,7 @@ def b200_steps(data: Path) -> list[str]:
         )
     spread = np.array([np.abs(draw).mean() for draw in draws])
     memory = np.array([
-        predicted(r.model, r.run, r.hardware, host_of(r.hardware)).memory.peak / GIB / r.memory_gb - 1 for r in rows
+        _predicted(r).memory.peak / GIB / r.memory_gb - 1 for r in rows
     ])  # fmt: skip
     ranks = [ranking(rows, seconds_of(rows))] if len({r.workload for r in rows}) < len(rows) / 2 else []
     order = f" Rank correlation of workloads with three splits {ranks[0].correlation:.2f}." if ranks else ""
@@ -304,7 +306,7 @@ def fsdp_runs() -> tuple[tuple[NamedRow, float], ...]:
         seconds = run.batch * length / tokens / devices
         kinds = ("none", "full") if again == "half" else (again,)
         runs = [replace(run, recompute=kind) for kind in kinds]  # type: ignore[arg-type]
-        own = float(np.mean([predicted(model, r, hardware, host_of(hardware)).step_seconds for r in runs]))
+        own = float(np.mean([predicted(model, r, hardware, host_of(hardware, r.software)).step_seconds for r in runs]))
         found.append((NamedRow(model, runs[0], seconds, (name,), name, hardware), own))
     return tuple(found)
 
@@ -406,8 +408,8 @@ def ascend_steps(data: Path) -> list[str]:
     """As uncalibrated, and with one number a device fitted to half of the models."""
     own, plain = ascend(), ascend("kernels")
     there, here = errors(own, seconds_of(own)), errors(plain, seconds_of(plain))
-    rates = {key: value["value"] for key, value in software_tables()["software"][ASCEND_SOFTWARE].items()
-             if isinstance(value, dict)}  # fmt: skip
+    known = software_tables()["software"][ASCEND_SOFTWARE]["products"]
+    rates = {device: figure["value"] for device, figure in known.items()}
     lines = [
         "## Ascend",
         "",

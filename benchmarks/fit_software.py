@@ -18,18 +18,33 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from autoshard.costs import software
+from autoshard.cluster.hardware import load_hardware
 from autoshard.system.data_files import data_folder
+from autoshard.whole_steps import software
 from benchmarks import cluster_steps, fsdp_steps
-from benchmarks.steps import Floats, errors, predicted
+from benchmarks.steps import (
+    Floats,
+    Row,
+    errors,
+    fitted_shapes,
+    host_of,
+    predict,
+    predicted,
+    shape_of,
+    vtrain,
+    with_software,
+)
 
-GRID = np.arange(0.60, 1.001, 0.02)
-BEGIN = "[software.fsdp]"
+RATES = tuple(float(rate) for rate in np.arange(0.60, 1.001, 0.02))
+DISPATCH_SECONDS = tuple(float(seconds) for seconds in np.arange(20e-6, 121e-6, 5e-6))
+BEGIN = "[software."
 SUMMARIES = {
+    "megatron": "Megatron-LM, eager, of 2022: what its host takes for an operator",
     "fsdp": "PyTorch's FSDP, eager, mixed precision (float32 shards)",
     "mindspeed": "MindSpeed-LLM on 910B, MindFormers on 910A, of 2024",
 }
 SOURCES = {
+    "megatron": "single-node steps of vTrain (VIA-Research/vTrain, MIT)",
     "fsdp": "FSDP steps of MPT models (mosaicml/llm-foundry, Apache-2.0)",
     "mindspeed": "steps of MindSpeed-LLM's and MindFormers' READMEs",
 }
@@ -37,40 +52,58 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Rows of one software on one device generation, and which of them are fitted to."""
+    """Rows of one software on one device generation, which of them are fitted to, and what: products or dispatch."""
 
     software: str
+    figure: str
     generation: str
     rows: Sequence[Any]
     seen: Sequence[bool]
     predict: Callable[[Sequence[Any]], Floats]
 
+    @property
+    def grid(self) -> tuple[float, ...]:
+        return RATES if self.figure == "products" else DISPATCH_SECONDS
+
+    def shown(self, value: float) -> str:
+        return f"{value:.2f}" if self.figure == "products" else f'"{value * 1e6:.0f} us"'
+
 
 def fits(data: Path) -> Iterator[Fit]:
+    single = with_software(vtrain(data / "vtrain_a100_single_node.csv"), "megatron")
+    shapes = fitted_shapes(single)
+    yield Fit("megatron", "dispatch", "ampere", single, [shape_of(r) in shapes for r in single], _single_node)
     for generation, gpus in fsdp_steps.GENERATIONS.items():
         rows = [row for row in fsdp_steps.rows(data) if row.gpu in gpus]
-        yield Fit("fsdp", generation, rows, [row.fitted for row in rows], fsdp_steps.predict)
+        yield Fit("fsdp", "products", generation, rows, [row.fitted for row in rows], fsdp_steps.predict)
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
         own = [row for row in cluster_steps.ascend() if row.hardware.name == profile]
-        yield Fit("mindspeed", generation, own, [cluster_steps.is_fitted(r) for r in own], cluster_steps.seconds_of)
+        seen = [cluster_steps.is_fitted(row) for row in own]
+        yield Fit("mindspeed", "products", generation, own, seen, cluster_steps.seconds_of)
 
 
-def figure(fit: Fit) -> str:
+def _single_node(rows: Sequence[Row]) -> Floats:
+    hardware = load_hardware("a100-80g-sxm")
+    return predict(rows, hardware, host_of(hardware, "megatron"))
+
+
+def line(fit: Fit) -> str:
     """One line of the table."""
-    found = {rate: errors(fit.rows, _predicted(fit, float(rate))) for rate in GRID}
+    found = {value: errors(fit.rows, _predicted(fit, value)) for value in fit.grid}
     seen = np.array(fit.seen)
-    best = min(GRID, key=lambda rate: float(np.abs(np.log1p(found[rate][seen])).mean()))
+    best = min(fit.grid, key=lambda value: float(np.abs(np.log1p(found[value][seen])).mean()))
     own, held = (float(np.abs(found[best][half]).mean()) for half in (seen, ~seen))
     source = (
         f"fit to {int(seen.sum())} {SOURCES[fit.software]}, every second model; mean error there {own:.1%}, on the "
         f"{int((~seen).sum())} steps of the other models {held:.1%}"
     )
-    return f'{fit.generation} = {{ value = {best:.2f}, kind = "measured", source = "{source}" }}'
+    return f'{fit.generation} = {{ value = {fit.shown(best)}, kind = "measured", source = "{source}" }}'
 
 
-def _predicted(fit: Fit, rate: float) -> Floats:
-    """With `rate` instead of what the file has."""
-    software.tables()["software"].setdefault(fit.software, {})[fit.generation] = {"value": rate}
+def _predicted(fit: Fit, value: float) -> Floats:
+    """With `value` instead of what the file has."""
+    own = software.tables().setdefault("software", {}).setdefault(fit.software, {})
+    own.setdefault(fit.figure, {})[fit.generation] = {"value": value}
     software.with_software.cache_clear()
     predicted.cache_clear()
     return fit.predict(fit.rows)
@@ -83,9 +116,10 @@ def main() -> None:
     options = parser.parse_args()
     lines: list[str] = []
     for fit in fits(options.data):
-        if f"[software.{fit.software}]" not in lines:
-            lines += ["", f"[software.{fit.software}]", f'summary = "{SUMMARIES[fit.software]}"']
-        lines.append(figure(fit))
+        head = f"[software.{fit.software}.{fit.figure}]"
+        if head not in lines:
+            lines += ["", f"[software.{fit.software}]", f'summary = "{SUMMARIES[fit.software]}"', "", head]
+        lines.append(line(fit))
         print(lines[-1], flush=True)
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "software.toml"

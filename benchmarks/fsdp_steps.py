@@ -72,7 +72,7 @@ def predict(chosen: Sequence[FsdpRow]) -> Floats:
     found = []
     for row in chosen:
         hardware = load_hardware(PROFILES[row.gpu])
-        found.append(predicted(row.model, row.run, hardware, host_of(hardware)).step_seconds)
+        found.append(predicted(row.model, row.run, hardware, host_of(hardware, row.run.software)).step_seconds)
     return np.array(found)
 
 

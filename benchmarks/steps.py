@@ -353,10 +353,24 @@ def _line(name: str, rows: Sequence[Row], found: Floats, ranks: Ranking) -> str:
     )
 
 
-def host_of(hardware: Hardware) -> Host:
+def host_of(hardware: Hardware, software: str = "kernels") -> Host:
     from autoshard.estimate.step import host_of as known
 
-    return known(hardware)
+    return known(hardware, software)
+
+
+def shape_of(row: Row) -> str:
+    """The name of a model that has none."""
+    return f"{row.model.layers} layers of {row.model.hidden}"
+
+
+def fitted_shapes(rows: Sequence[Row]) -> frozenset[str]:
+    """Every second model: those that the host of `--software megatron` is fitted to."""
+    return frozenset(sorted({shape_of(row) for row in rows})[::2])
+
+
+def with_software(rows: Sequence[Row], software: str) -> list[Row]:
+    return [replace(row, run=replace(row.run, software=software)) for row in rows]
 
 
 TABLES = (multi_node, pipelines, single_node)

@@ -241,6 +241,24 @@ def simulate(options: argparse.Namespace) -> int:
     return 0
 
 
+def compare(options: argparse.Namespace) -> int:
+    """Lay a profiler's trace of a real run beside the prediction."""
+    from autoshard.compare import compare_text, differences
+    from autoshard.compare.measured_step import measured_step
+    from autoshard.compare.trace_events import read_trace
+    from autoshard.package import package_files
+
+    with step("simulating", options.json):
+        built = package_files.build(*package_files.read_package(options.plan))
+    measured = measured_step(read_trace(options.trace))
+    found = differences.compare(built.timeline, built.program, built.graph, measured)
+    if options.json:
+        _print_json(compare_text.as_dict(found))
+    else:
+        print(compare_text.text(found))
+    return 0
+
+
 def report(options: argparse.Namespace) -> int:
     """Write a package's HTML report, or its plan as a picture."""
     from autoshard.package import package_files
@@ -270,9 +288,8 @@ def estimate(options: argparse.Namespace) -> int:
     from autoshard.estimate import step as estimating
 
     hardware = load_hardware(options.hardware)
-    host = estimating.host_of(hardware)
-    if options.host_dispatch is not None:
-        host = replace(host, dispatch_seconds=options.host_dispatch)
+    given = options.host_dispatch
+    host = None if given is None else replace(estimating.host_of(hardware), dispatch_seconds=given)
     made = estimating.estimate(*estimate_options.read(options), hardware, host)
     if options.output:
         write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
@@ -365,7 +382,7 @@ def _request(options: argparse.Namespace) -> Any:
     return ModelRequest(options.model, arguments, options.precision, options.optimizer, not options.eval)
 
 
-VERBS = (trace, plan, verify, simulate, report, explain, diff, estimate, profiles, calibrate, prove)
+VERBS = (trace, plan, verify, simulate, compare, report, explain, diff, estimate, profiles, calibrate, prove)
 
 
 if __name__ == "__main__":

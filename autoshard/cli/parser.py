@@ -157,6 +157,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
 
 
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    trace = "of one rank of a run of the package, as torch.profiler exports it (.json or .json.gz)"
+    parser.add_argument("trace", type=path("TRACE"), metavar="TRACE", help=trace)
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="default DIR/report.html")
@@ -213,6 +219,7 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "plan": _add_plan,
     "verify": _add_verify,
     "simulate": _add_simulate,
+    "compare": _add_compare,
     "report": _add_report,
     "explain": _add_explain,
     "diff": _add_diff,

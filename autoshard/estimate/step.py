@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.costs.bands import Band
-from autoshard.costs.software import with_software
-from autoshard.costs.step_bands import StepKind, step_kind, whole_step_band
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
@@ -19,6 +17,8 @@ from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transf
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulate.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
+from autoshard.whole_steps.software import KERNELS, dispatch_seconds, with_software
+from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     hardware = with_software(hardware, run.software, model.fused_attention, model.fused_loss)
     beside = hardware.constant("overlap.slowdown")
     exchanged = syncs(built, run, hardware)
-    stages = Stages(model, run, pieces(built, hardware), exchanged, host or host_of(hardware), beside)
+    stages = Stages(model, run, pieces(built, hardware), exchanged, host or host_of(hardware, run.software), beside)
     orders = [SCHEDULES[run.schedule](s, run.pp, run.micro_batches, run.interleave) for s in range(run.pp)]
     send = send_seconds(model, run, hardware)
     kinds = [(s, slot) for s, order in enumerate(orders) for slot in _kinds(order)]
@@ -132,9 +132,10 @@ def _at_once(giver: int, taker: int) -> float:
     return 0.0
 
 
-def host_of(hardware: Hardware) -> Host:
-    known = dict(hardware.constants)
-    return Host(known.get("host.dispatch", 0.0), known.get("host.exponent", 3.0))
+def host_of(hardware: Hardware, software: str = KERNELS) -> Host:
+    """What the constants say, or what is known of the software."""
+    own = dispatch_seconds(hardware, software)
+    return Host(hardware.constant("host.dispatch") if own is None else own, hardware.constant("host.exponent"))
 
 
 def _layer_weights(model: Transformer) -> int:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
-from autoshard.costs.software import KERNELS
-from autoshard.costs.step_bands import step_kind, whole_step_band
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Plan, RedistributionPlan
@@ -21,6 +19,8 @@ from autoshard.text import plan_words
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
+from autoshard.whole_steps.software import KERNELS
+from autoshard.whole_steps.step_bands import step_kind, whole_step_band
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware

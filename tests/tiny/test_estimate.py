@@ -223,7 +223,8 @@ def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_says_how_sure_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, words in (("a100-80g-sxm", "(measured)"), ("ascend-910b2", "(uncalibrated, datasheet figures)")):
+    """By measured steps of the kind; a device that nobody measured says so."""
+    for name, words in (("a100-80g-sxm", "such steps)"), ("mi300x-192g", "±60% (no such step measured)")):
         assert main(["estimate", "--hardware", name, *WORDS]) == 0
         band = next(line for line in capsys.readouterr().out.splitlines() if "error band" in line)
         assert "±" in band and band.endswith(words), band
@@ -242,8 +243,6 @@ def test_the_band_is_of_all_that_a_stage_does(pp: int, tp: int, recompute: Any) 
         assert sum(families.values()) == pytest.approx(sum(parts.values()))
         # At the ends collectives are not told apart.
         assert families.get("collective", 0.0) >= parts["layers: tensor-parallel communication"] * (1 - 1e-9)
-    errors = [A100.constant(f"error.{name}") for name in ("matmul", "attention", "memory", "collective")]
-    assert 0 < estimate(SMALL, run, A100, Host()).band.error <= max(errors)
 
 
 def test_what_says_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.costs import software
 from autoshard.costs.collective import collective_seconds
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import held, syncs, waiting
@@ -18,6 +17,7 @@ from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulate.pipeline_schedule import Slot
+from autoshard.whole_steps import software
 
 A100, H100, ASCEND = (load_hardware(name) for name in ("a100-80g-sxm", "h100-80g-sxm", "ascend-910b2"))
 MODEL = Transformer(4, 256, 8, 128, 1000, bias=False)
@@ -139,8 +139,23 @@ def test_a_fused_loss_is_faster() -> None:
 
 def test_every_figure_has_a_kind_and_a_source() -> None:
     tables = software.tables()
-    for table in ("attention", "software"):
-        for entry in tables[table].values():
-            figures = {key: value for key, value in entry.items() if key != "summary"}
-            assert figures and set(figures) <= set(tables["generations"])
-            assert all(set(figure) == {"value", "kind", "source"} for figure in figures.values())
+    found = [{key: value for key, value in own.items() if key != "summary"} for own in tables["attention"].values()]
+    for own in tables["software"].values():
+        kinds = {key: value for key, value in own.items() if key != "summary"}
+        assert kinds and set(kinds) <= {"products", "dispatch"}
+        found += kinds.values()
+    for figures in found:
+        assert figures and set(figures) <= set(tables["generations"])
+        assert all(set(figure) == {"value", "kind", "source"} for figure in figures.values())
+
+
+def test_software_brings_its_host() -> None:
+    """Eager Megatron's host is slower than the profile's; what a person says of the host counts more."""
+    known = software.dispatch_seconds(A100, "megatron")
+    assert known and known > A100.constant("host.dispatch")
+    run = TrainingRun(8, 1)
+    plain, own, given = (
+        estimate(MODEL, replace(run, software=name), A100, host).step_seconds
+        for name, host in (("kernels", None), ("megatron", None), ("megatron", Host(1e-6)))
+    )
+    assert given < plain < own

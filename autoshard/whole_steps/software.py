@@ -58,7 +58,7 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
     """
     changed = dict(hardware.constants)
     rate = sustained(hardware, software)
-    slower = _figure("attention", attention, hardware) if attention else 1.0
+    slower = _slower(hardware, attention) if attention else 1.0
     for kind in _RATES:
         changed[f"matmul.{kind}"] *= rate
         changed[f"attention.{kind}"] /= slower
@@ -70,17 +70,44 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
 
 def sustained(hardware: Hardware, software: str) -> float:
     """The share of their rates that matrix products reach in whole steps of `software`."""
+    return _of_software(hardware, software).get("products", 1.0)
+
+
+def dispatch_seconds(hardware: Hardware, software: str) -> float | None:
+    """What `software` spends on the host for an operator; None where it is not known."""
+    return _of_software(hardware, software).get("dispatch")
+
+
+def _of_software(hardware: Hardware, software: str) -> dict[str, float]:
+    """The figures of `software` on such devices."""
     if software not in names():
         raise UsageError(f"unknown software {software!r}: there are {', '.join(names())}", "see docs/estimate.md")
-    return 1.0 if software == KERNELS else _figure("software", software, hardware)
-
-
-def _figure(table: str, name: str, hardware: Hardware) -> float:
-    known = tables()[table]
-    if name not in known:
-        raise UsageError(f"unknown {table} {name!r}: there are {', '.join(known)}", "see docs/estimate.md")
+    if software == KERNELS:
+        return {}
+    known = {kind: table for kind, table in tables()["software"][software].items() if isinstance(table, dict)}
     own = generation(hardware)
-    if own not in known[name]:
-        there = ", ".join(key for key, value in known[name].items() if isinstance(value, dict))
-        raise UsageError(f"{table} {name}: nothing is known of it on {hardware.name}, only on {there}", "leave it out")
-    return float(known[name][own]["value"])
+    found = {kind: _number(table[own]["value"]) for kind, table in known.items() if own in table}
+    if not found:
+        there = ", ".join(dict.fromkeys(name for table in known.values() for name in table))
+        raise UsageError(_nothing_known("software", software, hardware, there), "leave it out")
+    return found
+
+
+def _number(value: float | str) -> float:
+    return units.parse_seconds(value) if isinstance(value, str) else float(value)
+
+
+def _slower(hardware: Hardware, attention: str) -> float:
+    """Seconds of a fused attention over those of the kernel that the cost model was fitted to."""
+    known = tables()["attention"]
+    if attention not in known:
+        raise UsageError(f"unknown attention {attention!r}: there are {', '.join(known)}", "see docs/estimate.md")
+    own = generation(hardware)
+    if own not in known[attention]:
+        there = ", ".join(key for key, value in known[attention].items() if isinstance(value, dict))
+        raise UsageError(_nothing_known("attention", attention, hardware, there), "leave it out")
+    return float(known[attention][own]["value"])
+
+
+def _nothing_known(table: str, name: str, hardware: Hardware, there: str) -> str:
+    return f"{table} {name}: nothing is known of it on {hardware.name}, only on {there}"

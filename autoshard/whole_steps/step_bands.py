@@ -1,8 +1,8 @@
 """How sure a whole step is: as published steps of its kind came out, which nothing had been fitted to.
 
-`costmodels/whole_steps/bands.toml` has a half-width for each kind of step: the error that nine of ten measured steps of
-the kind stayed within (written by benchmarks/step_bands.py, which judges it on other steps: docs/validation.md). A step
-of a kind that nobody measured says so, and its band is wide: the errors of the constants say nothing of what a
+`costmodels/whole_steps/bands.toml` has a half-width for each kind of step: the error that most measured steps of the
+kind stayed within (written by benchmarks/step_bands.py, which judges it on steps of other models: docs/validation.md).
+A step of a kind that nobody measured says so, and its band is wide: the errors of the constants say nothing of what a
 framework, a host or a network adds.
 """
 
@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import Band, step_band
-from autoshard.costs.software import generation
 from autoshard.system.data_files import data_folder
+from autoshard.whole_steps.software import generation
 
-UNMEASURED = 0.5  # relative, at least, where no step of the kind was measured
-ONE, MANY = "one", "many"
+UNMEASURED = 0.6  # relative, at least, where no step of the kind was measured
+ONE, MANY, ANY = "one", "many", "any"
 
 
 @dataclass(frozen=True)
 class StepKind:
     """`style`: megatron, fsdp, or autoshard for its own packages; `software`: whose rates are taken (see software.py);
-    `nodes`: one or many; `calibrated`: host or kernels were measured where the step runs."""
+    `nodes`: one or many, in the table of bands also any; `calibrated`: host or kernels were measured where it runs."""
 
     generation: str
     style: str
@@ -44,15 +44,9 @@ def step_kind(hardware: Hardware, style: str, software: str, devices: int, calib
 def whole_step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str, kind: StepKind) -> Band:
     """Of a step that spends `seconds` in each family of operators, see `bands.step_band`."""
     constants = step_band(hardware, seconds, dtype)
-    if kind in bands():
-        error, steps = bands()[kind]
-        return Band(error, constants.kind, constants.calibrated, steps)
-    return Band(max(UNMEASURED, constants.error, widest()), constants.kind, constants.calibrated, 0)
-
-
-def widest() -> float:
-    """The least sure of all kinds that were measured."""
-    return max((error for error, _ in bands().values()), default=UNMEASURED)
+    known = bands().get(kind) or bands().get(replace(kind, nodes=ANY))
+    error, steps = known or (max(UNMEASURED, constants.error), 0)
+    return Band(error, constants.kind, constants.calibrated, steps)
 
 
 @cache

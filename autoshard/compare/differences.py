@@ -1,0 +1,105 @@
+"""The predicted step beside the traced one: rows by stream, operator and collective, largest difference first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autoshard.compare.measured_step import UPDATE, MeasuredStep, canonical
+from autoshard.ir.graph import Graph
+from autoshard.ir.program import Compute, Program
+from autoshard.simulate.timeline import COMPUTE, Event, Timeline
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: None where one side has nothing of the kind."""
+
+    name: str
+    predicted_seconds: float | None
+    measured_seconds: float | None
+
+    @property
+    def difference_seconds(self) -> float:
+        return (self.measured_seconds or 0.0) - (self.predicted_seconds or 0.0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`streams`: the step and what it is made of; `operators` by phase; `collectives` by kind and ranks."""
+
+    step: Row
+    streams: tuple[Row, ...]
+    operators: tuple[Row, ...]
+    collectives: tuple[Row, ...]
+    steps: int
+    on_device: bool
+
+    @property
+    def largest(self) -> Row:
+        """Where most of the difference lies: of operators and collectives, and what neither explains."""
+        waiting = next(row for row in self.streams if row.name == WAITING)
+        return max((*self.operators, *self.collectives, waiting), key=lambda row: abs(row.difference_seconds))
+
+
+COMPUTED, COMMUNICATED, WAITING = "computation", "communication", "no operator runs"
+
+
+def compare(timeline: Timeline, program: Program, graph: Graph, measured: MeasuredStep) -> Comparison:
+    """Of the same plan. Collectives of a group whose size the trace does not say are compared by kind alone."""
+    sized = any(item.group for item in measured.items if item.collective)
+    sizes = dict(zip(program.mesh.names, program.mesh.sizes, strict=True))
+    operators: dict[str, float] = defaultdict(float)
+    collectives: dict[str, float] = defaultdict(float)
+    for event in timeline.events:
+        if event.collective:
+            collectives[_collective(event.collective, _ranks(event, sizes) if sized else 0)] += event.duration_seconds
+        else:
+            operators[_operator(_name(event, program, graph), event.phase)] += event.duration_seconds
+    own_operators: dict[str, float] = defaultdict(float)
+    own_collectives: dict[str, float] = defaultdict(float)
+    for item in measured.items:
+        if item.collective:
+            own_collectives[_collective(item.name, item.group if sized else 0)] += item.seconds
+        else:
+            own_operators[_operator(item.name, item.phase)] += item.seconds
+    computed = sum(operators.values())
+    streams = (
+        Row(COMPUTED, computed, measured.compute_seconds),
+        Row(COMMUNICATED, sum(collectives.values()), measured.communication_seconds),
+        Row(WAITING, max(0.0, timeline.step_seconds - computed), measured.waiting_seconds),
+    )
+    return Comparison(
+        Row("step", timeline.step_seconds, measured.step_seconds), streams, _rows(operators, own_operators),
+        _rows(collectives, own_collectives), measured.steps, measured.on_device,
+    )  # fmt: skip
+
+
+def _rows(predicted: Mapping[str, float], measured: Mapping[str, float]) -> tuple[Row, ...]:
+    rows: Iterable[Row] = (Row(n, predicted.get(n), measured.get(n)) for n in dict.fromkeys([*predicted, *measured]))
+    return tuple(sorted(rows, key=lambda row: -abs(row.difference_seconds)))
+
+
+def _ranks(event: Event, sizes: Mapping[str, int]) -> int:
+    ranks = 1
+    for axis in event.axes:
+        ranks *= sizes[axis]
+    return ranks
+
+
+def _collective(kind: str, ranks: int) -> str:
+    return f"{kind} of {ranks}" if ranks else kind
+
+
+def _operator(name: str, phase: str) -> str:
+    """All that an optimizer does is one line."""
+    return UPDATE if phase == UPDATE else f"{name}, {phase}"
+
+
+def _name(event: Event, program: Program, graph: Graph) -> str:
+    """A copy that belongs to a collective has no operator of its own."""
+    if event.instruction is None or event.stream != COMPUTE:
+        return canonical(event.name)
+    instruction = program.instructions[event.instruction]
+    return canonical(graph.by_op[instruction.op].target) if isinstance(instruction, Compute) else "redistribute"

@@ -1,0 +1,107 @@
+"""A trace that torch.profiler wrote (Chrome JSON, plain or gzipped) as spans that know what they lie in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InvalidFileError
+
+MICROSECONDS = 1e6
+HINT = "a trace as torch.profiler's export_chrome_trace writes it, of one rank: see docs/compare.md"
+STEP, OPTIMIZER = "ProfilerStep", "Optimizer.step"
+
+
+@dataclass(eq=False)
+class TraceSpan:
+    """Something that one thread or stream did. `inside`: the span of the same thread that it lies in."""
+
+    name: str
+    category: str
+    thread: tuple[Any, Any]
+    start_seconds: float
+    seconds: float
+    arguments: dict[str, Any]
+    inside: TraceSpan | None = None
+    children: list[TraceSpan] = field(default_factory=list)
+
+    @property
+    def end_seconds(self) -> float:
+        return self.start_seconds + self.seconds
+
+    def around(self) -> Iterator[TraceSpan]:
+        """What it lies in, innermost first."""
+        outer = self.inside
+        while outer is not None:
+            yield outer
+            outer = outer.inside
+
+    def within(self) -> Iterator[TraceSpan]:
+        """What lies in it, at any depth."""
+        for child in self.children:
+            yield child
+            yield from child.within()
+
+
+def read_trace(path: Path) -> list[TraceSpan]:
+    """Raises InvalidFileError where it is no such trace."""
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        found = json.loads(text)
+        events = found["traceEvents"] if isinstance(found, dict) else found
+        spans = [_span(event) for event in events if event.get("ph") == "X" and "dur" in event]
+    except OSError as error:
+        raise InvalidFileError(f"{path}: {error.strerror or error}", HINT) from error
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile) as error:
+        raise InvalidFileError(f"{path}: expected a trace of torch.profiler, got {_words(error)}", HINT) from error
+    if not spans:
+        raise InvalidFileError(f"{path}: the trace has no events with a duration", HINT)
+    return nested(spans)
+
+
+def _words(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _span(event: dict[str, Any]) -> TraceSpan:
+    return TraceSpan(
+        str(event["name"]), str(event.get("cat", "")), (event.get("pid"), event.get("tid")),
+        float(event["ts"]) / MICROSECONDS, float(event["dur"]) / MICROSECONDS, dict(event.get("args") or {}),
+    )  # fmt: skip
+
+
+def nested(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
+    """In order of time, each with what it lies in."""
+    ordered = sorted(spans, key=lambda span: (span.start_seconds, -span.seconds))
+    open_spans: dict[tuple[Any, Any], list[TraceSpan]] = {}
+    for span in ordered:
+        stack = open_spans.setdefault(span.thread, [])
+        while stack and span.start_seconds >= stack[-1].end_seconds - 1e-9:
+            stack.pop()
+        if stack:
+            span.inside = stack[-1]
+            stack[-1].children.append(span)
+        stack.append(span)
+    return ordered
+
+
+def step_limits(spans: Iterable[TraceSpan]) -> list[tuple[float, float]]:
+    """Start and end of each whole step, the first left out where there are several: it warms up.
+
+    By `ProfilerStep#n` where the run marked its steps, else from the end of one optimizer step to that of the next.
+    """
+    spans = list(spans)
+    marked = [(span.start_seconds, span.end_seconds) for span in spans if span.name.startswith(STEP)]
+    if not marked:
+        ends = [span.end_seconds for span in spans if span.name.startswith(OPTIMIZER)]
+        first = min(span.start_seconds for span in spans)
+        marked = list(zip([first, *ends], ends, strict=False))
+    if not marked:
+        hint = "profile whole steps: with an optimizer of torch, or with the profiler's schedule and its step()"
+        raise InvalidFileError("the trace marks no step, neither ProfilerStep#n nor Optimizer.step", hint)
+    return marked[1:] or marked
