@@ -260,19 +260,24 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write a package's HTML report, or its plan as a picture."""
+    """Write a package's HTML report, its plan as a picture, or a page that compares two packages."""
     from autoshard.package import package_files
 
+    if options.svg and options.other is not None:
+        raise UsageError("--svg draws one plan, but two are named", f"autoshard report {options.plan} --svg")
     with step("rendering the report", options.json):
         built = package_files.build(*package_files.read_package(options.plan))
-        if options.svg:
-            name, text = package_files.PLAN_PICTURE, package_files.picture_text(built)
+        if options.other is not None:
+            other = package_files.build(*package_files.read_package(options.other))
+            kind, name, text = "diff", package_files.DIFF, package_files.diff_text(built, other)
+        elif options.svg:
+            kind, name, text = "picture", package_files.PLAN_PICTURE, package_files.picture_text(built)
         else:
             beside = package_files.read_beside(options.plan)
-            name, text = package_files.REPORT, package_files.report_text(built, beside)
+            kind, name, text = "report", package_files.REPORT, package_files.report_text(built, beside)
     path = package_files.write_output(options.plan, options.output, name, text)
     if options.json:
-        _print_json({"picture" if options.svg else "report": str(path)})
+        _print_json({kind: str(path)})
     else:
         print(path)
     return 0

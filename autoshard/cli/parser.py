@@ -165,6 +165,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
+    other = "another package: a page that compares the two, default DIR/diff.html"
+    parser.add_argument("other", nargs="?", type=path("OTHER"), metavar="OTHER", help=other)
     parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="default DIR/report.html")
     parser.add_argument("--svg", action="store_true", help="the plan as a picture alone: default DIR/plan.svg")
 

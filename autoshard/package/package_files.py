@@ -33,6 +33,7 @@ PARETO_PLOT = "pareto.svg"
 STYLES = "styles.json"
 MODEL = "model_parallel.py"
 PLAN_PICTURE = "plan.svg"
+DIFF = "diff.html"
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,15 @@ def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
         front=own.front,
         model_text=own.model_text,
     )
+
+
+def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
+    """Two plans compared, as a self-contained HTML page."""
+    from autoshard.report.diff_page import Side
+    from autoshard.report.render import render_diff
+
+    sides = (Side(own.plan, own.graph, own.program, own.hardware, own.timeline) for own in (one, other))
+    return render_diff(*sides)
 
 
 def picture_text(built: SimulatedPlan) -> str:

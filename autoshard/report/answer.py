@@ -58,8 +58,8 @@ def _gain(plan: Plan, style: StylePlan, words: str) -> dict[str, str]:
     """`words` without their last word is the figure: `1.16x` of `1.16x faster`."""
     if not style.predicted_seconds:
         return {"label": style.name, "value": "–", "note": words, "meaning": style.meaning}
-    note = f"{format_seconds(style.predicted_seconds)} and {format_bytes(style.predicted_peak_bytes)} the other way"
-    return {"label": f"than {style.name}", "value": words, "note": note, "meaning": style.meaning}
+    note = f"it takes {format_seconds(style.predicted_seconds)} and {format_bytes(style.predicted_peak_bytes)}"
+    return {"label": f"Beside {style.name}", "value": words, "note": note, "meaning": style.meaning}
 
 
 def step_parts(timeline: Timeline) -> list[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ from autoshard.ir.plan import MeshTried, Plan
 from autoshard.ir.program import Program
 from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
+from autoshard.report.alternatives_view import view
 from autoshard.report.answer import answer, verdict
 from autoshard.report.decision_rows import blocks, buckets, redistributions, stored
 from autoshard.report.memory_series import memory_series
@@ -22,6 +23,7 @@ from autoshard.report.op_records import op_records
 from autoshard.report.other_choices import OtherChoices
 from autoshard.report.plan_picture import about, plan_svg
 from autoshard.report.timeline_series import LEGEND, longest, series, streams
+from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulate import Timeline
 from autoshard.simulate.memory_curve import plan_memory
@@ -40,6 +42,7 @@ def page(
     timeline: Timeline,
     verification: Mapping[str, Any] | None,
     styles: Sequence[StylePlan] = (),
+    front: Sequence[Point] = (),
     model_text: str = "",
 ) -> dict[str, Any]:
     """Everything the template names."""
@@ -65,6 +68,7 @@ def page(
         **_memory(plan, graph, program, hardware, timeline),
         **_chosen(plan, graph, program),
         **_certificate(plan),
+        **view(plan, styles, front),
     }
 
 

@@ -23,8 +23,8 @@ LINE, SHARDS = 14.0, 25.0
 MARGIN, ACROSS, PAGE = 16.0, 22.0, 1180.0
 
 
-def plan_svg(plan: Plan, graph: Graph, hardware: Hardware) -> str:
-    """The picture as one SVG document."""
+def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") -> str:
+    """The picture as one SVG document; `key` tells its names from those of another on the same page."""
     mesh, model = plan.mesh, plan.model or graph.name
     body = [svg.text(MARGIN, 26, f"{model} on {mesh} of {plan.hardware}", class_="head")]
     told = (
@@ -37,7 +37,8 @@ def plan_svg(plan: Plan, graph: Graph, hardware: Hardware) -> str:
     panels = [_panel(flow, mesh) for flow in flows(plan, graph)]
     shapes, width, height = _shelved(panels, y)
     wide = max(width, drawn.width + 2 * MARGIN, MARGIN + svg.width_of(f"{model} on {mesh} of {plan.hardware}", 13))
-    return svg.document(wide, height + MARGIN, f"The plan of {model}", about(plan, graph, hardware), [*body, *shapes])
+    title, words = f"The plan of {model}", about(plan, graph, hardware)
+    return svg.document(wide, height + MARGIN, title, words, [*body, *shapes], key)
 
 
 def about(plan: Plan, graph: Graph, hardware: Hardware) -> str:

@@ -10,13 +10,18 @@ from autoshard.code_text import printable
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
+from autoshard.report.diff_page import Side, diff_page
 from autoshard.report.page import page
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.simulate import Timeline
 from autoshard.system.data_files import data_folder
 
-SCRIPTS = ("units.js", "timeline_data.js", "timeline_view.js", "timeline_input.js", "memory_view.js", "main.js")
+TABLE_SCRIPTS = ("tables.js",)
+SCRIPTS = (
+    *("units.js", "timeline_data.js", "timeline_view.js", "timeline_input.js", "memory_view.js", "main.js"),
+    *TABLE_SCRIPTS,
+)
 
 
 def render(
@@ -34,6 +39,16 @@ def render(
     """The report as HTML. `verification` is what `autoshard verify` found, None where it was not run; `styles` and
     `front`, empty where not asked for, are other plans to compare with; `model_text` is the emitted model_parallel.py.
     """
+    content = page(plan, graph, program, hardware, timeline, verification, styles, front, model_text)
+    return _filled("report.html.jinja", SCRIPTS, content)
+
+
+def render_diff(one: Side, other: Side) -> str:
+    """Two reports beside each other, as HTML."""
+    return _filled("diff.html.jinja", TABLE_SCRIPTS, diff_page(one, other))
+
+
+def _filled(template: str, scripts: Sequence[str], content: Mapping[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = data_folder("reports")
@@ -46,10 +61,9 @@ def render(
         lstrip_blocks=True,
     )
     style = (folder / "report.css").read_text(encoding="utf-8")
-    parts = "".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    parts = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-    content = page(plan, graph, program, hardware, timeline, verification, styles, model_text)
-    return environment.get_template("report.html.jinja").render(**content, style=style, script=script)
+    return environment.get_template(template).render(**content, style=style, script=script)
 
 
 def _shown(value: Any) -> Any:

@@ -51,6 +51,11 @@ def safe(words: str) -> str:
     return escape(shown)
 
 
+def quoted(words: str) -> str:
+    """An attribute's value, in quotes."""
+    return quoteattr(printable(words))
+
+
 def width_of(words: str, size: float = 11) -> float:
     """Roughly: wide letters of eastern scripts count twice."""
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in words)
@@ -88,11 +93,14 @@ def folded(words: str, room: float, size: float = 11, most: int = 3) -> list[str
     return [clipped(own, room, size) for own in lines if own]
 
 
-def document(width: float, height: float, title: str, about: str, body: Sequence[str], key: str = "plan") -> str:
-    """A whole SVG; `title` and `about` are what a screen reader says. Its style holds inside it only."""
+def document(
+    width: float, height: float, title: str, about: str, body: Sequence[str], key: str = "plan", role: str = "img"
+) -> str:
+    """A whole SVG; `title` and `about` are what a screen reader says. Its style holds inside it only. `role`: an "img",
+    or a "group" where it holds links."""
     head = attributes(
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {number(width)} {number(height)}", width=width, height=height,
-        class_=f"autoshard-{key}", role="img", aria_labelledby=f"{key}-svg-title {key}-svg-about",
+        class_=f"autoshard-{key}", role=role, aria_labelledby=f"{key}-svg-title {key}-svg-about",
     )  # fmt: skip
     named = f'<title id="{key}-svg-title">{safe(title)}</title><desc id="{key}-svg-about">{safe(about)}</desc>'
     page = rect(0, 0, width, height, class_="page")

@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def made() -> package_files.SimulatedPlan:
-    """Three layers split so that both axes talk, one at a time and together."""
+    """Layers split so that both axes talk, one at a time and together."""
     return built(mlp_graph(3, 64, 128), seed=3)
 
 
@@ -304,3 +304,54 @@ def test_it_prints_with_everything_open(chromium: Any, html: str, tmp_path: Path
         printed = shown.page.pdf(format="A4", print_background=True)
         assert printed.startswith(b"%PDF") and len(printed) > 20_000
         assert shown.page.evaluate("[...document.querySelectorAll('details')].every((own) => own.open)")
+
+
+def test_tables_sort_and_filter(chromium: Any, html: str, tmp_path: Path) -> None:
+    """By what a cell means, not by its letters: 9 us is less than 1.2 ms."""
+    with opened(chromium, html, tmp_path) as shown:
+        page = shown.page
+        table = page.locator("table.data", has=page.locator("caption", has_text="Simulated plans")).first
+        values = "(own) => [...own.tBodies[0].rows].map((line) => line.cells[3].textContent)"
+        page.evaluate(
+            """() => { const body = document.querySelector("#alternatives table.data").tBodies[0];
+            for (const text of ["9 us", "1.2 ms", "3 s", "850 ns"]) { const line = body.rows[0].cloneNode(true);
+              line.removeAttribute("id"); line.cells[3].textContent = text; body.append(line); } }"""
+        )
+        button = table.locator("th button", has_text="simulated step")
+        button.click()
+        rows = table.evaluate(values)
+        assert rows.index("850 ns") < rows.index("9 us") < rows.index("1.2 ms") < rows.index("3 s")
+        button.click()
+        assert table.evaluate(values) == rows[::-1]
+        filters = page.locator("label.filter input")
+        assert filters.count() > 0
+        for item in page.locator("details").all():
+            item.evaluate("(own) => { own.open = true; }")
+        own = page.locator("label.filter + .scroll").first
+        before = own.locator("tbody tr:visible").count()
+        text = own.locator("tbody tr").first.locator("td").nth(1).inner_text()
+        filters.first.fill(text)
+        assert 0 < own.locator("tbody tr:visible").count() < before
+        filters.first.fill("no such text")
+        assert own.locator("tbody tr:visible").count() == 0
+
+
+def test_a_phone_shows_every_column(chromium: Any, html: str, tmp_path: Path) -> None:
+    with opened(chromium, html, tmp_path, **PHONE) as shown:
+        page = shown.page
+        for item in page.locator("details").all():
+            item.evaluate("(own) => { own.open = true; }")
+        wide = page.evaluate(
+            """() => [...document.querySelectorAll("table.data td")].filter((cell) => cell.offsetParent &&
+              (cell.getBoundingClientRect().right > innerWidth + 1 || cell.scrollWidth > cell.clientWidth + 1))
+              .map((cell) => cell.textContent.slice(0, 40))"""
+        )
+        assert wide == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_two_plans_compared(chromium: Any, made: package_files.SimulatedPlan, tmp_path: Path) -> None:
+    other = built(mlp_graph(3, 64, 128), "dp=4")
+    with opened(chromium, package_files.diff_text(made, other), tmp_path) as shown:
+        assert "B - A" in shown.page.locator("#figures").inner_text()
+        assert shown.problems == [] and len(shown.requests) == 1

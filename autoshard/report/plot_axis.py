@@ -1,0 +1,57 @@
+"""One axis of a plot: from values to places, with round marks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDE = 6.0  # times the least value: from here on the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class PlotAxis:
+    """`low` to `high` stand at `first` to `last`, which may be the smaller number."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+    logarithmic: bool
+    unit: float = 1.0  # marks are round numbers of these
+
+    @staticmethod
+    def of(values: Sequence[float], first: float, last: float, unit: float = 1.0) -> PlotAxis:
+        """With room around the values, which are above 0. `unit`: marks are round numbers of its powers (1024)."""
+        least, most = min(values), max(values)
+        size = unit ** math.floor(math.log(most, unit)) if unit > 1 and most >= 1 else 1.0
+        if most > WIDE * least:
+            return PlotAxis(least / 1.3, most * 1.3, first, last, True, size)
+        room = max((most - least) * 0.12, most * 0.02)
+        return PlotAxis(least - room, most + room, first, last, False, size)
+
+    @property
+    def note(self) -> str:
+        return ", logarithmic" if self.logarithmic else ""
+
+    def covers(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def at(self, value: float) -> float:
+        if self.logarithmic:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.first + share * (self.last - self.first)
+
+    def ticks(self) -> list[float]:
+        """Three to eight round values."""
+        low, high = self.low / self.unit, self.high / self.unit
+        if self.logarithmic:
+            powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            marks = [step * 10.0**power * self.unit for power in powers for step in (1, 2, 5)]
+            return [mark for mark in marks if self.covers(mark)]
+        rough = (high - low) / 7
+        power = 10.0 ** math.floor(math.log10(rough))
+        size = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
+        return [n * size * self.unit for n in range(math.ceil(low / size), math.floor(high / size) + 1)]
