@@ -134,7 +134,7 @@ def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
 
 def picture_text(built: SimulatedPlan) -> str:
     """The plan as an SVG."""
-    from autoshard.report.plan_picture import plan_svg
+    from autoshard.report.picture.plan_picture import plan_svg
 
     return plan_svg(built.plan, built.graph, built.hardware)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.ir.plan import Plan
-from autoshard.report import svg
-from autoshard.report.plot_axis import PlotAxis
+from autoshard.report.picture import svg
+from autoshard.report.picture.plot_axis import PlotAxis
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.units import format_bytes, format_seconds

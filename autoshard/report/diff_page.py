@@ -12,7 +12,7 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.report.answer import exposed_seconds
 from autoshard.report.memory_table import KINDS, bytes_by_kind
-from autoshard.report.plan_picture import plan_svg
+from autoshard.report.picture.plan_picture import plan_svg
 from autoshard.simulate import COMPUTE, Timeline
 from autoshard.text import plan_diff
 from autoshard.text.answer_words import certainty

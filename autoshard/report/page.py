@@ -21,7 +21,7 @@ from autoshard.report.memory_series import memory_series
 from autoshard.report.memory_table import KINDS, by_kind
 from autoshard.report.op_records import op_records
 from autoshard.report.other_choices import OtherChoices
-from autoshard.report.plan_picture import about, plan_svg
+from autoshard.report.picture.plan_picture import about, plan_svg
 from autoshard.report.timeline_series import LEGEND, longest, series, streams
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan

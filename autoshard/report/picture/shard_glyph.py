@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autoshard.ir.layout import Layout, Replicate, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.report import svg
+from autoshard.report.picture import svg
 from autoshard.text.plan_words import placement_words
 
 WIDTH, HEIGHT, SHIFT = 40.0, 20.0, 3.0

@@ -9,13 +9,13 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.report import svg
-from autoshard.report.cluster_picture import axis_words, cluster
-from autoshard.report.flow_layout import Lane, Place, placed
-from autoshard.report.plan_flow import BlockFlow, FlowBox, TensorShards, flows
-from autoshard.report.shard_glyph import WIDTH as GLYPH
-from autoshard.report.shard_glyph import glyph, shape_text
-from autoshard.report.shard_glyph import words as shard_words
+from autoshard.report.picture import svg
+from autoshard.report.picture.cluster_picture import axis_words, cluster
+from autoshard.report.picture.flow_layout import Lane, Place, placed
+from autoshard.report.picture.plan_flow import BlockFlow, FlowBox, TensorShards, flows
+from autoshard.report.picture.shard_glyph import WIDTH as GLYPH
+from autoshard.report.picture.shard_glyph import glyph, shape_text
+from autoshard.report.picture.shard_glyph import words as shard_words
 from autoshard.units import format_bytes, format_seconds
 
 ROOM = 226.0  # inside a box

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoshard.report.plan_flow import BlockFlow
+from autoshard.report.picture.plan_flow import BlockFlow
 
 ACROSS, DOWN, LANE, MARGIN = 16.0, 24.0, 11.0, 14.0
 

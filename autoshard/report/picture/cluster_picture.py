@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.links import axis_link
 from autoshard.ir.mesh import Mesh
-from autoshard.report import svg
+from autoshard.report.picture import svg
 from autoshard.units import format_bandwidth, format_seconds
 
 NODES_SHOWN, DEVICES_SHOWN = 4, 16
