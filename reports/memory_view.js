@@ -71,7 +71,10 @@ function drawMemory() {
   data.memory.kinds.forEach((kind, k) => {
     const level = stack.levels[k];
     context.beginPath();
-    for (let c = columns - 1; c >= 0; c -= 1) context.lineTo(left + c, y(below[c]));
+    for (let c = columns - 1; c >= 0; c -= 1) {
+      context.lineTo(left + c + 1, y(below[c]));
+      context.lineTo(left + c, y(below[c]));
+    }
     let any = false;
     for (let c = 0; c < columns; c += 1) {
       any ||= level[steps[c]] > 0;

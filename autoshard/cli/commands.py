@@ -323,13 +323,14 @@ def diff(options: argparse.Namespace) -> int:
     """Say which decisions of two plans differ, and what that is predicted to cost."""
     from autoshard.package import package_files
     from autoshard.text import plan_diff
+    from autoshard.text.tables import tty_width
 
     one, other = (package_files.read_package(path)[:2] for path in (options.one, options.other))
     found = plan_diff.diff(*one, *other)
     if options.json:
         _print_json(plan_diff.as_dict(found))
     else:
-        print(plan_diff.text(found))
+        print(plan_diff.text(found, tty_width()))
     return 0
 
 
@@ -345,8 +346,9 @@ def profiles(options: argparse.Namespace) -> int:
         print(hardware_text(found[options.name]), end="")
     else:
         from autoshard.text.plan_summary import profile_table
+        from autoshard.text.tables import tty_width
 
-        print(profile_table(found))
+        print(profile_table(found, tty_width()))
     return 0
 
 

@@ -52,7 +52,12 @@ def certainty(plan: Plan) -> str:
         return f"{first}, and no lower bound was proved for other plans."
     if share < CLOSED:
         return f"{first}, and no plan{space(plan)} has less, which is proved."
-    return f"{first}, and no plan{space(plan)} has less than {show(bound)}, which is proved: {share:.1%} is left open."
+    rest = f"no plan{space(plan)} has less than {show(bound)}, which is proved: {_small(share)} is left open."
+    return f"{first}, and {rest}"
+
+
+def _small(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
 
 
 _MEASURES = (

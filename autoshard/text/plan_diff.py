@@ -12,7 +12,7 @@ from autoshard.replay.reevaluate import decisions, origin
 from autoshard.rules import candidates, find
 from autoshard.text import plan_words
 from autoshard.text.explain import fold
-from autoshard.text.tables import table
+from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 SHOWN = 40
@@ -89,12 +89,13 @@ def _decided(plan: Plan, graph: Graph) -> dict[tuple[str, str], _Decision]:
     return found
 
 
-def text(found: Difference) -> str:
-    """The two predictions, then a line for each group of decisions that differ."""
-    lines = table([("", "A", "B", "B - A"), *_figures(found.one, found.other)])
+def text(found: Difference, width: int | None = None) -> str:
+    """The two predictions, then a line for each group of decisions that differ; `width`: columns of the terminal."""
+    lines = table([("", "A", "B", "B - A"), *_figures(found.one, found.other)], width)
     if found.missing:
         names = ", ".join(found.missing[:5]) + (" …" if len(found.missing) > 5 else "")
-        lines += ["", f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"]
+        told = f"the models differ: {len(found.missing)} decisions are in one plan only: {names}"
+        lines += ["", *([told] if width is None else wrapped(told, width))]
     if not found.changes:
         same = (
             f"the {found.same} that both have are the same"
@@ -110,7 +111,7 @@ def text(found: Difference) -> str:
     if not more and not found.missing:
         unchanged, total = map(signed_seconds, rest(found))
         rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
-    return "\n".join([*lines, *table(rows), *([f"and {len(more)} more groups"] if more else []), *_notes(found)])
+    return "\n".join([*lines, *table(rows, width), *([f"and {len(more)} more groups"] if more else []), *_notes(found)])
 
 
 def _notes(found: Difference) -> list[str]:

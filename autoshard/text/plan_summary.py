@@ -299,8 +299,8 @@ def file_names(files: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def profile_table(profiles: Mapping[str, Hardware]) -> str:
-    """One line a profile."""
+def profile_table(profiles: Mapping[str, Hardware], width: int | None = None) -> str:
+    """One row a profile; `width`: columns of the terminal."""
     rows: list[Sequence[str]] = [("profile", "memory", "peak", "links, innermost first", "what it is")]
     for name, hardware in profiles.items():
         dtype, flops = next(
@@ -309,4 +309,4 @@ def profile_table(profiles: Mapping[str, Hardware]) -> str:
         peak = f"{format_flop_rate(flops, 3)} {dtype}"
         links = ", ".join(f"{link.name} {format_bandwidth(link.bandwidth, 3)}" for link in hardware.links)
         rows.append((name, format_bytes(hardware.memory_bytes, 3), peak, links, hardware.summary))
-    return "\n".join(table(rows))
+    return "\n".join(table(rows, width))

@@ -13,9 +13,14 @@ LEAST = 8  # columns that a cell keeps
 
 
 def terminal_width() -> int:
-    """Columns of the terminal that stdout is."""
+    """Columns of the terminal that stdout is, 80 where it is a file or a pipe."""
+    return tty_width() or WIDTH
+
+
+def tty_width() -> int | None:
+    """Columns of the terminal that stdout is, None where it is a file or a pipe: there long lines may stay whole."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else WIDTH
+    return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else None
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
