@@ -17,7 +17,7 @@ from autoshard.solvers import check_names
 
 PACKAGE = Path(__file__).resolve().parents[2] / "autoshard"
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, UserError)}
-# A problem as arrays is no user's input, and `memory_fit` adds the hint where no plan fits; the package has errors of its own.
+# A problem as arrays is no user's input, and `memory_fit` adds the hint; the package has errors of its own.
 ELSEWHERE = ("solvers/", "search/memory_fit.py", "search/min_memory.py", "emit/package/", "emit/runtime/")
 
 
