@@ -12,6 +12,7 @@ from torch import fx
 
 from autoshard.capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.capture.constructor.recipes import recipes_of
+from autoshard.capture.input_ranges import input_ranges
 from autoshard.capture.load_model import load_exported, load_model
 from autoshard.capture.overloads import note_schemas
 from autoshard.capture.passes.canonical import canonical
@@ -111,7 +112,8 @@ def _capture(
     try:
         program, assumed = export(model, inputs)
         graph = _finish(program, model, watcher, source, precision, optimizer, training)
-        return replace(graph, assumed=(*graph.assumed, *assumed))
+        ranges = input_ranges(graph, inputs, watcher.recorder.calls)
+        return replace(graph, assumed=(*graph.assumed, *assumed), input_ranges=ranges)
     finally:
         for module, mode in modes:
             module.training = mode

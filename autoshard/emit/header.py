@@ -15,14 +15,14 @@ from autoshard.replay.command_line import command
 
 @dataclass(frozen=True)
 class Input:
-    """One model input. Synthetic integers are drawn from [low, high)."""
+    """One model input. Synthetic integers are drawn from [low, high), floats too, or normally where low is high."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    low: int = 0
-    high: int = 2
+    low: float = 0
+    high: float = 2
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,17 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
 
 def _input(program: Program, graph: Graph, name: str) -> Input:
     value = program.value(name)
-    return Input(value.tensor, value.shape, value.dtype, str(value.layout), 0, integer_bound(graph, value.tensor))
+    low, high = _drawn_from(graph, value.tensor, value.dtype)
+    return Input(value.tensor, value.shape, value.dtype, str(value.layout), low, high)
+
+
+def _drawn_from(graph: Graph, tensor: str, dtype: str) -> tuple[float, float]:
+    """(low, high) of synthetic numbers: those of the example where they count, else all that an index may be."""
+    known = next((r for r in graph.input_ranges if r.tensor == tensor), None)
+    if "float" in dtype:
+        return (known.low, known.high) if known is not None else (0, 0)
+    bound = integer_bound(graph, tensor)
+    return (int(known.low), int(known.high)) if known is not None else (0, bound)
 
 
 def integer_bound(graph: Graph, tensor: str) -> int:

@@ -119,7 +119,10 @@ def _facts(program: Program, header: Header) -> list[str]:
         f"PLAN = {quoted(header.plan_hash)}",
         f"MESH = {{{mesh}}}  # outermost first; ranks are row-major over it",
     ]
-    lines += ["# name: global shape, dtype, layout, synthetic integers from [low, high)", "INPUTS = {"]
+    lines += [
+        "# name: global shape, dtype, layout, synthetic numbers from [low, high), floats normal where low is high",
+        "INPUTS = {",
+    ]
     for item in header.inputs:
         fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
         lines += statement(f"{quoted(item.name)}: ({fields}),", 1)

@@ -140,6 +140,15 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class InputRange:
+    """Numbers of an example input: integers in [low, high), or fractions in [low, high]."""
+
+    tensor: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured model. `ops` are in execution order. `loss` is the scalar to differentiate, or None (inference).
 
@@ -149,6 +158,7 @@ class Graph:
     options that count for nothing.
     `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
+    `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
     """
 
@@ -171,6 +181,7 @@ class Graph:
     recipes: tuple[Recipe, ...] = ()
     schemas: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    input_ranges: tuple[InputRange, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

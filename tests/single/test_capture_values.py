@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autoshard.capture.capture import capture, capture_model
 from autoshard.capture.load_model import load_model, verify_arguments
 from autoshard.capture.training.precision import result_dtype
+from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Tensor
 from tests.interpreter import run
 
@@ -230,3 +231,29 @@ def test_mixed_precision_promotes_as_torch_does() -> None:
             tensors = [torch.ones(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)]
             described = [Tensor("t", tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
             assert result_dtype(described) == str(torch.result_type(*tensors)).removeprefix("torch."), (kinds, shapes)
+
+
+class Clicks(nn.Module):
+    """Fields of 20 rows each in one table, and a probability as the target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offsets", torch.arange(5) * 20)
+        self.rows = nn.Embedding(100, 1)
+
+    def forward(self, fields: torch.Tensor, clicks: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        logits = self.rows(fields + self.offsets).sum((1, 2)) + noise
+        return nn.functional.binary_cross_entropy_with_logits(logits, clicks)
+
+
+def clicks() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Clicks(), (torch.randint(0, 20, (64, 5)), torch.rand(64), torch.randn(64))
+
+
+def test_synthetic_numbers_keep_to_the_example() -> None:
+    """Also where the example was made on meta: by the calls that made it."""
+    for graph in (capture_model(*clicks()), capture(f"{__name__}:clicks", {})):
+        ranges = {found.tensor: (found.low, found.high) for found in graph.input_ranges}
+        assert set(ranges) == {"fields", "clicks"}
+        assert ranges["clicks"] == (0, 1) and 0 <= ranges["fields"][0] < 15 < ranges["fields"][1] <= 20
+        assert graph_json.loads(graph_json.dumps(graph)) == graph

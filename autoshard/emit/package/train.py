@@ -141,7 +141,9 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
         batch = []
         for name, (shape, dtype, _, low, high) in INPUTS.items():
             kind: torch.dtype = getattr(torch, dtype)
-            if kind.is_floating_point:
+            if kind.is_floating_point and high > low:
+                x = (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+            elif kind.is_floating_point:
                 x = torch.randn(shape, generator=generator).to(kind)
             else:
                 x = torch.randint(low, high, shape, generator=generator).to(kind)
