@@ -37,30 +37,20 @@ Step = Callable[[], Any]
 def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     """The packages of both ways, in folders by their names."""
     from autoshard.capture.capture import capture
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.constraints.pins import read_pins
     from autoshard.emit import emit
     from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
-    from autoshard.search.select_plan import search
+    from tests.forced import data_parallel, pinned_plan, sharded_plan
 
     graph = capture(f"{ROOT / 'benchmarks' / 'overlap_models.py'}:{model}", {"size": size}, "fp32")
-    mesh, hardware = Mesh.parse(f"dp={processes}"), load_hardware("cpu-local")
-    weights = {p.tensor for p in graph.parameters}
-
-    def cut(op: Any, strategy: Any) -> bool:
-        """What depends on weights is cut, or a sum; so weights are used whole."""
-        pairs = zip(op.results, strategy.results, strict=True)
-        uses = zip(op.operands, strategy.operands, strict=True)
-        return all(
-            str(layout) not in ("R", "R+") for name, layout in pairs if graph.tensor(name).requires_grad
-        ) and all(str(layout) in ("R", "R+") for name, layout in uses if name in weights and layout is not None)
-
-    inputs = [f"input:{name}=Shard(0)@dp" for name in graph.inputs]
-    for way in WAYS:
-        placement = "Replicate" if way == "emitted dp" else "Shard(0)"
-        stored = [f"parameter:{p.path}={placement}@dp" for p in graph.parameters]
-        plan = search(graph, mesh, hardware, pins=read_pins([*inputs, *stored], None, mesh), allowed=cut)
+    mesh = Mesh.parse(f"dp={processes}")
+    whole = [f"parameter:{p.path}=Replicate@dp" for p in graph.parameters]
+    cut = [f"input:{name}=Shard(0)@dp" for name in graph.inputs]
+    plans = {
+        "emitted dp": pinned_plan(graph, mesh, [*whole, *cut], data_parallel(graph)),
+        "emitted zero": sharded_plan(graph, mesh, "dp"),
+    }
+    for way, plan in plans.items():
         for name, text in emit(lower(plan, graph), plan, graph).items():
             path = folder / way / name
             path.parent.mkdir(parents=True, exist_ok=True)

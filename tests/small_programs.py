@@ -106,7 +106,7 @@ def mlp(
     )
     stored = tuple(p for _, p in b.parameters)
     instructions = with_gathers(b.instructions, b.values, [p.value for p in stored], graph)
-    buckets = gradient_buckets(stored, instructions, b.values, mesh) if loss and mesh.axis_size("dp") > 1 else ()
+    buckets = gradient_buckets(stored, instructions, b.values, mesh, {}) if loss and mesh.axis_size("dp") > 1 else ()
     program = Program(
         "mlp", mesh, tuple(b.values.values()), (first,), stored, (), instructions,
         ("loss",), "loss" if loss else None, (), buckets, (), "fp32", "adamw", True,

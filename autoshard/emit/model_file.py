@@ -14,6 +14,7 @@ from autoshard.emit.user_operators import registering_lines
 from autoshard.ir.layout import PARTIAL
 from autoshard.ir.program import Compute, Program
 from autoshard.program.module_tree import module_tree
+from autoshard.program.weight_buckets import parameter_paths
 from autoshard.program.weights import careful_casts, gathered_weights
 from autoshard.rules.operator_table import VARIANTS
 from autoshard.units import format_bytes, format_seconds
@@ -27,8 +28,8 @@ RUNTIME_NAMES = frozenset({
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "F", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LOSS_AXES", "MESH", "OPTIMIZER", "PLAN", "Tensor",
-    "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self",
-    "super", "torch",
+    "WEIGHT_BUCKETS", "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path",
+    "range", "self", "super", "torch",
 }  # fmt: skip
 NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
@@ -62,6 +63,7 @@ def model_file(program: Program, header: Header) -> str:
     parts = [_docstring(program, header), imports, registering, _facts(program, header)]
     head = "\n".join("\n".join(part) for part in parts if part)
     end = ["\n".join(_build_model(tree.root.name)), "\n".join(_gradient_buckets(program))]
+    end += ["\n".join(_weight_buckets(program))]
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 
 
@@ -103,7 +105,7 @@ def _names_in(code: str) -> set[str]:
 def _imports(used: set[str]) -> list[str]:
     names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & used), key=lambda name: (name[0].islower(), name))
     lines = ["", "from __future__ import annotations", ""]
-    lines += ["import torch"] if "torch" in used else []
+    lines += ["import torch"]
     lines += ["import torch.nn.functional as F"] if "F" in used else []
     lines += ["from torch import Tensor, nn", ""]
     one = f"from runtime import {', '.join(names)}"
@@ -144,6 +146,25 @@ def _gradient_buckets(program: Program) -> list[str]:
     for bucket in program.gradient_buckets:
         names = [f"        {line}" for line in packed([*map(quoted, bucket.parameters)], WIDTH - 8)]
         lines += [f"    ({_names([*bucket.axes])}, [", *names, "    ]),"]
+    return [*lines, "]", "# fmt: on"]
+
+
+def _weight_buckets(program: Program) -> list[str]:
+    head = "WEIGHT_BUCKETS: list[tuple[tuple[str, ...], torch.dtype, list[str], int, bool]] = ["
+    lines = [
+        "# Weights that one flat all-gather brings, one block ahead, and whose gradients one flat reduce-scatter sums:"
+    ]
+    lines += ["# axes, dtype, names, number of the block, and whether they stay whole from forward to backward."]
+    if not program.weight_buckets:
+        return [*lines, f"{head}]"]
+    lines += ["# fmt: off", head]
+    for bucket in program.weight_buckets:
+        names = [f"        {line}" for line in packed([*map(quoted, parameter_paths(program, bucket))], WIDTH - 8)]
+        lines += [
+            f"    ({_names([*bucket.axes])}, torch.{bucket.dtype}, [",
+            *names,
+            f"    ], {bucket.block}, {bucket.kept}),",
+        ]
     return [*lines, "]", "# fmt: on"]
 
 

@@ -49,7 +49,9 @@ class Pieces:
 @lru_cache(maxsize=1024)
 def pieces(built: BuiltTransformer, hardware: Hardware) -> Pieces:
     """Of the last layer of the program, the embedding and the head."""
-    slot = replace(built.program, gradient_buckets=())  # gradients are summed once a step, beside other slots
+    slot = replace(
+        built.program, gradient_buckets=(), weight_buckets=()
+    )  # gradients are summed once a step, beside other slots
     events = simulate(slot, built.graph, hardware).events
     last = LAYERS - 1
     return Pieces(*(_piece(built, events, path) for path in (EMBEDDING, layer(last), core(last), HEAD)))

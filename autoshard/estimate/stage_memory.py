@@ -53,7 +53,7 @@ class StageMemory:
 @lru_cache(maxsize=1024)
 def kept(built: BuiltTransformer) -> KeptBytes:
     """Of the program's last layer, which stands for all."""
-    program = replace(built.program, gradient_buckets=())
+    program = replace(built.program, gradient_buckets=(), weight_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
     turn = len(program.instructions) - 1  # the last step of the forward
     alive = [

@@ -130,6 +130,25 @@ class GradientBucket:
     after: int = 0
 
 
+@dataclass(frozen=True)
+class WeightBucket:
+    """Stored shards that are gathered together for use, by one flat all-gather in `dtype`, and whose gradients one flat
+    reduce-scatter sums.
+
+    `gathers` are the positions of their collectives. The buckets of a block are gathered where the block before it
+    comes into use, and waited for at the first of their collectives; in backward, for the weights that are gathered
+    again, where the block after it does. The reduce-scatter starts with the last gradient of the bucket, and is waited
+    for as the next one starts, or at the end. `kept`: what is gathered in forward stays whole until backward has used
+    it.
+    """
+
+    axes: tuple[str, ...]
+    dtype: str
+    gathers: tuple[int, ...]
+    block: int = 0  # numbered in the order of use
+    kept: bool = False
+
+
 Instruction = Compute | Collective
 
 
@@ -151,6 +170,7 @@ class Program:
     optimizer: str
     training: bool
     schemas: tuple[str, ...] = ()  # the graph's
+    weight_buckets: tuple[WeightBucket, ...] = ()  # in the order of use
 
     @cached_property
     def by_name(self) -> dict[str, LocalValue]:

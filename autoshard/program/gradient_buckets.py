@@ -14,6 +14,7 @@ from autoshard.ir.layout import REPLICATE_PARTIAL
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import GradientBucket, Instruction, LocalValue, ProgramParameter
 from autoshard.program.module_scopes import operands_of, results_of
+from autoshard.program.weights import source_of, weight_steps
 
 FIRST_BUCKET_BYTES = 2**20  # the first can start early: as DistributedDataParallel's
 BUCKET_BYTES = 25 * 2**20  # with so much it closes a bucket, too
@@ -24,9 +25,11 @@ def gradient_buckets(
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
     mesh: Mesh,
+    given: Mapping[int, int],
 ) -> tuple[GradientBucket, ...]:
-    """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more."""
-    ended = backward_ends(instructions, values, (p.value for p in parameters))
+    """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more. `given`: see
+    `backward_ends`."""
+    ended = backward_ends(instructions, values, (p.value for p in parameters), given)
     partial = [p for p in reversed(parameters) if p.trainable and _axes(values[p.value], mesh)]
     open_: dict[tuple[tuple[str, ...], str], list[ProgramParameter]] = {}
     filled: dict[tuple[tuple[str, ...], str], int] = {}
@@ -52,15 +55,23 @@ def gradient_buckets(
 
 
 def backward_ends(
-    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], names: Iterable[str]
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+    names: Iterable[str],
+    given: Mapping[int, int],
 ) -> dict[str, int]:
-    """Value -> the instruction whose backward completes its gradient: the first that reads it and gives it one."""
+    """Value -> the instruction whose backward completes its gradient: the first that reads it and gives it one.
+
+    `given`: collectives that are scattered with others, and when their parameters have the sum (`weight_buckets`).
+    """
     wanted = set(names)
+    ways = weight_steps(instructions, wanted, values)
+    late = {source_of(instructions[own[0]]): given[own[-1]] for own in ways.values() if own and own[-1] in given}
     ends: dict[str, int] = {}
     for index, instruction in enumerate(instructions):
         if any(values[result].requires_grad for result in results_of(instruction)):
             for name in wanted.intersection(filter(None, operands_of(instruction))):
-                ends.setdefault(name, index)
+                ends.setdefault(name, late.get(name, index))
     return ends
 
 

@@ -7,10 +7,11 @@ enters as `R+` and its gradient joins a bucket, reduced once a step, beside the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from autoshard import redistribute, rules
-from autoshard.ir.graph import Graph, Op, Parameter
+from autoshard.ir.graph import CAST, Graph, Op, Parameter
 from autoshard.ir.layout import (
     REPLICATE,
     REPLICATE_PARTIAL,
@@ -24,6 +25,7 @@ from autoshard.ir.plan import OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
 from autoshard.program.gradient_buckets import gradient_buckets
+from autoshard.program.weight_buckets import given_at, weight_buckets
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
 from autoshard.rules.algebra.strategy import Strategy
@@ -53,6 +55,9 @@ class _Lowering:
         layouts = {t.name: t.layout for t in (*plan.inputs, *plan.parameters, *plan.buffers)}
         inputs = tuple(self._start(name, layouts[name]) for name in graph.inputs)
         self.strategies = chosen_strategies(plan, graph)
+        self.weights = {p.tensor for p in graph.parameters}
+        for cast in (op for op in graph.ops if op.target == CAST):
+            self.weights |= {*cast.results} if cast.operands[0] in self.weights else set()
         self.deferred = self._deferred_axes(layouts)
         parameters = tuple(self._parameter(p, layouts[p.tensor]) for p in graph.parameters)
         buffers = tuple(self._parameter(b, layouts[b.tensor]) for b in graph.buffers)
@@ -64,6 +69,7 @@ class _Lowering:
         )
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
         instructions = with_gathers(self.instructions, self.values, [p.value for p in parameters], graph)
+        together = weight_buckets(parameters, instructions, self.values, self.mesh) if graph.loss else ()
         return Program(
             graph.name,
             self.mesh,
@@ -75,12 +81,13 @@ class _Lowering:
             outputs,
             loss,
             updates,
-            gradient_buckets(parameters, instructions, self.values, self.mesh),
+            gradient_buckets(parameters, instructions, self.values, self.mesh, given_at(together)),
             graph.modules,
             plan.precision,
             plan.optimizer,
             graph.training,
             graph.schemas,
+            together,
         )
 
     # --- values ---
@@ -103,7 +110,7 @@ class _Lowering:
         plan = self.steps.get((tensor, layout))
         assert plan is not None, f"the plan has no redistribution of {tensor} to {layout}"
         current = self.origin[tensor]
-        for step in plan.steps:
+        for step in scattered(plan.steps) if tensor in self.weights else plan.steps:
             current = self._step(current, step, module, consumer)
         assert self.values[current].layout == layout, (tensor, self.values[current].layout, layout)
         return current
@@ -223,6 +230,24 @@ class _Lowering:
         """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
         wanted = [r for r in self.plan.redistributions if r.tensor == name and "output" in r.consumers]
         return self._value_in(name, wanted[0].target, "", "output") if wanted else self.origin[name]
+
+
+def scattered(steps: Sequence[PlanStep]) -> list[PlanStep]:
+    """The steps of a weight: a gather whose gradient is all-reduced in the next step, and sliced, scatters it at once.
+
+    A small all-reduce may be cheaper than a reduce-scatter alone, but the weights of a block go together."""
+    joined: list[PlanStep] = []
+    for step in steps:
+        last = joined[-1] if joined else None
+        ways = [(own.forward, own.backward) for own in (last, step) if own is not None]
+        if last is not None and ways == [("all_gather", "slice"), ("", "all_reduce")] and {*last.axes} <= {*step.axes}:
+            count, left = len(last.axes), tuple(axis for axis in step.axes if axis not in last.axes)
+            joined[-1] = replace(last, after=step.after[:count], backward="reduce_scatter")
+            if left:
+                joined.append(replace(step, axes=left, before=step.before[: len(left)], after=step.after[: len(left)]))
+            continue
+        joined.append(step)
+    return joined
 
 
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:

@@ -7,6 +7,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard, local_sizes
 from autoshard.ir.program import Collective, Compute, Program, ProgramParameter
 from autoshard.program.gradient_buckets import backward_ends
+from autoshard.program.weight_buckets import given_at
 from autoshard.program.weights import GATHERS
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -26,6 +27,7 @@ def check(program: Program, graph: Graph, strategies: dict[str, Strategy]) -> No
     assert known >= {*program.outputs, *(new for _, new in program.buffer_updates)}
     _check_ends(program)
     _check_gradients(program)
+    _check_weight_buckets(program)
 
 
 def _check_values(program: Program, graph: Graph) -> None:
@@ -85,7 +87,7 @@ def _check_gradients(program: Program) -> None:
     reduced = {path: bucket.axes for bucket in program.gradient_buckets for path in bucket.parameters}
     assert len(reduced) == sum(len(bucket.parameters) for bucket in program.gradient_buckets), "reduced twice"
     values = {p.path: p.value for p in program.parameters}
-    ends = backward_ends(program.instructions, program.by_name, values.values())
+    ends = backward_ends(program.instructions, program.by_name, values.values(), given_at(program.weight_buckets))
     starts = [bucket.after for bucket in program.gradient_buckets]
     assert starts == sorted(starts, reverse=True), starts
     for bucket in program.gradient_buckets:
@@ -99,6 +101,22 @@ def _check_gradients(program: Program) -> None:
         )
         assert partial == (reduced.get(parameter.path, ()) if parameter.trainable else ()), parameter.path
         _check_storage(parameter, entered)
+
+
+def _check_weight_buckets(program: Program) -> None:
+    """A collective is in one bucket at most; a bucket gathers along its axes, in its dtype; they stand in order."""
+    positions = [position for bucket in program.weight_buckets for position in bucket.gathers]
+    assert len(set(positions)) == len(positions), "gathered twice"
+    firsts = [bucket.gathers[0] for bucket in program.weight_buckets]
+    blocks = [bucket.block for bucket in program.weight_buckets]
+    assert (firsts, blocks) == (sorted(firsts), sorted(blocks)), (firsts, blocks)
+    assert len({bucket.block for bucket in program.weight_buckets if bucket.kept}) <= 1, "one block stays whole"
+    for bucket in program.weight_buckets:
+        assert [*bucket.gathers] == sorted(bucket.gathers), bucket
+        for step in (program.instructions[position] for position in bucket.gathers):
+            assert isinstance(step, Collective) and step.again, step
+            assert (step.axes, step.forward, step.backward) == (bucket.axes, "all_gather", "reduce_scatter"), step
+            assert program.value(step.result).dtype == bucket.dtype, step
 
 
 def _check_storage(parameter: ProgramParameter, entered: Layout) -> None:

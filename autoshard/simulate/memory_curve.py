@@ -26,8 +26,10 @@ from autoshard.ir.program import Compute, GradientBucket, Program
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.instruction_storage import InstructionStorage, facts
 from autoshard.program.module_scopes import results_of
+from autoshard.program.weight_buckets import given_at
 from autoshard.simulate.shared_storage import storage
 from autoshard.simulate.timeline import Held
+from autoshard.simulate.weight_spans import flat_gradients, flat_weights
 from autoshard.simulate.working_memory import kept_by, local_bytes, local_tensor, working
 
 PEAK_TENSORS = 12
@@ -126,7 +128,9 @@ class _Lives:
         self.program, self.graph = program, graph
         self.storage = storage(program, graph)
         values = [p.value for p in program.parameters]
-        self.ends = backward_ends(program.instructions, program.by_name, values)
+        kept = [p for bucket in program.weight_buckets if bucket.kept for p in bucket.gathers]
+        self.whole = {results_of(program.instructions[position])[0] for position in kept}
+        self.ends = backward_ends(program.instructions, program.by_name, values, given_at(program.weight_buckets))
         self.made: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
@@ -165,7 +169,10 @@ class _Lives:
             held = Held(name, "activation", local_bytes(self.program.value(name), self.program.mesh))
             forward = Span(held, made, last if name in outputs else self.used[name])
             spans += [forward] if self.program.loss is None else self._backward(name, made, forward)
-        return [*spans, *(self._extras() if self.program.loss is not None else []), *self._working()]
+        if self.program.loss is None:
+            return [*spans, *self._working()]
+        flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program))
+        return [*spans, *self._extras(), *self._working(), *(Span(*own) for own in flat)]
 
     def gradients(self, accumulates: bool) -> list[Span]:
         """Of the parameters: from their last use, whose backward comes first."""
@@ -189,7 +196,7 @@ class _Lives:
         return spans
 
     def _complete(self, name: str) -> int:
-        """When backward has made the last summand of a parameter's gradient."""
+        """When backward has made the last part of a parameter's gradient."""
         return self._mirror(self.ends.get(name, 0))
 
     def _summands(self, held: Held, name: str) -> list[Span]:
@@ -207,7 +214,9 @@ class _Lives:
     def _backward(self, name: str, made: int, forward: Span) -> list[Span]:
         """The value with what keeps it alive, and its gradient, from its last consumer's backward to its producer's."""
         spans, held = [forward], forward.held
-        if name in self.storage.gathers:
+        if name in self.whole:
+            spans = [Span(held, forward.start, max([forward.last, *map(self._mirror, self.kept.get(name, []))]))]
+        elif name in self.storage.gathers:
             spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.kept.get(name, [])]
         elif name in self.kept:
             spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]

@@ -53,6 +53,10 @@ class Schedule:
         """When what has run in order has ended."""
         return max((self.events[index].end_seconds for index in self.waits), default=0.0)
 
+    def wait_for(self, events: Iterable[int]) -> None:
+        """The next task in order waits for these, too."""
+        self.waits = tuple(sorted({*self.waits, *events}))
+
     def run_in_order(self, tasks: Iterable[StreamTask], after: tuple[int, ...] = ()) -> None:
         """Each task waits for the one before; the first also for the events `after`."""
         before = self.waits  # what the last task that stands beside no other waited for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -36,12 +37,15 @@ def local_bytes(value: LocalValue, mesh: Mesh) -> float:
 def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
     """Bytes of each instruction."""
     found = []
+    together = {position for bucket in program.weight_buckets for position in bucket.gathers}  # see weight_spans.py
     for index, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Collective):
+        if index in together:
+            found.append(Temporary())
+        elif isinstance(instruction, Collective):
             found.append(_moving(program, instruction))
         else:
             own = _operator(program, graph, instruction)
-            again = _gathering(program, instruction, stored.again.get(index, ()))
+            again = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
             found.append(Temporary(own.forward, max(own.backward, again)))
     return found
 
@@ -80,7 +84,7 @@ def _moving(program: Program, step: Collective) -> Temporary:
     return Temporary(own.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
 
 
-def _gathering(program: Program, instruction: Compute, steps: tuple[int, ...]) -> float:
+def _gathering(program: Program, instruction: Compute, steps: Sequence[int]) -> float:
     """Of weights that its backward gathers again, before it makes the gradients of its operands."""
     moving = [step for step in (program.instructions[index] for index in steps) if isinstance(step, Collective)]
     most = max((_moving(program, step).forward for step in moving), default=0.0)

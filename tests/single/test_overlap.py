@@ -1,4 +1,4 @@
-"""Gradients are summed beside backward: in the order of the program's buckets, started where the program says."""
+"""Gradients are summed beside backward, weights of a block gathered together: in the program's order, where it says."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.formulation.formulate import Allowed
-from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Program
+from autoshard.ir.program import Collective, Program
 from autoshard.program import gradient_buckets
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
-from autoshard.rules import Strategy
-from autoshard.verify.case import check_files, make_case, written
+from autoshard.program.weight_buckets import given_at
+from autoshard.simulate import simulate
+from autoshard.verify.case import Case, check_files, make_case, written
 from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import LockstepError, run_lockstep
-from tests.forced import forced_plan
+from tests.forced import data_parallel, forced_plan, sharded_plan
 
 MODELS = Path(__file__).parents[1] / "models"
 LLAMA, GPT2 = f"{MODELS / 'decoders.py'}:llama", f"{MODELS / 'decoders.py'}:gpt2"  # GPT-2's embedding is tied
@@ -39,20 +40,8 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def data_parallel(graph: Graph) -> Allowed:
-    """The first axis cuts what depends on weights, along the batch."""
-
-    def allowed(op: Op, strategy: Strategy) -> bool:
-        weights = {p.tensor for p in graph.parameters}
-        uses = zip(op.operands, strategy.operands, strict=True)
-        made = zip(op.results, strategy.results, strict=True)
-        whole = all(str(layout).startswith("R") for name, layout in uses if name in weights and layout is not None)
-        return whole and all(not str(layout).startswith("R") for n, layout in made if graph.tensor(n).requires_grad)
-
-    return allowed
-
-
 def made(spec: str, mesh: str) -> tuple[Graph, Program, dict[str, str]]:
+    """Data parallel, a random plan of it."""
     graph = capture(spec, {"batch": 6}, "fp32")
     plan = forced_plan(graph, Mesh.parse(mesh), data_parallel(graph))
     program = lower(plan, graph)
@@ -87,7 +76,9 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
     """Each once its last gradient is made, and before backward makes one that the program completes later."""
     _, program, files = made(spec, mesh)
     values = {p.path: p.value for p in program.parameters}
-    ends = backward_ends(program.instructions, program.by_name, values.values())
+    given = given_at(program.weight_buckets)
+    ends = backward_ends(program.instructions, program.by_name, values.values(), given)
+    after = {bucket.parameters: bucket.after for bucket in program.gradient_buckets}
     with written(files) as folder:
         package = load_package(Path(folder))
         gradients = package.runtime.gradients
@@ -96,8 +87,9 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
 
         def started(bucket: Any) -> None:
             if bucket.axis.mesh.rank == 0:
-                assert torch._C._current_graph_task_id() != -1, "backward has ended"
-                log.append(("start", tuple(name for name, _ in bucket.members)))
+                names = tuple(name for name, _ in bucket.members)
+                assert after[names] == 0 or torch._C._current_graph_task_id() != -1, "backward has ended"
+                log.append(("start", names))
             start(bucket)
 
         def taken(bucket: Any, position: int, gradient: Tensor) -> None:
@@ -114,7 +106,6 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
 
         run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
     assert [names for what, names in log if what == "start"] == [b.parameters for b in program.gradient_buckets]
-    after = {bucket.parameters: bucket.after for bucket in program.gradient_buckets}
     for position, (what, names) in enumerate(log):
         if what == "start":
             before = [ends[values[own]] for other, (own, *_) in log[:position] if other == "made"]
@@ -175,3 +166,107 @@ def test_ranks_that_order_buckets_otherwise_are_named() -> None:
 
         with pytest.raises(LockstepError, match="rank 1 calls"):
             run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)
+
+
+# --- weights that go together ---
+
+SHARDED = [(LLAMA, "dp=2", "fp32"), (LLAMA, "dp=3", "bf16-mixed"), (GPT2, "dp=2,fs=2", "fp32"), (GPT2, "dp=2", "fp32")]
+
+
+def sharded(spec: str, mesh: str, precision: str, batch: int = 6) -> tuple[Graph, Program, dict[str, str]]:
+    """Every parameter in shards over the last axis."""
+    graph = capture(spec, {"batch": batch, "layers": 3}, precision)
+    own = Mesh.parse(mesh)
+    plan = sharded_plan(graph, own, own.names[-1])
+    program = lower(plan, graph)
+    check(program, graph, chosen_strategies(plan, graph))
+    return graph, program, emit(program, plan, graph)
+
+
+@pytest.mark.parametrize(("spec", "mesh", "precision"), SHARDED)
+def test_weights_of_a_block_go_together(spec: str, mesh: str, precision: str) -> None:
+    """Every weight that is gathered is in a bucket, a block has one for each dtype; the numbers are the original's."""
+    graph, program, files = sharded(spec, mesh, precision)
+    gathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
+    assert gathered == {position for bucket in program.weight_buckets for position in bucket.gathers}
+    kinds = [(bucket.block, bucket.dtype) for bucket in program.weight_buckets]
+    tied = spec == GPT2
+    assert len(set(kinds)) == len(kinds) and kinds[-1][0] == 2 + tied, "three layers, and a tied embedding by itself"
+    assert [bucket.block for bucket in program.weight_buckets if bucket.kept][:1] == [0 if tied else 2]
+    proof = check_files(make_case(spec, {"batch": 6, "layers": 3}, graph), program, files)
+    assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize(("spec", "mesh", "precision"), SHARDED)
+def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, precision: str) -> None:
+    """In the same order, of the same bytes: what one rank calls in a step is what the timeline shows."""
+    graph, program, files = sharded(spec, mesh, precision)
+    timeline = simulate(program, graph, load_hardware("a100-80g-sxm"))
+    expected = [(e.axes, e.collective, e.bytes) for e in timeline.events if e.collective]
+    assert sum(kind == "all_gather" for _, kind, _ in expected) < 12
+    with written(files) as folder:
+        package = load_package(Path(folder))
+
+        def work(ranks: Any) -> list[tuple[Any, ...]]:
+            model = package.model.build_model(ranks)
+            package.runtime.init_parameters(model, 0, package.train.INITIAL)
+            log: list[tuple[Any, ...]] = []
+            for names in {bucket.axes for bucket in (*program.weight_buckets, *program.gradient_buckets)}:
+                _logged(ranks.joint(names).transport, names, log)
+            step(package, ranks, model, batch_of(package, 0))
+            return log
+
+        found = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
+    kinds = {bucket.axes for bucket in (*program.weight_buckets, *program.gradient_buckets)}
+    moved = [own for own in expected if own[0] in kinds and own[1] != "all_to_all"]
+    for log in found:
+        assert [own[:2] for own in log] == [own[:2] for own in moved]
+        for (_, _, size), (_, _, said) in zip(log, moved, strict=True):
+            uneven = 0.2 if Mesh.parse(mesh).size % 3 == 0 else 0.02  # 67 words: the largest part counts
+            assert size == said or said == pytest.approx(size, rel=uneven) or size < 64  # a count, the loss
+
+
+def _logged(transport: Any, names: tuple[str, ...], log: list[tuple[Any, ...]]) -> None:
+    """Notes axes, kind and bytes of what the transport is asked for."""
+    gather, scatter, reduce = transport.all_gather, transport.reduce_scatter, transport.all_reduce
+
+    def all_gather(x: Tensor, lengths: Any) -> Tensor:
+        found = gather(x, lengths)
+        log.append((names, "all_gather", float(found.nbytes)))
+        return found
+
+    def reduce_scatter(x: Tensor, lengths: Any) -> Tensor:
+        log.append((names, "reduce_scatter", float(x.nbytes)))
+        return scatter(x, lengths)
+
+    def all_reduce(x: Tensor, *op: str) -> Any:
+        log.append((names, "all_reduce", float(x.nbytes)))
+        return reduce(x, *op)
+
+    transport.all_gather, transport.reduce_scatter, transport.all_reduce = all_gather, reduce_scatter, all_reduce
+
+
+FAULTS = {
+    "the shards of others": ("local(weight.parameter).reshape(-1) for", "local(wanted[0].parameter).reshape(-1) for"),
+    "stale weights": ("place.copy_(shard)", "place.copy_(shard * 1.001)"),
+    "gradients that are not given back": ("before.give_gradients()", "pass"),
+    "gradients given back twice": ("before.give_gradients()", "before.give_gradients(), before.give_gradients()"),
+    "scattered before the last gradient": ("if self.given == len(self.weights)", "if self.given == 1"),
+    "the part of another device": ("start + before[device]", "start + before[device - 1]"),
+    "a weight let go too early": ("self.whole = whole.detach() if", "self.whole = torch.zeros_like(whole) if"),
+}
+
+
+@pytest.fixture(scope="module")
+def llama_in_shards() -> tuple[Case, Program, dict[str, str]]:
+    graph, program, files = sharded(LLAMA, "dp=3", "fp32")  # uneven
+    return make_case(LLAMA, {"batch": 6, "layers": 3}, graph), program, files
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, llama_in_shards: tuple[Case, Program, dict[str, str]]) -> None:
+    case, program, files = llama_in_shards
+    name, (before, after) = "runtime/flat_weights.py", FAULTS[fault]
+    assert files[name].count(before) == 1
+    proof = check_files(case, program, files | {name: files[name].replace(before, after)})
+    assert not proof.passed

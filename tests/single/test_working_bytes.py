@@ -27,11 +27,15 @@ from autoshard.redistribute.steps import Step, dim_cuts, table_step
 from tests.meter import Meter
 
 
+class Done:
+    def wait(self) -> None: ...
+
+
 class Silent(GroupTransport):
     """Allocates as a group does."""
 
-    _all_gather = staticmethod(lambda out, x, group: None)
-    _reduce_scatter = staticmethod(lambda out, x, group: None)
+    _all_gather = staticmethod(lambda out, x, group, async_op: Done())
+    _reduce_scatter = staticmethod(lambda out, x, group, async_op: Done())
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
         return lambda: None

@@ -148,7 +148,7 @@ def per_layer(program: Program) -> tuple[GradientBucket, ...]:
     """A bucket for each parameter, the last used first."""
     paths = [path for bucket in program.gradient_buckets for path in bucket.parameters]
     values = {p.path: p.value for p in program.parameters}
-    ends = backward_ends(program.instructions, program.by_name, values.values())
+    ends = backward_ends(program.instructions, program.by_name, values.values(), {})
     own = [GradientBucket(("dp",), "float32", (path,), ends[values[path]]) for path in paths]
     return tuple(sorted(own, key=lambda bucket: -bucket.after))
 

@@ -29,12 +29,23 @@ import torch
 from torch import Tensor, nn
 
 from initial import INITIAL
-from model_parallel import GRADIENT_BUCKETS, HAS_LOSS, INPUTS, LOSS_AXES, MESH, OPTIMIZER, PLAN, build_model
+from model_parallel import (
+    GRADIENT_BUCKETS,
+    HAS_LOSS,
+    INPUTS,
+    LOSS_AXES,
+    MESH,
+    OPTIMIZER,
+    PLAN,
+    WEIGHT_BUCKETS,
+    build_model,
+)
 from runtime import (
     ParallelMesh,
     accumulating,
     assign,
     clip_gradients,
+    gathered_together,
     held_indices,
     init_computed,
     init_parameter,
@@ -84,7 +95,7 @@ def compute_gradients(
     """
     parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
     sums = reducing(mesh, parameters, GRADIENT_BUCKETS) if last else accumulating(parameters, GRADIENT_BUCKETS)
-    with sums, regathering():
+    with sums, gathered_together(mesh, parameters, WEIGHT_BUCKETS), regathering():
         result = model(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
         outputs[0].backward()

@@ -23,6 +23,7 @@ from .convolution import (
 from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
+from .flat_weights import gathered_together
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
 from .leaves import local
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
@@ -89,6 +90,7 @@ __all__ = [
     "exchange",
     "full_state_dict",
     "full_tensor",
+    "gathered_together",
     "halo_avg_pool",
     "halo_convolution",
     "halo_max_pool",

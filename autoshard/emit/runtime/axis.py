@@ -22,7 +22,11 @@ class Transport(Protocol):
         """Reduces `x` in place by "sum" or "max"; x is ready once the returned function was called."""
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        """The result is there once the returned function was called; `x` must not change until then."""
+
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
+    def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]: ...
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor: ...
     def shift(self, x: Tensor, distance: int, length: int) -> Callable[[], Tensor]:
         """Sends `x` to the device that many further on and receives `length` numbers; they are there once the returned
@@ -47,20 +51,36 @@ class GroupTransport:
         return cast(Callable[[], object], work.wait)
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        return self.start_all_gather(x, lengths)()
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
         longest = max(lengths)
-        gathered = x.new_empty((longest * len(lengths), *x.shape[1:]))
-        self._all_gather(gathered, _pad_to(x, longest), group=self.group)
-        if min(lengths) == longest:
-            return gathered
-        return torch.cat([gathered[i * longest : i * longest + n] for i, n in enumerate(lengths)])
+        gathered, sent = x.new_empty((longest * len(lengths), *x.shape[1:])), _pad_to(x, longest)
+        work = self._all_gather(gathered, sent, group=self.group, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            if min(lengths) == longest:
+                return gathered
+            return torch.cat([gathered[i * longest : i * longest + n] for i, n in enumerate(lengths)])
+
+        return wait
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        return self.start_reduce_scatter(x, lengths)()
+
+    def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
         longest = max(lengths)
         if min(lengths) < longest:
             x = torch.cat([_pad_to(piece, longest) for piece in x.split(list(lengths))])
         scattered = x.new_empty((longest, *x.shape[1:]))
-        self._reduce_scatter(scattered, x, group=self.group)
-        return scattered[: lengths[dist.get_rank(self.group)]]
+        work = self._reduce_scatter(scattered, x, group=self.group, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return scattered[: lengths[dist.get_rank(self.group)]]
+
+        return wait
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         received = x.new_empty((sum(receive), *x.shape[1:]))

@@ -23,7 +23,7 @@ def grow_leaf(tensor: Tensor) -> None:
     leaf = _held(tensor).detach()
     if isinstance(tensor, nn.Parameter) and (leaf.is_floating_point() or leaf.is_complex()):
         leaf.requires_grad_()
-        leaf.register_post_accumulate_grad_hook(partial(_hand_over, weakref.ref(tensor)))
+        leaf.register_post_accumulate_grad_hook(partial(_made, weakref.ref(tensor)))
         leaf.requires_grad_(tensor.requires_grad)
     cast(Any, tensor).leaf = leaf
 
@@ -39,7 +39,11 @@ def local(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
             leaf.requires_grad_(tensor.requires_grad)
     else:
         leaf = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return leaf if shape is None else leaf.reshape(tuple(shape))
+    if shape is None:
+        return leaf
+    view = leaf.reshape(tuple(shape))
+    cast(Any, view).leaf_of = leaf
+    return view
 
 
 def _held(tensor: Tensor) -> Tensor:
@@ -53,12 +57,16 @@ def give_gradients_to(parameter: nn.Parameter, arrived: Arrived | None) -> None:
         leaf.arrived = arrived
 
 
-def _hand_over(reference: weakref.ref[nn.Parameter], leaf: Tensor) -> None:
+def _made(reference: weakref.ref[nn.Parameter], leaf: Tensor) -> None:
     """Backward has made the whole gradient of a leaf."""
     parameter, gradient, leaf.grad = reference(), leaf.grad, None
-    arrived: Arrived | None = getattr(leaf, "arrived", None)
-    if parameter is None or gradient is None:
-        return
+    if parameter is not None and gradient is not None:
+        hand_over(parameter, gradient)
+
+
+def hand_over(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """What a backward has made goes to the parameter, or to whom its gradients are given."""
+    arrived: Arrived | None = getattr(getattr(parameter, "leaf", None), "arrived", None)
     if arrived is not None:
         arrived(gradient)
     elif parameter.grad is None:

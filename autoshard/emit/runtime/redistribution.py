@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .axis import Axis, shard_bounds, shard_size
+from .flat_weights import Weight, weight_of
 from .weights import Cast, Map, cast_of, gathered_of, note_cast, note_gathered
 
 
@@ -116,7 +117,7 @@ class _Redistribution(torch.autograd.Function):
         return forward(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
         if ctx.gathered is not None:
             ctx.gathered.let_go()
         return ctx.gradient(grads[0]), None, None
@@ -221,4 +222,31 @@ def regather(
     """`all_gather` of a weight for its use, which is not kept for backward: see `regather_before`."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
     backward = {"slice": _slice, "reduce_scatter": _scatter}[grad]
+    low = cast_of(x)
+    weight = weight_of(x if low is None else low.source)
+    if weight is not None and weight.bucket.axis is axis:
+        return _together(x, weight, axis, cut)
     return redistributed(x, _gather, backward, again=True, axis=axis, cut=cut)
+
+
+def _together(x: Tensor, weight: Weight, axis: Axis, cut: _Cut) -> Tensor:
+    """`regather` of a weight that is gathered, and whose gradient is scattered, with others."""
+    lengths = cut.lengths(axis)
+    shapes = [[*x.shape[: cut.dim], cut.blocks, n, *x.shape[cut.dim + 1 :]] for n in lengths]
+
+    def assemble(parts: list[Tensor]) -> Tensor:
+        pieces = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return torch.cat(pieces, cut.dim + 1).flatten(cut.dim, cut.dim + 1)
+
+    def scattered(grad: Tensor) -> None:
+        weight.let_go()
+        weight.bucket.put(weight, [_part(grad, axis, cut, i) for i in range(axis.size)])
+
+    def again(_: Tensor) -> Tensor:
+        return weight.gather_again(assemble)
+
+    result = cast(Tensor, _Redistribution.apply(x, lambda _: weight.gather(assemble), scattered))
+    note_gathered(result, x, again).weight = weight
+    if result.grad_fn is not None:
+        cast(Any, result.grad_fn).gathered = gathered_of(result)
+    return result

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from .flat_weights import Weight
+
 Map = Callable[[Tensor], Tensor]
 _Results = TypeVar("_Results", Tensor, tuple[Tensor, ...])
 
@@ -44,6 +46,7 @@ class Gathered:
         self.source, self.steps = source, steps
         self.saved: list[_Saved] = []  # by autograd since the last `regather_before`
         self.uses: weakref.WeakSet[_Use] = weakref.WeakSet()
+        self.weight: Weight | None = None  # where it is gathered with others
 
     def again(self) -> Tensor:
         x = self.source
@@ -86,6 +89,8 @@ class _Use:
             saved.let_go(self)
         gathered.saved.clear()
         gathered.uses.add(self)
+        if gathered.weight is not None:
+            gathered.weight.uses += 1
 
     @torch.no_grad()
     def gather(self) -> None:

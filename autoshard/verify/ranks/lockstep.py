@@ -101,6 +101,14 @@ class ThreadTransport:
         call = ("all_gather", x.dtype, tuple(x.shape[1:]), tuple(lengths))
         return self.group.swap(self.index, call, x, lambda given: _joined(given, lengths)).clone()
 
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        found = self.all_gather(x, lengths)
+        return lambda: found
+
+    def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        found = self.reduce_scatter(x, lengths)
+        return lambda: found
+
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         call = ("reduce_scatter", x.dtype, tuple(x.shape), tuple(lengths))
         whole = self.group.swap(self.index, call, x, lambda given: _combined(given, torch.add))

@@ -1,0 +1,237 @@
+"""Weights of a block on their way together: one flat all-gather for use, one flat reduce-scatter of their gradients.
+
+A block is gathered while the one before it is in use; in backward again, the other way around. Its gradients are
+scattered beside the rest of backward, and waited for as the next bucket's start. Which weights go together is the
+model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .axis import Axis, held_indices
+from .leaves import hand_over, local
+
+if TYPE_CHECKING:
+    from .mesh import ParallelMesh
+    from .parameters import Sharding
+
+Buckets = Sequence[tuple[Sequence[str], torch.dtype, Sequence[str], int, bool]]
+
+
+@contextlib.contextmanager
+def gathered_together(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
+    """Around a forward and its backward. A bucket: axis names, the dtype of its weights in use, their names in the
+    order of use, the number of its block, and whether they stay whole from forward to backward."""
+    line = _Line(mesh, parameters, buckets)
+    try:
+        yield
+        line.finish()
+    finally:
+        line.leave()
+
+
+class _Line:
+    """The buckets in the order of their use."""
+
+    def __init__(self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
+        self.buckets: list[_Bucket] = []
+        self.scattering: _Bucket | None = None
+        for axes, dtype, names, block, kept in buckets:
+            bucket = _Bucket(self, block, mesh.joint(axes), dtype, kept)
+            bucket.weights = [Weight(bucket, name, parameters[name]) for name in names]
+            self.buckets.append(bucket)
+
+    def ahead(self, used: _Bucket) -> None:
+        """As a bucket comes into use, the rest of its block and the block after it (in backward: before it) start."""
+        step = -1 if used.backward else 1
+        near = [b for b in self.buckets[::step] if (b.block - used.block) * step >= 0 and b.is_gathered(used.backward)]
+        following = next((b.block for b in near if b.block != used.block), used.block)
+        for bucket in near:
+            if bucket.block in (used.block, following):
+                if used.backward:
+                    bucket.turn_back()
+                bucket.start()
+
+    def scatter(self, bucket: _Bucket) -> None:
+        """At most one is on its way, for it holds whole gradients."""
+        before, self.scattering = self.scattering, bucket
+        bucket.start_scatter()
+        if before is not None:
+            before.give_gradients()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        for bucket in reversed(self.buckets):
+            if bucket.scattered is None and bucket.flat_gradient is not None:
+                self.scatter(bucket)
+        if self.scattering is not None:
+            self.scattering.give_gradients()
+
+    def leave(self) -> None:
+        for bucket in self.buckets:
+            for weight in bucket.weights:
+                weight.leave()
+
+
+class _Bucket:
+    """What is gathered together. `backward`: its second gather, or the one gather of a bucket that stays whole."""
+
+    def __init__(self, line: _Line, block: int, axis: Axis, dtype: torch.dtype, kept: bool) -> None:
+        self.line, self.block, self.axis, self.dtype, self.kept = line, block, axis, dtype, kept
+        self.weights: list[Weight] = []
+        self.backward, self.started = False, 0  # gathers
+        self.wait: Callable[[], Tensor] | None = None
+        self.flat: Tensor | None = None
+        self.flat_gradient: Tensor | None = None
+        self.scattered: Callable[[], Tensor] | None = None
+        self.given = 0
+
+    def wanted(self) -> list[Weight]:
+        """Those that this gather is for."""
+        return [weight for weight in self.weights if weight.uses] if self.backward else self.weights
+
+    def is_gathered(self, backward: bool) -> bool:
+        return not backward or (not self.kept and any(weight.uses for weight in self.weights))
+
+    def turn_back(self) -> None:
+        """From forward to backward."""
+        if not self.backward:
+            self.backward, self.wait, self.flat = True, None, None
+
+    def start(self) -> None:
+        """Sends the shards on their way, if they are not yet."""
+        wanted = self.wanted()
+        if self.started == (1 + self.backward) or not wanted:
+            return
+        self.started = 1 + self.backward
+        shards = [local(weight.parameter).reshape(-1) for weight in wanted]
+        send = torch.empty(sum(x.numel() for x in shards), dtype=self.dtype, device=shards[0].device)
+        for place, shard in zip(send.split([x.numel() for x in shards]), shards, strict=True):
+            place.copy_(shard)
+        self.wait = self.axis.transport.start_all_gather(send, self._lengths(wanted))
+        self.left = {id(weight): weight.uses if self.backward else 1 for weight in wanted}
+
+    def _lengths(self, weights: Sequence[Weight]) -> list[int]:
+        """What each device holds of them."""
+        return [sum(counts) for counts in zip(*(weight.counts for weight in weights), strict=True)]
+
+    def _places(self, flat: Tensor, weights: Sequence[Weight], weight: Weight) -> list[Tensor]:
+        """Where the part of each device lies: its parts of all weights stand together."""
+        position = weights.index(weight)
+        before = self._lengths(weights[:position]) if position else [0] * self.axis.size
+        whole, places, start = self._lengths(weights), [], 0
+        for device, count in enumerate(weight.counts):
+            places.append(flat.narrow(0, start + before[device], count))
+            start += whole[device]
+        return places
+
+    def take(self, weight: Weight) -> list[Tensor]:
+        """The flat part of each device. The next bucket is sent on its way."""
+        if self.flat is None:
+            self.start()
+            assert self.wait is not None, f"{weight.name} is gathered again, but nothing has asked for it"
+            self.flat, self.wait = self.wait(), None
+            self.line.ahead(self)
+        parts = self._places(self.flat, self.wanted(), weight)
+        self.left[id(weight)] -= 1
+        if not any(self.left.values()):
+            self.flat = None
+        return parts
+
+    def put(self, weight: Weight, parts: Sequence[Tensor]) -> None:
+        """The part of a whole gradient that each device is to have. With the last of the bucket, they are sent."""
+        if self.flat_gradient is None:
+            like = local(weight.parameter)
+            self.flat_gradient = torch.empty(sum(self._lengths(self.weights)), dtype=like.dtype, device=like.device)
+        for place, part in zip(self._places(self.flat_gradient, self.weights, weight), parts, strict=True):
+            place.view(part.shape).copy_(part)
+        weight.has_gradient = True
+        self.given += 1
+        if self.given == len(self.weights):
+            self.line.scatter(self)
+
+    def start_scatter(self) -> None:
+        assert self.flat_gradient is not None
+        for weight in self.weights:
+            if not weight.has_gradient:
+                for place in self._places(self.flat_gradient, self.weights, weight):
+                    place.zero_()
+        self.scattered = self.axis.transport.start_reduce_scatter(self.flat_gradient, self._lengths(self.weights))
+        self.flat_gradient = None
+
+    @torch.no_grad()
+    def give_gradients(self) -> None:
+        assert self.scattered is not None
+        own = self.scattered().split([weight.counts[self.axis.index] for weight in self.weights])
+        for weight, part in zip(self.weights, own, strict=True):
+            if weight.has_gradient:
+                hand_over(weight.parameter, part.view_as(local(weight.parameter)))
+
+
+class Weight:
+    """One of a bucket. `uses`: the backwards that gather it again; `counts`: the numbers that each device holds."""
+
+    def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter) -> None:
+        self.bucket, self.name, self.parameter = bucket, name, parameter
+        self.uses, self.has_gradient = 0, False
+        self.whole: Tensor | None = None  # of a bucket that stays whole
+        self.counts = _counts(parameter, bucket.axis)
+        cast(Any, local(parameter)).weight = self
+
+    def gather(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """In forward; `assemble` makes the whole of the flat parts."""
+        whole = assemble(self.bucket.take(self))
+        self.whole = whole.detach() if self.bucket.kept else None
+        return whole
+
+    def gather_again(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """In backward."""
+        if self.whole is not None:
+            return self.whole
+        self.bucket.turn_back()
+        return assemble(self.bucket.take(self))
+
+    def let_go(self) -> None:
+        """Its gradient is complete."""
+        self.whole = None
+
+    def leave(self) -> None:
+        self.whole = None
+        leaf = cast(Any, local(self.parameter))
+        if getattr(leaf, "weight", None) is self:
+            leaf.weight = None
+
+
+def weight_of(x: Tensor) -> Weight | None:
+    """The weight of a bucket that `x` is the local part of."""
+    return cast("Weight | None", getattr(getattr(x, "leaf_of", x), "weight", None))
+
+
+def _counts(parameter: nn.Parameter, axis: Axis) -> list[int]:
+    """Noted with the leaf, for it stays as it is."""
+    known: dict[str, list[int]] = cast(Any, local(parameter)).__dict__.setdefault("counts", {})
+    if axis.name not in known:
+        own: Sharding = cast(Any, parameter).sharding
+        known[axis.name] = [
+            math.prod(
+                len(held_indices(size, dim, own.layout, own.mesh, _coordinates(axis, device)))
+                for dim, size in enumerate(own.split_shape)
+            )
+            for device in range(axis.size)
+        ]
+    return known[axis.name]
+
+
+def _coordinates(axis: Axis, index: int) -> dict[str, int]:
+    """Of the device at `index` along the axis, elsewhere as this one's."""
+    at = dict(axis.mesh.coordinates)
+    for name in reversed(axis.names):
+        index, at[name] = divmod(index, axis.mesh.axes[name])
+    return at

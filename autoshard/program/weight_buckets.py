@@ -1,0 +1,169 @@
+"""Which stored weights are gathered together: those of a block, whose modules stand in one item of a list.
+
+What comes before the first block goes with it, for nothing could hide its gather; a small rest goes with the block
+before it. A weight that is used elsewhere too, as a tied embedding, goes by itself. The bucket used last in forward is
+used first in backward, and stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter, WeightBucket
+from autoshard.program.gradient_buckets import local_bytes
+from autoshard.program.module_scopes import operands_of
+from autoshard.program.weights import source_of, weight_steps
+
+SMALL_BYTES = 2**20  # of a rest that gets no bucket of its own
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """A collective that can go with others. `block` is "" outside all blocks; `alone` where it is used elsewhere."""
+
+    position: int
+    axes: tuple[str, ...]
+    dtype: str
+    block: str
+    alone: bool
+    last: int  # the last instruction that uses it
+    again: bool
+
+
+def weight_buckets(
+    parameters: Sequence[ProgramParameter],
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+    mesh: Mesh,
+) -> tuple[WeightBucket, ...]:
+    """In the order of their first use; one for each set of axes and dtype in a block."""
+    runs: list[list[_Gather]] = []
+    for gather in _apart(_gathers(parameters, instructions, values)):
+        if runs and not (gather.alone or runs[-1][-1].alone) and runs[-1][-1].block == gather.block:
+            runs[-1].append(gather)
+        else:
+            runs.append([gather])
+    runs = _merged(runs, instructions, values, mesh)
+    ends = [max(gather.last for gather in run) for run in runs]
+    return tuple(bucket for i, run in enumerate(runs) for bucket in _buckets(run, i, kept=ends[i] == max(ends)))
+
+
+def _buckets(run: list[_Gather], block: int, kept: bool) -> list[WeightBucket]:
+    kinds: dict[tuple[tuple[str, ...], str], list[_Gather]] = {}
+    for gather in run:
+        kinds.setdefault((gather.axes, gather.dtype), []).append(gather)
+    return [
+        WeightBucket(*kind, tuple(gather.position for gather in own), block, kept and any(g.again for g in own))
+        for kind, own in kinds.items()
+    ]
+
+
+def _apart(gathers: list[_Gather]) -> list[_Gather]:
+    """Alone goes what stays in use over a block: a tied embedding."""
+    blocks = [gather.position for gather in gathers if gather.block]
+    return [
+        replace(
+            gather, alone=gather.alone or (not gather.block and any(gather.position < b < gather.last for b in blocks))
+        )
+        for gather in gathers
+    ]
+
+
+def _merged(
+    groups: list[list[_Gather]], instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh
+) -> list[list[_Gather]]:
+    """What stands before the first block, and small rests after one, join it."""
+
+    def size(group: list[_Gather]) -> int:
+        steps = [instructions[gather.position] for gather in group]
+        return sum(local_bytes(values[step.result], mesh) for step in steps if isinstance(step, Collective))
+
+    result: list[list[_Gather]] = []
+    for group in groups:
+        before = result[-1] if result else None
+        if before is not None and not (before[-1].alone or group[0].alone) and _is_rest(before, group, size(group)):
+            before.extend(group)
+        else:
+            result.append(list(group))
+    return result
+
+
+def _is_rest(before: list[_Gather], group: list[_Gather], size: int) -> bool:
+    """`before` stands outside all blocks and `group` in one, or `group` is a small rest."""
+    first = all(gather.block == "" for gather in before) and group[0].block != ""
+    return first or (group[0].block == "" and size < SMALL_BYTES)
+
+
+def _gathers(
+    parameters: Sequence[ProgramParameter], instructions: Sequence[Instruction], values: Mapping[str, LocalValue]
+) -> list[_Gather]:
+    """The collectives that gather a trainable weight, alone on its way, and again once at most."""
+    steps = weight_steps(instructions, [p.value for p in parameters], values)
+    trainable = {p.value for p in parameters if p.trainable}
+    sources = {source_of(instructions[i]) for own in steps.values() for i in own}
+    moves: dict[str, set[int]] = {}  # parameter -> the instructions on its ways
+    for own in steps.values():
+        for index in own:
+            moves.setdefault(source_of(instructions[own[0]]) or "", set()).add(index)
+    uses = _uses(instructions)
+    found = []
+    for index, step in enumerate(instructions):
+        if not isinstance(step, Collective) or not _is_flat(step) or step.result in sources:
+            continue
+        own = steps[step.result]
+        parameter = source_of(instructions[own[0]]) or ""
+        readers, again = uses.get(step.result, ([], []))
+        moved = any(isinstance(instructions[i], Collective) for i in own[:-1])
+        if parameter not in trainable or moves[parameter] != set(own) or moved or len(again) > 1 or not readers:
+            continue
+        blocks = {block_of(instructions[user].module) for user in (*readers, *again)}
+        block = blocks.pop() if len(blocks) == 1 else None
+        dtype = values[step.result].dtype
+        found.append(_Gather(index, step.axes, dtype, block or "", block is None, max(readers), bool(again)))
+    return found
+
+
+def _is_flat(step: Collective) -> bool:
+    return step.again and (step.forward, step.backward) == ("all_gather", "reduce_scatter")
+
+
+def _uses(instructions: Sequence[Instruction]) -> dict[str, tuple[list[int], list[int]]]:
+    """Value -> who reads it, and whose backward makes it again."""
+    uses: dict[str, tuple[list[int], list[int]]] = {}
+    for index, instruction in enumerate(instructions):
+        for name in filter(None, operands_of(instruction)):
+            uses.setdefault(name, ([], []))[0].append(index)
+        if isinstance(instruction, Compute):
+            for name in instruction.again:
+                uses.setdefault(name, ([], []))[1].append(index)
+    return uses
+
+
+def block_of(module: str) -> str:
+    """The path up to its first number: `model.layers.3` of model.layers.3.mlp.up_proj; "" without one."""
+    parts = module.split(".")
+    for i, part in enumerate(parts):
+        if part.isdecimal():
+            return ".".join(parts[: i + 1])
+    return ""
+
+
+def given_at(buckets: Sequence[WeightBucket]) -> dict[int, int]:
+    """Gather -> the instruction after whose backward its parameter has its gradient: with the next bucket complete."""
+    order = sorted(buckets, key=lambda bucket: -min(bucket.gathers))
+    ends = [*(min(bucket.gathers) for bucket in order[1:]), 0][: len(order)]
+    return {position: end for bucket, end in zip(order, ends, strict=True) for position in bucket.gathers}
+
+
+def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
+    """Of the bucket's weights, in order."""
+    paths = {p.value: p.path for p in program.parameters}
+    steps = weight_steps(program.instructions, paths, program.by_name)
+    found = []
+    for position in bucket.gathers:
+        step = program.instructions[position]
+        assert isinstance(step, Collective)
+        found.append(paths[source_of(program.instructions[steps[step.result][0]]) or ""])
+    return tuple(found)
