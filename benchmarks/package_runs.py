@@ -190,6 +190,8 @@ def _save_own(model: object, path: Path) -> None:
     """The model's own weights file, as its library writes it: tied tensors once."""
     import safetensors.torch
 
+    for module in model.modules():  # safetensors refuses a view of a larger storage
+        module._buffers.update({name: x.clone() for name, x in module._buffers.items() if x is not None})
     safetensors.torch.save_model(model, str(path))  # type: ignore[arg-type]
 
 
