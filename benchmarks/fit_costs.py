@@ -26,8 +26,8 @@ from benchmarks import measurements as m
 TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"
 NCCL = "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB"
 VTRAIN = "vTrain's all-reduce table (VIA-Research/vTrain, MIT), 2 to 8 GPUs, 1 MiB to 1 GiB"
-SIMUMAX = "SimuMax A100-PCIe and B200 kernel tables (MooreThreads/SimuMax, Apache-2.0)"
-DTYPES = "bfloat16, float16"  # the tables are of bf16; the same units compute fp16
+SIMUMAX = "SimuMax's kernel tables (MooreThreads/SimuMax, Apache-2.0)"
+DTYPES = "bfloat16"  # what the tables are of
 VIDUR = "Vidur A100 and H100 profiles"
 SOFTMAX_SOURCE = (
     "FlashAttention (Dao et al. 2022, figure 2): standard attention moves 40.3 GB in 41.7 ms on an A100-40GB, "
@@ -132,11 +132,16 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
     for key, value in back.items():
         where = "" if device == "a100" else "as on A100: "
         kind = "measured" if device == "a100" else "default"
-        found.append(Entry(f"matmul.{key}", round(value, 3), kind, f"{where}median of {SIMUMAX}, beside the forward"))
+        source = f"{where}median over the products of an A100-PCIe in {SIMUMAX}, beside the forward"
+        found.append(Entry(f"matmul.{key}", round(value, 3), kind, source))
     fill = "start and end of the loop over k; between 94 and 133 fit best on four GPUs"
     found.append(Entry("matmul.fill", 128.0, "default", fill))
-    source = f"median of {SIMUMAX}, beside the forward"
-    found.append(Entry("attention.backward", round(attention_backward(data), 3), "measured", source))
+    source = f"median over A100-PCIe and B200 in {SIMUMAX}, beside the forward"
+    own = device in ("a100", "b200")
+    source = source if own else f"as on A100 and B200: {source}"
+    found.append(
+        Entry("attention.backward", round(attention_backward(data), 3), "measured" if own else "default", source)
+    )
     found += memory_entries(device) + entries(parts["collective"])
     if device == "v100":  # only all-reduces were measured
         found += _as_all_reduce(entries(parts["collective"]))

@@ -211,10 +211,9 @@ LOW, HIGH = 0.80, 0.95
 def text(found: Sequence[Judged]) -> str:
     """TOML."""
     lines = [
-        "# Half-widths of whole steps by kind: the relative error that most published steps of the kind stayed within.",
+        "# Half-widths of whole steps by kind: the relative error that most published steps of it stayed within.",
         "# Written by benchmarks/step_bands.py, read by autoshard/whole_steps/step_bands.py; how the steps of",
-        "other models",
-        "# lie in them is in docs/validation.md.",
+        "# other models lie in them is in docs/validation.md.",
         "schema = 1",
     ]
     for one in found:

@@ -295,6 +295,8 @@ def estimate(options: argparse.Namespace) -> int:
     hardware = load_hardware(options.hardware)
     given = options.host_dispatch
     host = None if given is None else replace(estimating.host_of(hardware), dispatch_seconds=given)
+    if options.search:
+        return _search_runs(options, hardware, host)
     made = estimating.estimate(*estimate_options.read(options), hardware, host)
     if options.output:
         write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
@@ -331,6 +333,25 @@ def diff(options: argparse.Namespace) -> int:
         _print_json(plan_diff.as_dict(found))
     else:
         print(plan_diff.text(found, tty_width()))
+    return 0
+
+
+def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
+    from autoshard.cli import estimate_options
+    from autoshard.estimate import best_runs_text
+    from autoshard.estimate.best_runs import best_runs
+
+    space = estimate_options.space(options)
+    with step(f"searching configurations of {space.devices} devices", options.json):
+        found = best_runs(space, hardware, options.top, host)
+    if options.output:
+        from autoshard.estimate.estimate_text import pipeline_trace
+
+        write_text(options.output, json.dumps(pipeline_trace(found.best[0])))
+    if options.json:
+        _print_json(best_runs_text.as_dict(found, hardware))
+    else:
+        print(best_runs_text.text(found, hardware))
     return 0
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from autoshard.cli.option_values import path, quantity, whole
+from autoshard.errors import UsageError
+from autoshard.estimate.run_space import FREE, RunSpace
 from autoshard.estimate.transformer import (
     ACTIVATIONS,
     ATTENTIONS,
@@ -62,12 +65,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=whole(f"--{name}"), required=True, metavar="N", help=text)
     for name, (default, text) in _DEGREES.items():
         shown = f"{text}; default {default}" if default else text
-        parser.add_argument(f"--{name}", type=whole(f"--{name}"), default=default, metavar="N", help=shown)
+        parser.add_argument(f"--{name}", type=whole(f"--{name}"), metavar="N", help=shown)
     for name, (choices, usual) in _CHOICES.items():
-        parser.add_argument(f"--{name}", choices=choices, default=usual, help=f"default {usual}")
-    parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="optimizer sharding; default 0")
+        parser.add_argument(f"--{name}", choices=choices, help=f"default {usual}")
+    parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="optimizer sharding; default 0")
     for name, text in _SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
+    search = "find the best of all configurations of --devices; what is given of tp, pp, micro-batch … stays as it is"
+    parser.add_argument("--search", action="store_true", help=search)
+    parser.add_argument("--devices", type=whole("--devices"), metavar="N", help="of a search")
+    parser.add_argument(
+        "--top", type=whole("--top"), default=10, metavar="N", help="how many a search shows; default 10"
+    )
     parser.add_argument("--reduce", choices=("fp32", "bf16"), help="what gradients are summed in; default by precision")
     software = "whose whole steps the rates are of, see docs/estimate.md; default kernels: those of kernels alone"
     parser.add_argument("--software", default="kernels", metavar="NAME", help=software)
@@ -78,40 +87,60 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
-    """The numbers that the options give."""
+    """The numbers that the options give; what is not given has its default."""
+    usual: dict[str, Any] = {name.replace("-", "_"): default for name, (default, _) in _DEGREES.items()}
+    usual.update({name: default for name, (_, default) in _CHOICES.items()}, zero=0)
+    own = {
+        name: default if getattr(options, name) is None else getattr(options, name) for name, default in usual.items()
+    }
     model = Transformer(
-        layers=options.layers,
-        hidden=options.hidden,
-        heads=options.heads,
-        sequence=options.sequence,
-        vocabulary=options.vocabulary,
-        kv_heads=options.kv_heads,
-        feedforward=options.feedforward,
-        activation=options.activation,
-        attention=options.attention,
-        positions=options.positions,
-        norm=options.norm,
-        bias=not options.no_bias,
-        tied=not options.untied,
-        dropout=options.dropout,
-        fused_loss=options.fused_loss,
+        options.layers,
+        options.hidden,
+        options.heads,
+        options.sequence,
+        options.vocabulary,
+        own["kv_heads"],
+        own["feedforward"],
+        own["activation"],
+        own["attention"],
+        own["positions"],
+        own["norm"],
+        not options.no_bias,
+        not options.untied,
+        options.dropout,
+        options.fused_loss,
     )
     run = TrainingRun(
-        batch=options.batch,
-        micro_batch=options.micro_batch,
-        dp=options.dp,
-        tp=options.tp,
-        pp=options.pp,
-        schedule=options.schedule,
-        interleave=options.interleave,
-        recompute=options.recompute,
-        zero=options.zero,
-        sequence_parallel=options.sequence_parallel,
-        precision=options.precision,
-        optimizer=options.optimizer,
-        overlap=options.overlap,
-        shard=options.shard,
-        reduced=options.reduce or "",
-        software=options.software,
+        options.batch,
+        own["micro_batch"],
+        own["dp"],
+        own["tp"],
+        own["pp"],
+        own["schedule"],
+        own["interleave"],
+        own["recompute"],
+        own["zero"],
+        options.sequence_parallel,
+        own["precision"],
+        own["optimizer"],
+        options.overlap,
+        own["shard"],
+        options.reduce or "",
+        options.software,
     )
     return model, run
+
+
+def space(options: argparse.Namespace) -> RunSpace:
+    """What `--search` chooses from. UsageError where the devices are not said, or the schedule is."""
+    if options.devices is None:
+        raise UsageError("--search: of how many devices?", "--devices 1024 --search")
+    if options.schedule is not None:
+        hint = "leave it out: 1f1b, or interleaved where a stage has several chunks"
+        raise UsageError(f"--search chooses the schedule, got --schedule {options.schedule}", hint)
+    model, run = read(options)
+    given = {name: getattr(options, name) for name in FREE if name != "sequence_parallel"}
+    fixed = {name: value for name, value in given.items() if value is not None}
+    if options.sequence_parallel:
+        fixed["sequence_parallel"] = True
+    return RunSpace(model, run, options.devices, fixed)

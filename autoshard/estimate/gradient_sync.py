@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
@@ -75,6 +76,7 @@ def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: s
     return Sync(count, seconds((SHARD,), "all_gather", float(count * run.weight_bytes)), scattered + summed, cast)
 
 
+@lru_cache(maxsize=4096)
 def held(built: BuiltTransformer, path: str) -> int:
     """Parameters of a piece on one device."""
     own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]

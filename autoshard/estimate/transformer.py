@@ -133,6 +133,11 @@ def check(model: Transformer, run: TrainingRun) -> None:
         raise UsageError("; ".join(wrong), "see `autoshard estimate --help`")
 
 
+def is_possible(model: Transformer, run: TrainingRun) -> bool:
+    """Whether everything fits together."""
+    return all(holds for holds, _ in _conditions(model, run))
+
+
 def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     chunks = run.pp * run.interleave
     sizes = {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "sequence": model.sequence,

@@ -1,0 +1,90 @@
+"""The fastest configurations that fit, best first by a bound: what is left unsimulated can't be faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import InfeasibleError
+from autoshard.estimate.run_space import RunSpace, runs
+from autoshard.estimate.stage_slots import Host
+from autoshard.estimate.step import Estimate, estimate, host_of
+from autoshard.estimate.step_bound import fullest, least_seconds, program_of
+from autoshard.estimate.transformer import TrainingRun
+from autoshard.units import format_bytes
+from autoshard.whole_steps.software import with_software
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class BestRuns:
+    """`best`: fastest first. Of `possible` configurations `fitting` fit the memory and `simulated` were simulated; no
+    other one takes less than `others_seconds` (infinite where all were simulated)."""
+
+    best: tuple[Estimate, ...]
+    possible: int
+    fitting: int
+    simulated: int
+    others_seconds: float
+
+
+class _MicroBatches:
+    """Which sizes fit: where no way to save memory lets one fit, none lets a larger one fit."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, ...], dict[int, bool]] = {}
+
+    def hopeless(self, run: TrainingRun) -> bool:
+        """Whether a smaller micro-batch did not fit in any way. Sizes come ascending, each with all its ways."""
+        own = self.known.setdefault(self._key(run), {})
+        if any(not fitted for size, fitted in own.items() if size < run.micro_batch):
+            return True
+        own.setdefault(run.micro_batch, False)
+        return False
+
+    def fits(self, run: TrainingRun) -> None:
+        self.known[self._key(run)][run.micro_batch] = True
+
+    def _key(self, run: TrainingRun) -> tuple[int, ...]:
+        return run.tp, run.pp, run.dp, run.interleave, run.sequence_parallel
+
+
+def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
+    """The `count` fastest of a space. InfeasibleError where none fits."""
+    model = space.model
+    priced = with_software(hardware, space.run.software, model.fused_attention, model.fused_loss)
+    own_host = host or host_of(hardware, space.run.software)
+    bounded: list[tuple[float, int, TrainingRun]] = []
+    possible, least, tried = 0, float("inf"), _MicroBatches()
+    for number, run in enumerate(runs(space, hardware)):
+        possible += 1
+        if tried.hopeless(run):
+            continue
+        built = program_of(model, run, hardware)
+        peak = fullest(model, run, built).peak
+        least = min(least, peak)
+        if peak <= hardware.usable_memory_bytes:
+            tried.fits(run)
+            bounded.append((least_seconds(model, run, built, priced, own_host), number, run))
+    if not bounded:
+        raise InfeasibleError(_none_fits(space, hardware, possible, least), "more devices, or a smaller batch or model")
+    bounded.sort()
+    made: list[Estimate] = []
+    for bound, _, run in bounded:
+        if len(made) >= count and bound >= sorted(m.step_seconds for m in made)[count - 1] * (1 - ROUNDING):
+            break
+        made.append(estimate(model, run, hardware, host))
+    rest = bounded[len(made)][0] if len(made) < len(bounded) else float("inf")
+    made.sort(key=lambda m: (m.step_seconds, m.memory.peak))
+    return BestRuns(tuple(made[:count]), possible, len(bounded), len(made), rest)
+
+
+def _none_fits(space: RunSpace, hardware: Hardware, possible: int, least: float) -> str:
+    where = f"{space.devices} devices of {hardware.name}"
+    if not possible:
+        return f"nothing divides: no configuration of {where} suits the model and the batch of {space.run.batch}"
+    room = format_bytes(hardware.usable_memory_bytes)
+    return (
+        f"none of {possible} configurations fits {where}: the leanest needs {format_bytes(least)}, {room} may be used"
+    )

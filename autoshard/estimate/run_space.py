@@ -1,0 +1,70 @@
+"""The configurations that a search may choose: every way to train a transformer on N devices, but for what is fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import UsageError
+from autoshard.estimate.transformer import FSDP, RECOMPUTE, Schedule, TrainingRun, Transformer, is_possible
+
+FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "recompute", "zero")
+
+
+@dataclass(frozen=True)
+class RunSpace:
+    """`run` gives the batch and all that is not searched; `fixed` the values of what a person pinned."""
+
+    model: Transformer
+    run: TrainingRun
+    devices: int
+    fixed: Mapping[str, object]
+
+
+def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
+    """Every configuration whose sizes divide, micro-batches (powers of two) ascending. Tensor parallelism stays in a
+    node, unless it is fixed."""
+    unknown = sorted(set(space.fixed) - set(FREE))
+    if unknown:
+        raise UsageError(f"can't fix {', '.join(unknown)}: a search chooses {', '.join(FREE)}", "")
+    model, batch = space.model, space.run.batch
+    for tp in _choices(space, "tp", [d for d in divisors(space.devices) if d <= hardware.devices_per_node]):
+        if space.devices % tp:
+            continue
+        for pp in _choices(space, "pp", divisors(space.devices // tp)):
+            dp = space.devices // tp // pp
+            if space.devices % (tp * pp) or dp != space.fixed.get("dp", dp) or batch % dp or model.layers % pp:
+                continue
+            chunks = divisors(model.layers // pp) if pp > 1 else [1]
+            inner = (
+                _choices(space, "sequence_parallel", [False, True] if tp > 1 else [False]),
+                _choices(space, "interleave", chunks),
+                _choices(space, "micro_batch", [d for d in divisors(batch // dp) if d & (d - 1) == 0]),
+                _choices(space, "recompute", list(RECOMPUTE)),
+                _choices(space, "zero", _zeros(space.run, dp)),
+            )
+            for sequence_parallel, interleave, micro_batch, recompute, zero in product(*inner):
+                schedule: Schedule = "interleaved" if interleave > 1 else "1f1b"
+                made = replace(
+                    space.run, dp=dp, tp=tp, pp=pp, micro_batch=micro_batch, schedule=schedule, interleave=interleave,
+                    recompute=recompute, zero=zero, sequence_parallel=sequence_parallel,
+                )  # fmt: skip
+                if is_possible(model, made):
+                    yield made
+
+
+def _zeros(run: TrainingRun, dp: int) -> list[int]:
+    if dp == 1:
+        return [0]
+    return [2, 3] if run.precision == FSDP else [0, 1, 2, 3]
+
+
+def _choices(space: RunSpace, name: str, free: list) -> list:  # type: ignore[type-arg]
+    return [space.fixed[name]] if name in space.fixed else free
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]

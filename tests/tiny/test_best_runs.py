@@ -1,0 +1,107 @@
+"""`autoshard estimate --search`: the best of a space, against every configuration of a small one."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoshard.cli.commands import main
+from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.estimate.best_runs import best_runs
+from autoshard.estimate.run_space import RunSpace, divisors, runs
+from autoshard.estimate.stage_slots import Host
+from autoshard.estimate.step import estimate, host_of
+from autoshard.estimate.step_bound import fullest, least_seconds, program_of
+from autoshard.estimate.transformer import TrainingRun, Transformer
+
+A100 = load_hardware("a100-80g-sxm")
+MODEL = Transformer(8, 1024, 8, 512, 8000)
+SPACE = RunSpace(MODEL, TrainingRun(16, 1), 8, {})
+SMALL_MEMORY = replace(A100, memory_bytes=0.8e9, text=A100.text + "# less memory")
+
+
+def everything(space: RunSpace, hardware: Any) -> list[Any]:
+    """The oracle: each one simulated."""
+    return [estimate(space.model, run, hardware) for run in runs(space, hardware)]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> list[Any]:
+    return everything(replace(SPACE, fixed={"tp": 2}), SMALL_MEMORY)
+
+
+def test_the_best_of_a_small_space_are_the_best_of_all(oracle: list[Any]) -> None:
+    found = best_runs(replace(SPACE, fixed={"tp": 2}), SMALL_MEMORY, 5)
+    fitting = sorted(m.step_seconds for m in oracle if m.memory.peak <= SMALL_MEMORY.usable_memory_bytes)
+    assert (found.possible, found.fitting) == (len(oracle), len(fitting)) and 0 < len(fitting) < len(oracle)
+    assert [made.step_seconds for made in found.best] == pytest.approx(fitting[:5])
+    assert found.simulated < found.fitting
+    rest = sorted(fitting)[found.simulated :]
+    assert found.others_seconds <= rest[0] * (1 + 1e-9) or found.others_seconds >= fitting[4]
+
+
+def test_no_bound_is_above_what_is_simulated_and_memory_is_the_same(oracle: list[Any]) -> None:
+    ratios = []
+    for made in oracle:
+        built = program_of(MODEL, made.run, SMALL_MEMORY)
+        bound = least_seconds(MODEL, made.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY))
+        assert bound <= made.step_seconds * (1 + 1e-9), made.run
+        ratios.append(bound / made.step_seconds)
+        assert fullest(MODEL, made.run, built).peak == pytest.approx(made.memory.peak), made.run
+    assert sum(ratios) / len(ratios) > 0.9  # a bound that is far below sorts nothing
+
+
+def test_the_space_by_hand() -> None:
+    """Two devices without tensor parallelism: two replicas, or two stages of four layers in 1, 2 or 4 chunks."""
+    space = RunSpace(MODEL, TrainingRun(4, 1), 2, {"tp": 1, "recompute": "none", "zero": 0})
+    found = {(run.dp, run.pp, run.interleave, run.micro_batch) for run in runs(space, A100)}
+    replicas = {(2, 1, 1, size) for size in (1, 2)}
+    stages = {(1, 2, 1, size) for size in (1, 2, 4)}
+    chunks = {(1, 2, chunks, size) for chunks in (2, 4) for size in (1, 2)}  # micro-batches in multiples of two
+    assert found == replicas | stages | chunks
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_what_is_fixed_stays() -> None:
+    fixed = {"tp": 4, "sequence_parallel": True, "zero": 1, "micro_batch": 2, "recompute": "full"}
+    found = list(runs(replace(SPACE, fixed=fixed), A100))
+    assert found and all(getattr(run, name) == value for run in found for name, value in fixed.items())
+    with pytest.raises(UsageError, match="can't fix shard"):
+        list(runs(replace(SPACE, fixed={"shard": 2}), A100))
+
+
+def test_where_nothing_fits_it_says_by_how_much() -> None:
+    tiny = replace(A100, memory_bytes=1e7, text=A100.text + "# hardly any")
+    with pytest.raises(InfeasibleError, match=r"none of \d+ configurations fits 8 devices .* the leanest needs"):
+        best_runs(replace(SPACE, fixed={"tp": 2, "recompute": "full"}), tiny, 3)
+    with pytest.raises(InfeasibleError, match="nothing divides"):
+        best_runs(RunSpace(MODEL, TrainingRun(7, 1), 2, {"tp": 1, "pp": 1}), A100, 3)
+
+
+def test_the_host_counts() -> None:
+    space = replace(SPACE, fixed={"tp": 1, "pp": 1, "recompute": "none"})
+    fast, slow = (best_runs(space, A100, 1, Host(seconds)).best[0] for seconds in (0.0, 1e-3))
+    assert slow.step_seconds > fast.step_seconds
+    assert slow.run.micro_batch >= fast.run.micro_batch  # fewer, larger kernels
+
+
+WORDS = ["estimate", "--hardware", "a100-80g-sxm", "--layers", "8", "--hidden", "1024", "--heads", "8", "--sequence",
+         "512", "--vocabulary", "8000", "--batch", "16"]  # fmt: skip
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS, "--devices", "8", "--search", "--tp", "2", "--recompute", "none", "--top", "3"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["best"]) == 3 and all(made["run"]["tp"] == 2 for made in found["best"])
+    assert found["others_seconds"] is None or math.isfinite(found["others_seconds"])
+    assert main(words) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in shown if line.startswith("   "))
+    assert any("were simulated" in line for line in shown)
+    assert main([*WORDS, "--search"]) == 2 and main([*words, "--schedule", "gpipe"]) == 2
