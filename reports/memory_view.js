@@ -71,17 +71,13 @@ function drawMemory() {
   data.memory.kinds.forEach((kind, k) => {
     const level = stack.levels[k];
     context.beginPath();
-    for (let c = columns - 1; c >= 0; c -= 1) {
-      context.lineTo(left + c + 1, y(below[c]));
-      context.lineTo(left + c, y(below[c]));
-    }
+    edge(context, below, columns, -1, y);
     let any = false;
     for (let c = 0; c < columns; c += 1) {
       any ||= level[steps[c]] > 0;
       below[c] += level[steps[c]];
-      context.lineTo(left + c, y(below[c]));
-      context.lineTo(left + c + 1, y(below[c]));
     }
+    edge(context, below, columns, 1, y);
     if (!any) return;
     context.fillStyle = palette[`kind-${kind}`];
     context.fill();
@@ -89,6 +85,16 @@ function drawMemory() {
   drawLimit(context, y, top);
   label(context, "memory", 0, top + 4, left - 6, palette.text);
   label(context, bytes(data.memory.peak), 0, Math.max(y(data.memory.peak), top + 20), left - 6, palette.soft);
+}
+
+// A line of steps over all columns, forward or backward; a level that lasts is one line.
+function edge(context, levels, columns, way, y) {
+  const first = way > 0 ? 0 : columns - 1, last = columns - 1 - first;
+  for (let c = first; c !== last + way; c += way) {
+    const before = c === first || levels[c - way] !== levels[c], after = c === last || levels[c + way] !== levels[c];
+    if (before) context.lineTo(left + c + (way < 0), y(levels[c]));
+    if (after) context.lineTo(left + c + (way > 0), y(levels[c]));
+  }
 }
 
 function drawLimit(context, y, top) {

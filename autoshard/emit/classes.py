@@ -60,11 +60,26 @@ class ClassContext:
 
 def class_texts(package: ClassContext) -> list[list[str]]:
     """The lines of each class, in the order of the definitions."""
+    return [lines for _, lines in _written(package)]
+
+
+def operator_places(package: ClassContext) -> dict[str, tuple[str, int, str]]:
+    """Op -> (class, line within it, from 0, and its text) of the statement that calls it, after its comments."""
+    found = {}
+    for writer, lines in _written(package):
+        for op, line in writer.places.items():
+            while line + 1 < len(lines) and lines[line].lstrip().startswith("#"):
+                line += 1
+            found[op] = (writer.definition.name, line, lines[line])
+    return found
+
+
+def _written(package: ClassContext) -> list[tuple[ClassWriter, list[str]]]:
     called: dict[str, list[str]] = {}  # definition -> what its first caller calls the arguments
-    texts: list[list[str]] = []
+    texts: list[tuple[ClassWriter, list[str]]] = []
     for definition in reversed(package.tree.definitions):  # callers first
         writer = ClassWriter(package, definition, called.get(definition.name, []))
-        texts.append(writer.lines())
+        texts.append((writer, writer.lines()))
         for item in definition.body:
             if isinstance(item, ModuleCall | Loop):
                 names = [writer.naming.names.get(value, "") for value in item.arguments]
@@ -82,6 +97,7 @@ class ClassWriter:
     own: dict[tuple[str, str], str] = field(default_factory=dict)  # (kind, wanted name) -> attribute
     uses_random: bool = False
     uses_device: bool = False
+    places: dict[str, int] = field(default_factory=dict)  # op -> the line that calls it, from the class on
 
     def __post_init__(self) -> None:
         program = self.package.program
@@ -95,7 +111,9 @@ class ClassWriter:
         forward = self._forward()  # first: it finds out which axes and sizes __init__ prepares
         head = [f"class {self.definition.name}(nn.Module):", *docstring(self._describe(), 1), ""]
         init = self._init()
-        return [*head, *([*init, ""] if init else []), *forward]
+        head += [*init, ""] if init else []
+        self.places = {op: len(head) + line for op, line in self.places.items()}
+        return [*head, *forward]
 
     # --- attributes: the model's members, and ours, which take other names ---
 
@@ -296,8 +314,10 @@ class ClassWriter:
         returned = "None" if not count else "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
         lines = statement(f"def forward({', '.join(['self', *inputs])}) -> {returned}:", 1)
         body: list[str] = []
-        for writer in Body(self).items():
-            body += writer
+        for op, written in Body(self).items():
+            if op:
+                self.places[op] = len(lines) + len(body)
+            body += written
         if self.definition.updates:
             body += statement("with torch.no_grad():", 2)
             for buffer, new in self.definition.updates:

@@ -7,7 +7,7 @@ import builtins
 import textwrap
 
 from autoshard.code_text import printable, quoted
-from autoshard.emit.classes import ClassContext, class_texts
+from autoshard.emit.classes import ClassContext, class_texts, operator_places
 from autoshard.emit.code_lines import WIDTH, docstring, packed, statement
 from autoshard.emit.header import Header
 from autoshard.emit.user_operators import registering_lines
@@ -31,7 +31,7 @@ _RESERVED = RUNTIME_NAMES | {
     "WEIGHT_BUCKETS", "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path",
     "range", "self", "super", "torch",
 }  # fmt: skip
-NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
+_NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
 class Holder(nn.Module):
     """Parameters and modules under the names that the original model gives them."""
@@ -46,14 +46,33 @@ class Holder(nn.Module):
 '''
 
 
-def model_file(program: Program, header: Header) -> str:
-    """The text of model_parallel.py."""
-    tree = module_tree(program, NO_CLASS)
+def operator_lines(program: Program, text: str) -> dict[str, tuple[int, str]]:
+    """Op -> (line of `text`, the model_parallel.py of this program, from 1; class) of the statement that calls it.
+
+    Of equal modules the first stands for all. An op whose line is another one in `text` is left out.
+    """
+    lines = text.splitlines()
+    heads = {line: number for number, line in enumerate(lines)}
+    found = {}
+    for op, (name, line, wanted) in operator_places(_context(program)).items():
+        at = heads.get(f"class {name}(nn.Module):", len(lines)) + line
+        if at < len(lines) and lines[at] == wanted:
+            found[op] = at + 1, name
+    return found
+
+
+def _context(program: Program) -> ClassContext:
+    tree = module_tree(program, _NO_CLASS)
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
     targets = {op.op: op.target.rpartition(".")[2] for op in operators}
-    package = ClassContext(program, tree, reserved, state, targets, gathered_weights(program), careful_casts(program))
+    return ClassContext(program, tree, reserved, state, targets, gathered_weights(program), careful_casts(program))
+
+
+def model_file(program: Program, header: Header) -> str:
+    """The text of model_parallel.py."""
+    package = _context(program)
     classes = class_texts(package)
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
@@ -62,7 +81,7 @@ def model_file(program: Program, header: Header) -> str:
     imports = _imports(names)
     parts = [_docstring(program, header), imports, registering, _facts(program, header)]
     head = "\n".join("\n".join(part) for part in parts if part)
-    end = ["\n".join(_build_model(tree.root.name)), "\n".join(_gradient_buckets(program))]
+    end = ["\n".join(_build_model(package.tree.root.name)), "\n".join(_gradient_buckets(program))]
     end += ["\n".join(_weight_buckets(program))]
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 

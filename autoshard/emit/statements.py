@@ -47,23 +47,24 @@ class Body:
                     self.last[value] = i
         self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
 
-    def items(self) -> Iterator[list[str]]:
+    def items(self) -> Iterator[tuple[str, list[str]]]:
+        """(op, lines), in order: the lines that call an operator under its name, all others under ""."""
         body = self.owner.definition.body
         for i, item in enumerate(body):
             for new, value in self.owner.naming.copies.get(i, []):
-                yield statement(f"{new} = {self.text(value)}", 2)
+                yield "", statement(f"{new} = {self.text(value)}", 2)
             if isinstance(item, ModuleCall):
-                yield self._call(item)
+                yield "", self._call(item)
             elif isinstance(item, Loop):
-                yield self._loop(i, item)
+                yield "", self._loop(i, item)
             elif isinstance(item, Collective):
-                yield self._assign(item.result, self._collective(item), self._reason(item))
+                yield "", self._assign(item.result, self._collective(item), self._reason(item))
             else:
                 following = body[i + 1] if i + 1 < len(body) else None
-                yield self._compute(item, following)
+                yield item.op, self._compute(item, following)
                 if item.again:
-                    yield self._again(item)
-                yield from self._let_go(i, item)
+                    yield "", self._again(item)
+                yield from (("", lines) for lines in self._let_go(i, item))
 
     def _again(self, op: Compute) -> list[str]:
         """What the backward of this operator gathers before all else. It follows the operator at once."""

@@ -5,23 +5,18 @@ Equal operators of repeated blocks share a record.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from autoshard.code_text import printable
-from autoshard.emit.model_file import NO_CLASS
+from autoshard.emit.model_file import operator_lines
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.ir.program import Compute, Program
-from autoshard.program.module_tree import Definition, module_tree
 from autoshard.report.other_choices import OtherChoices
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import move_lines
 from autoshard.units import format_bytes, format_seconds
-
-_CLASS = re.compile(r"^class (\w+)\(nn\.Module\):$")
-_FORWARD = re.compile(r"^    def forward\(")
 
 
 def op_records(
@@ -84,23 +79,9 @@ def _parts(op: OpPlan) -> list[list[str]]:
 
 
 def _places(program: Program, model_text: str) -> dict[str, str]:
-    """Op -> `model_parallel.py:82, GPT2Attention.forward`: of the first of equal modules, whose class all share."""
-    if not model_text:
-        return {}
-    lines: dict[str, int] = {}
-    name = ""
-    for number, text in enumerate(model_text.splitlines(), 1):
-        if found := _CLASS.match(text):
-            name = found[1]
-        elif _FORWARD.match(text) and name:
-            lines.setdefault(name, number)
+    """Op -> `model_parallel.py:82, GPT2Attention: x = F.linear(…)`: of the first of equal modules, for all."""
+    lines = model_text.splitlines()
     return {
-        item.op: f"model_parallel.py:{lines[definition.name]}, {definition.name}.forward"
-        for definition in _definitions(program)
-        for item in definition.body
-        if isinstance(item, Compute) and definition.name in lines
+        op: f"model_parallel.py:{line}, {name}: {lines[line - 1].strip()}"
+        for op, (line, name) in operator_lines(program, model_text).items()
     }
-
-
-def _definitions(program: Program) -> tuple[Definition, ...]:
-    return module_tree(program, NO_CLASS).definitions

@@ -11,6 +11,7 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.model_flops import ideal_seconds
+from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -199,9 +200,10 @@ def test_every_operator_has_a_record_with_its_reasons() -> None:
         record = records[instructions[index]]
         assert isinstance(own, Compute) and record["operator"] == own.target
         assert record["source"].startswith("mlp.py:")
-        place, _, name = record["emitted"].partition(", ")
+        place, _, call = record["emitted"].partition(", ")
         line = text.splitlines()[int(place.partition(":")[2]) - 1]
-        assert line.startswith("    def forward(") and f"class {name.partition('.')[0]}(" in text
+        spelt = {"aten.linear": "F.linear(", "aten.relu": "relu(", "aten.mse_loss": "mse_loss("}[own.target]
+        assert spelt in line and call.endswith(line.strip())
     assert len(records) < len(known)  # equal blocks share
 
 
@@ -344,3 +346,13 @@ def test_the_summary_fits_the_terminal(width: int) -> None:
     assert sum(line.startswith("predicted step") for line in lines) == 1
     figures = [line for line in lines if line.endswith(("operators, forward and backward", "predicted step"))]
     assert figures
+
+
+def test_code_of_another_version_has_no_lines() -> None:
+    """A line that is not the operator's own is not told."""
+    made = built(mlp_graph(2, 64, 128))
+    text = package_files.package_files(made)["model_parallel.py"]
+    known = operator_lines(made.program, text)
+    assert known and operator_lines(made.program, "") == {}
+    shifted = text.replace("    def forward(", "\n    def forward(")
+    assert operator_lines(made.program, shifted) == {}
