@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from autoshard import rules
+from autoshard.errors import UserError
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import parse_placement
-from autoshard.ir.plan import Parts, Plan, RedistributionPlan, TensorPlan
+from autoshard.ir.plan import Plan, RedistributionPlan, TensorPlan
 from autoshard.ir.program import Program
 from autoshard.program.collective_reasons import reason
 from autoshard.redistribute import BY_INDEX
@@ -21,17 +23,17 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def blocks(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     """One entry for each distinct block: name, note, rows."""
-    found = []
+    found, known = [], rules.candidates(graph, plan.mesh)
     for index, block in enumerate(plan_words.blocks(plan, graph)):
         seconds = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows)
         times = f", {len(block.names)} times" if len(block.names) > 1 else ""
         note = f"{len(block.rows)} operators, {format_seconds(seconds, 3)} forward and backward{times}"
-        rows = [_row(row, plan, graph) for row in block.rows]
+        rows = [_row(row, plan, graph, known) for row in block.rows]
         found.append({"name": block.title, "note": note, "rows": rows, "open": index < OPEN_BLOCKS})
     return found
 
 
-def _row(row: plan_words.BlockRow, plan: Plan, graph: Graph) -> tuple[str, ...]:
+def _row(row: plan_words.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> tuple[str, ...]:
     variant = f"\n{row.plan.variant}" if row.plan.variant else ""
     return (
         row.module,
@@ -41,13 +43,22 @@ def _row(row: plan_words.BlockRow, plan: Plan, graph: Graph) -> tuple[str, ...]:
         "\n".join(move_lines(row.moves, graph)),
         format_seconds(row.plan.forward_seconds, 3),
         format_seconds(row.plan.backward_seconds, 3),
-        _runner_up(row.plan.parts),
+        _runner_up(row, plan, graph, known),
         row.plan.decided_by,
     )
 
 
-def _runner_up(parts: Parts) -> str:
-    return f"{parts.runner_up}: {signed_seconds(parts.runner_up_seconds)}" if parts.runner_up else ""
+def _runner_up(row: plan_words.BlockRow, plan: Plan, graph: Graph, known: rules.Candidates) -> str:
+    """The next best choice in words, and what it would cost more."""
+    parts = row.plan.parts
+    if not parts.runner_up:
+        return ""
+    try:
+        other = rules.find(graph, row.op, plan.mesh, known, parts.runner_up)
+        words = plan_words.strategy_words(row.op, other, graph, plan.mesh)
+    except UserError:  # of an older version, which offered it
+        words = parts.runner_up
+    return f"{words}: {signed_seconds(parts.runner_up_seconds)}"
 
 
 def redistributions(plan: Plan, graph: Graph) -> list[tuple[str, ...]]:

@@ -18,6 +18,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
 from autoshard.package import package_files
 from autoshard.report.answer import exposed_seconds, step_parts, verdict
+from autoshard.report.decision_rows import blocks
 from autoshard.report.memory_series import memory_series
 from autoshard.report.memory_table import KINDS, by_kind
 from autoshard.report.op_records import op_records
@@ -356,3 +357,13 @@ def test_code_of_another_version_has_no_lines() -> None:
     assert known and operator_lines(made.program, "") == {}
     shifted = text.replace("    def forward(", "\n    def forward(")
     assert operator_lines(made.program, shifted) == {}
+
+
+def test_runners_up_are_in_words() -> None:
+    """No code of a strategy is for a reader; one that is no longer offered stays as the plan has it."""
+    made = built(mlp_graph(4, 64, 128))
+    told = [row[7] for block in blocks(made.plan, made.graph) for row in block["rows"] if row[7]]
+    assert told and all(" over " in words or "whole" in words for words in told)
+    gone = replace(made.plan.ops[0], parts=replace(made.plan.ops[0].parts, runner_up="gone gone"))
+    plan = replace(made.plan, ops=(gone, *made.plan.ops[1:]))
+    assert blocks(plan, made.graph)[0]["rows"][0][7].startswith("gone gone: ")
