@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard.api.parallel_module import parallelize
+    from autoshard.api.sharded import shard
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __all__ = [
     "parallelize",
     "plan",
     "report",
+    "shard",
     "simulate",
     "verify",
     "write",
@@ -28,6 +30,7 @@ _VERBS = "autoshard.api.verbs"
 _PLACES = {
     **dict.fromkeys(("capture", "load_plan", "plan", "report", "simulate", "verify", "write"), _VERBS),
     "parallelize": "autoshard.api.parallel_module",
+    "shard": "autoshard.api.sharded",
 }
 _FOLDERS = ("capture", "report", "simulate", "verify")  # verbs that are the names of folders, too
 

@@ -135,17 +135,24 @@ def _targets(call: ModelCall) -> int:
     return len(form.items[form.keys.index("targets")].items)
 
 
+def owner_of(holder: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module below `holder`, made where there is none, and the name in it, of a parameter's path."""
+    *folders, name = path.split(".")
+    owner = holder
+    for folder in folders:
+        if folder not in owner._modules:
+            owner.add_module(folder, _Holder())
+            owner._modules[folder].training = owner.training
+        owner = owner.get_submodule(folder)
+    return owner, name
+
+
 def register(holder: nn.Module, made: RankModel) -> None:
     """Every parameter and buffer of the rank's model under each of its original names."""
     held = {sharding(x).name: x for x in (*made.module.parameters(), *made.module.buffers())}
     for one, is_parameter in stored(made.program):
         for path in (one.path, *one.ties):
-            *folders, name = path.split(".")
-            owner = holder
-            for folder in folders:
-                if folder not in owner._modules:
-                    owner.add_module(folder, _Holder())
-                owner = owner.get_submodule(folder)
+            owner, name = owner_of(holder, path)
             if is_parameter:
                 owner.register_parameter(name, held[one.path])
             else:

@@ -27,6 +27,7 @@ _PLAIN = (
     "leaves no mask out); --debug shows where torch.export gave up"
 )
 _RETURN = "return the loss alone; give a transformers model use_cache=False"
+_VMAP = "the operators on the whole batch instead of torch.vmap"
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
     (
@@ -65,7 +66,18 @@ def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, t
         with guarded(), noting_autocast(), watching(model.training, answers):
             return torch.export.export(model, arguments, strict=False)
 
-    return steady(model, trace), tuple(answers.assumed)
+    return _without_vmap(steady(model, trace)), tuple(answers.assumed)
+
+
+def _without_vmap(program: Any) -> Any:
+    """The program with `torch.vmap` carried out: a trace holds where it begins and ends, and one sample's operators."""
+    if not any(getattr(node.target, "__name__", "") == "_add_batch_dim" for node in program.graph.nodes):
+        return program
+    made = program.run_decompositions({})
+    if made.graph_signature.buffers_to_mutate:
+        changed = next(iter(made.graph_signature.buffers_to_mutate.values()))
+        raise CaptureError(f"the forward uses torch.vmap and changes the buffer {changed}", _VMAP)
+    return made
 
 
 @contextlib.contextmanager

@@ -1,0 +1,235 @@
+"""`shard(fn, …)`: one function or module of an eager program runs split over the devices, the rest as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autoshard.api import ranks
+from autoshard.api.boundary import part_of, undistributed, whole_of
+from autoshard.api.function_module import FunctionModule
+from autoshard.api.live_model import by_name, same_tensors
+from autoshard.api.parallel_module import owner_of, register, run_on_ranks
+from autoshard.api.rank_model import RankModel, fill
+from autoshard.api.shard_plan import Border, CallKind, ShardRequest, TensorSpec, Variant, request_of, variant_of
+from autoshard.api.stale_parameters import stand_in
+from autoshard.api.strategies import FULL, strategies
+from autoshard.capture.call_form import Arguments, model_call, own_forward, rebuilt
+from autoshard.capture.plain_attributes import keep_tensors
+from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
+from autoshard.errors import UsageError
+
+
+def shard(
+    fn: Callable[..., Any] | nn.Module,
+    in_strategy: Any = None,
+    out_strategy: Any = None,
+    parameter_plan: Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
+    level: int | str = 0,
+    *,
+    dataset_strategy: Any = FULL,
+    mesh: Any = None,
+    hardware: Any = None,
+    pins: Any = (),
+    cache: Any = None,
+) -> Sharded:
+    """`fn`, run split over the processes that torchrun started, inside a program that is otherwise eager.
+
+    `in_strategy` has an entry for each tensor that `fn` is called with, `out_strategy` for each that it returns: how
+    often each dim is cut, `(4, 2)`; a layout, `"Shard(0)@dp"`; or None, which is searched, as everything is that is not
+    said. `parameter_plan`: the same by parameter name. `level`: 0 least communication, 1 least memory, 2 fastest.
+    `device`: CPU, GPU or Ascend. `dataset_strategy` says how tensors come and go: `"full_batch"`, whole and the same on
+    every rank; `"data_parallel"`, this rank's part of dim 0; or cut counts per input (outputs are whole). DTensors may
+    come as they lie.
+
+    The result is a module: call it, keep it as an attribute, give its parameters to an optimizer. It is planned when it
+    is first called, and again for other shapes, modes, or without gradients; plans are kept. A module's parameters
+    then become DTensors in place. A function's parameters (of modules that it refers to) stay as they are.
+    Alone, without torchrun, it is `fn`. UsageError names what can't be, and what is near.
+    """
+    said = strategies(in_strategy, out_strategy, parameter_plan, dataset_strategy)
+    return Sharded(fn, request_of(said, device, level, mesh, hardware, pins, cache))
+
+
+class Sharded(nn.Module):
+    """A function or module that runs split over the devices. `variants`: one for each way that it was called."""
+
+    def __init__(self, fn: Callable[..., Any] | nn.Module, request: ShardRequest) -> None:
+        super().__init__()
+        self.request = request
+        self.variants: list[Variant] = []
+        self._original: list[Any] = [fn, FunctionModule(fn)]  # in a list: they are no children
+        forward: Callable[..., Any] = fn
+        if isinstance(fn, nn.Module):
+            self._original[1] = own = without_shards(same_tensors(fn))
+            keep_tensors(own)
+            self.training, forward = fn.training, own_forward(fn)
+            for path, parameter in own.named_parameters(remove_duplicate=False):
+                owner, name = owner_of(self, path)
+                owner.register_parameter(name, parameter)
+            for path, buffer in own.named_buffers(remove_duplicate=False):
+                owner, name = owner_of(self, path)
+                owner.register_buffer(name, buffer, path in own.state_dict())
+
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs)
+
+        with contextlib.suppress(TypeError, ValueError):  # of torch's own functions
+            run.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        self.forward = run
+
+    @property
+    def original(self) -> Any:
+        """What is split."""
+        return self._original[0]
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
+        if self.variants:
+            return full_state_dict(self.variants[0].rank.module)
+        return {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes this rank's part of the original's state dict, which every rank gives."""
+        if self.variants:
+            load_full_state_dict(self.variants[0].rank.module, state)
+        else:
+            self.load_state_dict(dict(state))
+
+    # --- a call ---
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if ranks.started() == 1 or torch.compiler.is_exporting():
+            return self._alone(args, kwargs)
+        kind, tensors = self._kind(args, kwargs)
+        variant = next((one for one in self.variants if one.kind.same(kind)), None)
+        if variant is None:
+            variant = self._planned(kind)
+        mesh = variant.rank.mesh
+        locals_ = [entered(x, border, mesh) for x, border in zip(tensors, variant.inputs, strict=True)]
+        outputs = run_on_ranks(variant.rank, locals_, variant.step)
+        found = outputs[len(outputs) - len(variant.outputs) :]
+        return rebuilt(variant.returned, [left(x, b, mesh) for x, b in zip(found, variant.outputs, strict=True)])
+
+    def _alone(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        fn = self.original
+        if isinstance(fn, nn.Module):
+            fn.train(self.training)
+        return fn(*args, **kwargs)
+
+    def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallKind, list[Tensor]]:
+        """What this call is like, and its tensors."""
+        module: nn.Module = self._original[1]
+        lifted: dict[str, Tensor] = {}
+        if isinstance(module, FunctionModule):
+            lifted = module.referred()
+            arguments = Arguments((*_named(module.fn, args, kwargs), lifted))
+            call, tensors = model_call(arguments, ("input", "", ""))
+            modes = [m.training for _, one in module.modules_of for m in one.modules()]
+        else:
+            call, tensors = model_call(by_name(module, Arguments(args, kwargs)))
+            modes = self._modes(module)
+        gradients = torch.is_grad_enabled() and any(
+            x.requires_grad for x in (*tensors, *self.parameters(), *lifted.values())
+        )
+        specs = tuple(
+            TensorSpec(tuple(x.shape), x.dtype, x.requires_grad and gradients, isinstance(x, DTensor)) for x in tensors
+        )
+        return CallKind(call.form, call.names, specs, gradients, tuple(modes), len(lifted)), list(tensors)
+
+    def _modes(self, module: nn.Module) -> list[bool]:
+        """`train()` and `eval()` reach the holders of parameters; modules without any have their holder's mode."""
+        held = dict(self.named_modules())
+        for path, one in module.named_modules():
+            while path not in held:
+                path = path.rpartition(".")[0]
+            one.training = held[path].training
+        return [one.training for one in module.modules()]
+
+    # --- a plan ---
+
+    def _planned(self, kind: CallKind) -> Variant:
+        first = self.variants[0] if self.variants else None
+        module: nn.Module = self._original[1]
+        variant = variant_of(kind, module, self.request, first)
+        if isinstance(self.original, nn.Module):
+            if first is None:
+                fill(variant.rank, dict([*module.named_parameters(remove_duplicate=False),
+                                         *module.named_buffers(remove_duplicate=False)]))  # fmt: skip
+                self._take_over(variant.rank)
+            else:
+                share(first.rank, variant.rank)
+        self.variants.append(variant)
+        return variant
+
+    def _take_over(self, rank: RankModel) -> None:
+        """In place: this rank's parts for the whole parameters, also in optimizers that were made before."""
+        before = dict(self.named_parameters(remove_duplicate=False))
+        register(self, rank)
+        now = dict(self.named_parameters(remove_duplicate=False))
+        stand_in({whole: now[path] for path, whole in before.items()})
+
+
+def without_shards(module: nn.Module) -> nn.Module:
+    """In place: sharded modules inside are what they split, for the outer plan decides."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, Sharded):
+            if child.variants:
+                what = f"{name} was already planned and run by itself, and is now inside another shard"
+                raise UsageError(what, "shard the outer module before the first call")
+            module._modules[name] = without_shards(same_tensors(child.original))
+        else:
+            without_shards(child)
+    return module
+
+
+def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Arguments by keyword in the order of the function, where it takes them so."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return args, dict(kwargs)
+    kinds = {p.kind for p in signature.parameters.values()}
+    if kinds != {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+        return args, dict(kwargs)
+    return (), dict(signature.bind(*args, **kwargs).arguments)
+
+
+def entered(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
+    """From the eager program into the sharded part."""
+    x = undistributed(x).to(mesh.device)
+    if border.outside == border.inside:
+        return x
+    return part_of(whole_of(x, border.shape, border.outside, mesh), border.inside, mesh)
+
+
+def left(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
+    """And back."""
+    if border.outside == border.inside:
+        return x
+    return part_of(whole_of(x, border.shape, border.inside, mesh), border.outside, mesh)
+
+
+# --- parameters -----------------------------------------------------------------------------------------------------
+
+
+def share(first: RankModel, other: RankModel) -> None:
+    """In place: `other` runs on the parameters and buffers of `first`, which lie alike."""
+    held = {sharding(x).name: x for x in (*first.module.parameters(), *first.module.buffers())}
+    for one in other.module.modules():
+        for store in (one._parameters, one._buffers):
+            for name, value in store.items():
+                if value is not None:
+                    own = held[sharding(value).name]
+                    assert sharding(own).split_shape == sharding(value).split_shape, name
+                    assert sharding(own).layout == sharding(value).layout, name
+                    store[name] = own

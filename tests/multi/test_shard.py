@@ -1,0 +1,43 @@
+"""`autoshard.shard` in an eager program under torchrun's environment, in float64, against the program without it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoshard.verify.ranks.rank_processes import run_processes
+from tests.shard_worker import CASES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(400)
+def test_function_and_module() -> None:
+    run_processes("tests.shard_worker", ["function", "module"], 2, 380)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_all_cases(ranks: int) -> None:
+    """Together: to start processes takes longer than a case."""
+    run_processes("tests.shard_worker", list(CASES), ranks, 580)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_example_runs_split_and_alone() -> None:
+    """The same losses on four processes as in one."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    script = str(ROOT / "examples" / "shard_function.py")
+    found = []
+    for start in (command, [sys.executable]):
+        done = subprocess.run([*start, script], capture_output=True, text=True, timeout=200, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        found.append(re.findall(r"step \d: loss ([\d.]+)", done.stdout))
+    assert len(found[0]) == 3
+    assert [float(x) for x in found[0]] == pytest.approx([float(x) for x in found[1]], abs=2e-6)

@@ -1,0 +1,247 @@
+"""One of torchrun's processes, for tests of `autoshard.shard`: `python -m tests.shard_worker CASE …`."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+import autoshard
+from autoshard.emit.runtime import leave
+from autoshard.errors import UserError
+
+TOLERANCE = 1e-10
+
+
+def near(one: Tensor, other: Tensor, what: object) -> None:
+    assert one.shape == other.shape, (what, one.shape, other.shape)
+    assert torch.allclose(one, other, rtol=0, atol=TOLERANCE), (what, float((one - other).abs().max()))
+
+
+def halves() -> tuple[int, int]:
+    """The world as two factors: (2, 1), (2, 2), (2, 4)."""
+    return 2, dist.get_world_size() // 2
+
+
+def dense_relu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(x @ w + b)
+
+
+def function() -> None:
+    """The documented function form: `shard(dense_relu, in_strategy=((4, 2), None, None))`; gradients before it."""
+    a, b = halves()
+    own = autoshard.shard(dense_relu, in_strategy=((a, b), None, None), device="CPU")
+    for requires in (True, False):
+        tensors = [torch.randn(shape, requires_grad=requires) for shape in ((8, 16), (16, 12), (12,))]
+        before = torch.randn(8, 16)
+        results = [fn(tensors[0] * before, *tensors[1:]).sin() for fn in (dense_relu, own)]
+        near(results[0], results[1], "value")
+        if requires:
+            gradients = [torch.autograd.grad(y.square().mean(), tensors) for y in results]
+            for one, other in zip(*gradients, strict=True):
+                near(one, other, "gradient")
+    assert len(own.variants) == 2
+    layout = own.variants[0].plan.plan.inputs[0].layout
+    mesh = own.variants[0].plan.plan.mesh
+    from autoshard.constraints.shard_counts import counts
+
+    assert counts(layout, 2, mesh) == (a, b)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense1, self.dense2 = nn.Linear(12, 16), nn.Linear(16, 12, bias=False)
+        self.norm = nn.BatchNorm1d(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.dense2(torch.relu(self.dense1(x))))
+
+
+class Net(nn.Module):
+    """Eager, one block, eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block1, self.last = nn.Linear(6, 12), Block(), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.block1(self.first(x))))
+
+
+def module() -> None:
+    """`block1` alone is sharded, kept as an attribute; the optimizer was made before the first call."""
+    a, b = halves()
+    torch.manual_seed(1)
+    net = Net()
+    own = copy.deepcopy(net)
+    names = list(own.state_dict())
+    plan = {"self.block1.dense2.weight".removeprefix("self.block1."): (1, a * b), "self.dense1.weight": (b, a)}
+    own.block1 = autoshard.shard(own.block1, in_strategy=((a, b),), parameter_plan=plan)  # type: ignore[assignment]
+    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2, foreach=False)) for each in (net, own)]
+    assert list(own.state_dict()) == names
+    for rows in (8, 8, 4):  # another shape is planned anew, on the same parameters
+        x, t = torch.randn(rows, 6), torch.randn(rows, 3)
+        losses = []
+        for each, optimizer in pairs:
+            optimizer.zero_grad()
+            loss = (each(x) - t).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        near(*losses, "loss")
+    with torch.no_grad():
+        near(net(x), own(x), "no_grad")
+    net.eval(), own.eval()
+    near(net(x), own(x), "eval")
+    for name, one in own.first.named_parameters():
+        near(one.detach(), net.first.get_parameter(name).detach(), name)
+    sharded: Any = own.block1
+    assert list(own.state_dict()) == names and len(sharded.variants) == 4
+    whole = sharded.full_state_dict()
+    for name, value in whole.items():
+        near(value.double(), net.block1.state_dict()[name].double(), name)
+    held = dict(own.named_parameters())
+    assert tuple(held["block1.dense2.weight"].to_local().shape) == (12, 16 // (a * b))  # type: ignore[operator]
+    assert tuple(held["block1.dense1.weight"].to_local().shape) == (16 // b, 12 // a)  # type: ignore[operator]
+
+
+def outputs() -> None:
+    """`out_strategy`, layouts instead of counts, several outputs, and what each rank then holds inside."""
+    world = dist.get_world_size()
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 8, requires_grad=True)
+
+    def pair(x: Tensor, w: Tensor) -> dict[str, Any]:
+        y = x @ w
+        return {"y": y, "parts": (y.sum(1), 3)}
+
+    own = autoshard.shard(pair, in_strategy=(None, None), out_strategy=((world, 1), None), level=2)
+    found, wanted = own(x, w), pair(x, w)
+    assert found["parts"][1] == 3
+    near(found["y"], wanted["y"], "y")
+    near(found["parts"][0], wanted["parts"][0], "sum")
+    assert own.variants[0].outputs[0].inside.split() == ["S0"] * len(own.variants[0].plan.plan.mesh.axes)
+    both = [torch.autograd.grad(r["y"].sin().sum() + r["parts"][0].cos().sum(), (x, w)) for r in (found, wanted)]
+    for one, other in zip(*both, strict=True):
+        near(one, other, "gradient")
+    text = autoshard.shard(torch.matmul, in_strategy=("Shard(1)@tp", "Shard(0)@tp"), mesh={"tp": world})
+    near(text(x, w), x @ w, "layouts")
+    assert [i.inside for i in text.variants[0].inputs] == ["S1", "S0"]
+
+
+def data() -> None:
+    """`dataset_strategy`: parts of the batch, come and go; parts of two dims; DTensors."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    a, b = halves()
+    whole, w = torch.randn(8, 16), torch.randn(16, 8, requires_grad=True)
+    wanted = (whole @ w).detach()
+    layer = nn.Linear(16, 8, bias=False)
+    layer.weight.data.copy_(w.detach().T)
+    own = autoshard.shard(layer, dataset_strategy="data_parallel")
+    part = whole.chunk(world)[rank].clone().requires_grad_()
+    y = own(part)
+    near(y.detach(), wanted.chunk(world)[rank], "part")
+    y.square().sum().backward()
+    x = whole.clone().requires_grad_()
+    (x @ w).square().sum().backward()
+    near(part.grad, x.grad.chunk(world)[rank], "gradient of the part")  # type: ignore[arg-type, union-attr]
+    near(own.weight.grad.full_tensor(), w.grad.T, "gradient of the weight")  # type: ignore[union-attr]
+    cut = autoshard.shard(torch.matmul, dataset_strategy=((a, b), (b, 1)), mesh={"outer": a, "inner": b})
+    i, j = divmod(rank, b)
+    piece = whole.chunk(a)[i].chunk(b, 1)[j]
+    rows = w.detach().chunk(b)[i if b > 1 else 0]  # outer axes come first
+    assert math.prod(piece.shape) == 128 // world
+    near(cut(piece, rows), wanted, "parts of two dims")
+    placed = distribute_tensor(whole, init_device_mesh("cpu", (world,)), [Shard(1)])
+    near(autoshard.shard(torch.relu)(placed), whole.relu(), "a DTensor")
+
+
+def inside() -> None:
+    """vmap inside; a shard in a shard; a function with parameters, which stay the eager program's."""
+    a, b = halves()
+    x = torch.randn(8, 16)
+
+    def each_row(x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: (row * row).sum())(x)
+
+    near(autoshard.shard(each_row, in_strategy=((a, b),))(x), each_row(x), "vmap")
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner: nn.Module = nn.Linear(16, 8)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.inner(x)))
+
+    torch.manual_seed(2)
+    outer = Outer()
+    expected = outer(x)
+    outer.inner = autoshard.shard(outer.inner, in_strategy=((a, 1),))
+    near(autoshard.shard(outer, in_strategy=((a * b, 1),))(x), expected, "nested")
+
+    layer = nn.Linear(16, 4)
+
+    def through(x: Tensor, scale: float = 2.0) -> Tensor:
+        return layer(x) * scale
+
+    own = autoshard.shard(through, in_strategy=((a, 1),), parameter_plan={"layer.weight": (1, b)})
+    gradients = []
+    for fn in (through, own):
+        layer.zero_grad()
+        fn(x, scale=3.0).square().mean().backward()
+        gradients.append([p.grad.clone() for p in layer.parameters()])  # type: ignore[union-attr]
+    for one, other in zip(*gradients, strict=True):
+        near(one, other, "parameter of a function")
+    near(own(x), through(x), "another constant")
+    assert len(own.variants) == 2
+
+
+def refusals() -> None:
+    """Each names what is wrong and what is near, on every rank."""
+    a, b = halves()
+    world = a * b
+    x, w = torch.randn(8, 16), torch.randn(16, 8)
+    cases: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: autoshard.shard(torch.relu, in_strategy=4), "in_strategy is int, expected a tuple", "(4, 2)"),
+        (lambda: autoshard.shard(torch.relu, ((0, 1),)), "cut at least once, got 0", ""),
+        (lambda: autoshard.shard(torch.relu, ((world, 1), (1,)))(x), "has 2 entries, but there are 1 tensors", ""),
+        (lambda: autoshard.shard(torch.relu, ((world,),))(x), "has 2 dims [8, 16], but", ""),
+        (lambda: autoshard.shard(torch.relu, ((3, 1),))(x), f"needs 3 devices, and {world} are no multiple", ""),
+        (lambda: autoshard.shard(torch.matmul, None, pins=["op:matmul=((1, 2), (1, 1))"])(x, w), "one loop (", ""),
+        (lambda: autoshard.shard(nn.Linear(16, 8), parameter_plan={"wieght": (2, 1)})(x), "no parameter", "weight"),
+        (lambda: autoshard.shard(torch.relu, device="TPU"), "unknown device 'TPU'", "CPU"),
+        (lambda: autoshard.shard(torch.relu, level=7), "unknown level '7'", ""),
+        (lambda: autoshard.shard(torch.relu, dataset_strategy="full"), "unknown dataset_strategy", "full_batch"),
+    ]  # fmt: skip
+    for number, (call, words, hint) in enumerate(cases):
+        try:
+            call()
+        except UserError as error:
+            assert words in error.message and hint in error.hint and error.hint, (number, str(error))
+        else:
+            raise AssertionError(words)
+
+
+CASES = {case.__name__: case for case in (function, module, outputs, data, inside, refusals)}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    import os
+
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    for name in sys.argv[1:]:
+        CASES[name]()
+        print("done", name, flush=True)
+    dist.barrier()
+    leave()
