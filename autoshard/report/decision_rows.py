@@ -133,3 +133,17 @@ def buckets(program: Program) -> list[tuple[str, str, str]]:
             size += numel
         rows.append((" and ".join(bucket.axes), str(len(bucket.parameters)), format_bytes(size)))
     return rows
+
+
+def weight_buckets(program: Program) -> list[tuple[str, ...]]:
+    """Stored weights that are gathered together: block, axes, number of weights, dtype, and for how long."""
+    return [
+        (
+            str(bucket.block),
+            " and ".join(bucket.axes),
+            str(len(bucket.gathers)),
+            bucket.dtype,
+            "whole until backward has used them" if bucket.kept else "gathered again in backward",
+        )
+        for bucket in program.weight_buckets
+    ]

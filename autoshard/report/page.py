@@ -16,7 +16,7 @@ from autoshard.replay.command_line import command
 from autoshard.replay.reevaluate import resimulated
 from autoshard.report.alternatives_view import view
 from autoshard.report.answer import answer, verdict
-from autoshard.report.decision_rows import blocks, buckets, redistributions, stored
+from autoshard.report.decision_rows import blocks, buckets, redistributions, stored, weight_buckets
 from autoshard.report.memory_series import memory_series
 from autoshard.report.memory_table import KINDS, by_kind
 from autoshard.report.op_records import op_records
@@ -120,6 +120,7 @@ def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
         "redistributions": redistributions(plan, graph),
         "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, times of one.",
         "buckets": buckets(program),
+        "weight_buckets": weight_buckets(program),
     }
 
 

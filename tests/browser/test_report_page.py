@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from autoshard.cluster.hardware import load_hardware
+from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.package.package_files import Beside, report_text
 from autoshard.report.timeline_series import exposed_events, series
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
 from autoshard.simulate import Event, Timeline
 from tests.browser.pages import PHONE, browser, data_of, opened, with_data
@@ -355,3 +359,21 @@ def test_two_plans_compared(chromium: Any, made: package_files.SimulatedPlan, tm
     with opened(chromium, package_files.diff_text(made, other), tmp_path) as shown:
         assert "B - A" in shown.page.locator("#figures").inner_text()
         assert shown.problems == [] and len(shown.requests) == 1
+
+
+@pytest.mark.slow
+def test_ninety_six_layers_on_sixty_four_devices(chromium: Any, tmp_path: Path) -> None:
+    """The page of a deep model on many devices stays below 2 MB, and opens."""
+    from autoshard.capture.capture import capture
+
+    sizes = {"n_layer": 96, "n_embd": 96, "sequence": 64, "batch": 64, "vocabulary": 97}
+    graph = capture("examples/gpt2.py:build", sizes)
+    hardware = load_hardware("a100-80g-sxm")
+    plan = search(graph, hardware, SearchRequest(Mesh.parse("dp=8,tp=8")))
+    made = package_files.build(plan, graph, hardware)
+    page = package_files.package_files(made, Beside(style_plans(plan, graph, hardware)))["report.html"]
+    print(f"{len(page.encode()) / 1e6:.2f} MB, {len(made.timeline.events)} events")
+    assert len(page.encode()) < 2e6
+    with opened(chromium, page, tmp_path) as shown:
+        shown.page.wait_for_function("autoshardTiming.first > 0")
+        assert shown.problems == []
