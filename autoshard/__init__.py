@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from autoshard.api.parallel_module import parallelize
     from autoshard.api.sharded import shard
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
+    from autoshard.capture.operator_strategies import operator, strategy
 
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "capture",
     "load_plan",
+    "operator",
     "parallelize",
     "plan",
     "report",
     "shard",
     "simulate",
+    "strategy",
     "verify",
     "write",
 ]
@@ -31,6 +34,7 @@ _PLACES = {
     **dict.fromkeys(("capture", "load_plan", "plan", "report", "simulate", "verify", "write"), _VERBS),
     "parallelize": "autoshard.api.parallel_module",
     "shard": "autoshard.api.sharded",
+    **dict.fromkeys(("operator", "strategy"), "autoshard.capture.operator_strategies"),
 }
 _FOLDERS = ("capture", "report", "simulate", "verify")  # verbs that are the names of folders, too
 

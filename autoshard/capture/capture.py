@@ -14,6 +14,7 @@ from autoshard.capture.constructor.initial_distributions import InitWatcher, wat
 from autoshard.capture.constructor.recipes import recipes_of
 from autoshard.capture.input_ranges import input_ranges
 from autoshard.capture.load_model import load_exported, load_model
+from autoshard.capture.operator_strategies import marks, noted
 from autoshard.capture.overloads import note_schemas
 from autoshard.capture.passes.canonical import canonical
 from autoshard.capture.passes.embedding_bags import fold_bags
@@ -135,8 +136,10 @@ def _finish(
         raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
     _check_regions(program.graph, precision)
     graph = replace(graph, source=source, name=_name(source), optimizer=optimizer)
+    marked = marks(graph)
     for run in PASSES:
         graph = run(graph)
+    graph = noted(graph, marked)
     graph = note_schemas(note_registrations(apply_precision(graph, precision)))
     check(graph)
     return graph

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autoshard.capture.operator_strategies import mark_of
 from autoshard.capture.tracing.source_lines import node_quote, node_source
 from autoshard.errors import CaptureError
 from autoshard.ir.graph import DTYPE_BYTES, Attribute, Op, Tensor
@@ -97,7 +98,13 @@ def _op(node: fx.Node, names: Mapping[fx.Node, Any], results: tuple[str, ...]) -
         elif argument.name not in PLACEMENT:
             attributes.append((argument.name, _attribute(value, node)))
     return Op(
-        node.name, f"{namespace}.{name}", tuple(operands), tuple(attributes), results, _module(node), node_source(node)
+        node.name,
+        f"{namespace}.{name}",
+        tuple(operands),
+        tuple(attributes),
+        results,
+        _module(node),
+        node_source(node) + mark_of(node.meta),
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.errors import InvalidFileError, UsageError
+from autoshard.ir.graph import Graph
 from autoshard.ir.layout import parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.system.files import LARGEST_TOML, parse_json, parse_toml, read_text
@@ -147,6 +148,11 @@ def _cut(item: Any, text: str) -> Cut:
 def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin, ...]:
     """The pins of the file, then those of the command line."""
     return tuple(parse_pin(text, mesh) for text in (*(_file_texts(path) if path else ()), *texts))
+
+
+def graph_pins(graph: Graph, mesh: Mesh) -> tuple[Pin, ...]:
+    """The strategies that the model's own code asks for."""
+    return tuple(parse_pin(f"op:{name}={how}", mesh) for name, how in graph.strategies)
 
 
 def _file_texts(path: Path) -> list[str]:

@@ -160,6 +160,7 @@ class Graph:
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
+    `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Graph:
     schemas: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     input_ranges: tuple[InputRange, ...] = ()
+    strategies: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

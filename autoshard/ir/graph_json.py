@@ -16,7 +16,7 @@ from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.graph"
 # Fields that older files lack; written only where they say something.
-_LATER = ("discovered", "registrations", "recipes", "input_ranges")
+_LATER = ("discovered", "registrations", "recipes", "input_ranges", "strategies")
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
 from autoshard.constraints.apply_pins import pinned
-from autoshard.constraints.pins import Pin
+from autoshard.constraints.pins import Pin, graph_pins
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -132,7 +132,7 @@ def prepare(
     """The problem on one mesh, pins applied. Raises UsageError where the mesh, the precision or a pin can't be."""
     check_mesh(hardware, mesh)
     check_precision(hardware, graph.precision)
-    log, pins = [] if log is None else log, request.pins_on(mesh)
+    log, pins = [] if log is None else log, (*graph_pins(graph, mesh), *request.pins_on(mesh))
     limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
     with timed(log, f"formulating {mesh}"):
         whole = formulate(graph, mesh, hardware, limit, STYLES.get(request.strategy), request.all_to_all)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.traceback import preserve_node_meta
 
 from autoshard.capture.tracing.model_guard import guarded
 from autoshard.capture.tracing.python_state import steady
@@ -63,7 +64,7 @@ def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, t
     answers = Answers()
 
     def trace() -> Any:
-        with guarded(), noting_autocast(), watching(model.training, answers):
+        with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta():
             return torch.export.export(model, arguments, strict=False)
 
     return _without_vmap(steady(model, trace)), tuple(answers.assumed)

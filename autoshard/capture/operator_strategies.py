@@ -1,0 +1,146 @@
+"""Strategies in the model's own code: `operator(torch.matmul, in_strategy=((2, 4), (4, 1)))(x, w)`.
+
+They do nothing where the model runs alone. While it is captured, torch's annotations of graphs carry them to the
+operators, whose source they stand behind until all passes ran.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch.fx.traceback import annotate
+
+from autoshard.errors import CaptureError, UsageError
+from autoshard.ir.graph import Graph, Op
+
+_Result = TypeVar("_Result")
+_KEY, _MARK = "autoshard", "\0"
+_NUMBERS = itertools.count(1)
+_HINT = "in_strategy=((2, 4), (4, 1)): for each tensor how often each dim is cut, or None"
+
+
+def operator(fn: Callable[..., _Result], in_strategy: Any = None, out_strategy: Any = None) -> Callable[..., _Result]:
+    """`fn`, whose operator is split so: cut counts for each of its tensors, and of its results as others take them.
+
+    A layout of its first result, `"Shard(0)@dp"`, may stand for `in_strategy`. What is None is searched. Where several
+    mesh axes give a count, the search decides.
+    """
+    how = _how(in_strategy, out_strategy)
+
+    @wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> _Result:
+        with _annotated(how):
+            return fn(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def strategy(in_strategy: Any = None, out_strategy: Any = None) -> Iterator[None]:
+    """The same for the operators within the block whose tensors have as many dims."""
+    with _annotated(_how(in_strategy, out_strategy)):
+        yield
+
+
+@contextlib.contextmanager
+def _annotated(how: str) -> Iterator[None]:
+    if not torch.compiler.is_exporting():
+        yield
+        return
+    with annotate({_KEY: f"{next(_NUMBERS)}{_MARK}{how}"}):
+        yield
+
+
+def _how(in_strategy: Any, out_strategy: Any) -> str:
+    """As a pin says it, checked. UsageError names the count that can't be."""
+    if in_strategy is None and out_strategy is None:
+        raise UsageError("neither in_strategy nor out_strategy is given", _HINT)
+    if isinstance(in_strategy, str):
+        if out_strategy is not None:
+            raise UsageError("a layout as in_strategy says how the result lies, beside out_strategy", "one of the two")
+        return in_strategy
+    _check("in_strategy", in_strategy)
+    _check("out_strategy", out_strategy)
+    return repr((in_strategy, out_strategy))
+
+
+def _check(name: str, given: Any) -> None:
+    if given is None:
+        return
+    if not isinstance(given, tuple | list):
+        raise UsageError(f"{name} is {given!r}, expected a tuple with an entry for each tensor", _HINT)
+    for number, cut in enumerate(given):
+        if cut is not None and not (isinstance(cut, tuple | list) and all(type(n) is int for n in cut)):
+            raise UsageError(f"{name}[{number}] is {cut!r}: expected whole numbers, one a dim, or None", _HINT)
+        if cut is not None and any(n < 1 for n in cut):
+            raise UsageError(f"{name}[{number}] is {cut!r}: a dim is cut at least once, got {min(cut)}", _HINT)
+
+
+# --- in a graph -----------------------------------------------------------------------------------------------------
+
+
+def mark_of(meta: Mapping[str, Any]) -> str:
+    """What stands behind the source of an annotated node's operator."""
+    text = (meta.get("custom") or {}).get(_KEY)
+    return f"{_MARK}{text}" if text else ""
+
+
+def marks(graph: Graph) -> dict[str, str]:
+    """Number of each annotation -> where it is."""
+    found = (op.source.split(_MARK) for op in graph.ops if _MARK in op.source)
+    return {number: source for source, number, _ in found}
+
+
+def noted(graph: Graph, before: Mapping[str, str]) -> Graph:
+    """The graph with its `strategies`. CaptureError where a pass left none of an annotation's operators."""
+    groups: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if _MARK in op.source:
+            groups.setdefault(op.source.split(_MARK)[1], []).append(op)
+    for number, source in before.items():
+        if number not in groups:
+            what = f"the strategy at {source} is for an operator that capture leaves out or merges with others"
+            raise CaptureError(what, "a strategy on another operator")
+    if not before:
+        return graph
+    pairs = [pair for group in groups.values() for pair in _pairs(graph, group)]
+    order = {op.name: number for number, op in enumerate(graph.ops)}
+    ops = tuple(replace(op, source=op.source.partition(_MARK)[0]) for op in graph.ops)
+    return replace(graph, ops=ops, strategies=tuple(sorted(pairs, key=lambda pair: order[pair[0]])))
+
+
+def _pairs(graph: Graph, group: list[Op]) -> list[tuple[str, str]]:
+    """Of several operators those whose tensors have the dims of the counts."""
+    how = group[0].source.split(_MARK)[2]
+    if not how.startswith("("):
+        return [(op.name, how) for op in group]
+    cuts, out_cuts = ast.literal_eval(how)
+    fitting = [op for op in group if _fits(graph, op, cuts)] if len(group) > 1 else group
+    if not fitting:
+        kinds = ", ".join(dict.fromkeys(op.target for op in group))
+        where = group[0].source.partition(_MARK)[0]
+        raise CaptureError(f"in_strategy {cuts} fits none of {kinds} at {where}", "a count for each dim of each tensor")
+    return [(op.name, _pin(op, cuts, out_cuts)) for op in fitting]
+
+
+def _fits(graph: Graph, op: Op, cuts: Any) -> bool:
+    present = [name for name in op.operands if name is not None]
+    ranks = [len(graph.tensor(name).shape) for name in present]
+    given = [None if cut is None else len(cut) for cut in cuts or ()]
+    return len(given) <= len(ranks) and all(cut in (None, rank) for cut, rank in zip(given, ranks, strict=False))
+
+
+def _pin(op: Op, cuts: Any, out_cuts: Any) -> str:
+    """Tensors that nothing is said of, a bias after the weight, are free."""
+    present = sum(name is not None for name in op.operands)
+    given = tuple(None if cut is None else tuple(cut) for cut in cuts or ())
+    padded = given + (None,) * (present - len(given))
+    results = "" if out_cuts is None else f" -> {tuple(None if cut is None else tuple(cut) for cut in out_cuts)}"
+    return f"{padded}{results}"
