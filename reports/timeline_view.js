@@ -44,13 +44,15 @@ function drawGrid(context, top, bottom, labelled) {
 
 const SHADES = ["forward", "backward", "optimizer", "collective", "exposed"];
 function drawRow(context, own) {
-  const { start, end } = own, scale = (width() - left) / (view.to - view.from), right = width();
-  const inset = own.kind === "module" ? 1 : 0;
+  const { start, end, shade } = own, scale = (width() - left) / (view.to - view.from), right = width();
+  const inset = own.kind === "module" ? 1 : 0, colours = SHADES.map((name) => palette[name]), solid = inset ? 0.75 : 1;
+  let colour = -1, alpha = -1; // as set: setting is slow
   for (let i = above(end, view.from); i < start.length && start[i] < view.to;) {
     const x0 = Math.max(left + (start[i] - view.from) * scale, left);
     const x1 = Math.min(left + (end[i] - view.from) * scale, right);
-    context.globalAlpha = faded(own, i) ? 0.25 : own.kind === "module" ? 0.75 : 1;
-    context.fillStyle = palette[SHADES[own.shade[i]]];
+    const wanted = faded(own, i) ? 0.25 : solid;
+    if (alpha !== wanted) context.globalAlpha = alpha = wanted;
+    if (colour !== shade[i]) { colour = shade[i]; context.fillStyle = colours[colour]; }
     if (x1 - x0 < 1) {
       const pixel = Math.floor(x0);
       context.fillRect(pixel, own.top + inset, 1, own.height - inset);
@@ -62,6 +64,7 @@ function drawRow(context, own) {
     if (size > 26 && own.height > 12) {
       const text = own.text === null ? titled(own.event[i]) : shortened(own.text[i], own.depth);
       context.globalAlpha = 1;
+      colour = alpha = -1;
       label(context, text, x0 + 4, own.top + own.height / 2, size - 8, palette["bar-text"]);
     }
     i += 1;
