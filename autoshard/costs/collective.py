@@ -81,6 +81,11 @@ def joint_seconds(
     return transfer(full_bytes, size, *terms) * (full_bytes > 0)
 
 
+def per_byte_seconds(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str) -> float:
+    """What a byte of a large message adds, over several axes joined: a collective never takes less for its bytes."""
+    return _terms(hardware, mesh, axes, kind)[3] if math.prod(mesh.sizes[axis] for axis in axes) > 1 else 0.0
+
+
 Terms = tuple[float, float, float, float]  # fixed seconds, setup seconds, switch bytes, seconds per byte
 
 

@@ -161,12 +161,26 @@ class Prices:
         reached, previous = dijkstra(self.weights, indices=starts, return_predecessors=True)
         seconds: Floats = reached[:, stops]
         if self.all_to_all:
-            direct, exchanges = self._all_direct(sources, targets, starts, stops)
-            without = np.isinf(seconds) | self._swells(starts, stops, previous)
-            return np.where(without | exchanges & (direct < seconds), direct, seconds)
+            direct, goes = self._direct_or_not(sources, targets, seconds, previous)
+            return np.where(goes, direct, seconds)
         for i, j in zip(*np.nonzero(np.isinf(seconds)), strict=True):
             seconds[i, j] = self._direct_seconds(sources[i], targets[j])
         return seconds
+
+    def goes_direct(
+        self, sources: Sequence[Layout], targets: Sequence[Layout], seconds: Floats, previous: Integers
+    ) -> NDArray[np.bool_]:
+        """[source, target] -> is the direct way taken? `seconds` are those of the ways by the table, `previous` theirs."""
+        return self._direct_or_not(sources, targets, seconds, previous)[1] if self.all_to_all else np.isinf(seconds)
+
+    def _direct_or_not(
+        self, sources: Sequence[Layout], targets: Sequence[Layout], seconds: Floats, previous: Integers
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Seconds of the direct way between all pairs, and where it is taken."""
+        starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
+        direct, exchanges = self._all_direct(sources, targets, starts, stops)
+        without = np.isinf(seconds) | self._swells(starts, stops, previous)
+        return direct, without | exchanges & (direct < seconds)
 
     def _swells(self, starts: Integers, stops: Integers, previous: Integers) -> NDArray[np.bool_]:
         """[source, target] -> does the way by the table pass through a tensor larger than both its ends?
@@ -194,13 +208,15 @@ class Prices:
     def _term_seconds(self, term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
         """Seconds of a message of the direct way for all pairs of the sizes before and after."""
         times = (1.0 if self.differentiable else 0.0) if term.backward else self.forward_times
-        if not times:
-            return 0.0
+        return times * self.term_seconds_once(term, before, after) if times else 0.0
+
+    def term_seconds_once(self, term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
+        """The same, paid once."""
         sizes = term.full_bytes(before, after) * (self.widening if term.backward else 1.0)
         if term.primitive not in COLLECTIVES:
-            return times * self.local.seconds(sizes)
+            return self.local.seconds(sizes)
         known = {size: self.seconds(term.axes, term.primitive, size) for size in set(sizes.flat)}
-        return times * np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)
+        return np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)
 
     def _direct_seconds(self, source: Layout, target: Layout) -> float:
         steps = self.direct(source, target)

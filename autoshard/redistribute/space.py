@@ -142,7 +142,7 @@ class Space:
     def _moves(self, axes: tuple[int, ...]) -> Moves:
         """The steps of all of these axes at once: every pair of combinations of letters in which all axes agree."""
         codes, offsets, leaves, enters = self._combinations(axes)
-        pairs = _pair_table(len(self.shape))[codes[:, None], codes]
+        pairs = pair_table(len(self.shape))[codes[:, None], codes]
         pairs = np.where(leaves[:, None] & enters, pairs, -1)
         if len(axes) == 1:
             pairs[self._turns(axes[0])] = 0
@@ -205,7 +205,7 @@ class Space:
 
 
 @lru_cache(maxsize=64)
-def _pair_table(dims: int) -> Integers:
+def pair_table(dims: int) -> Integers:
     """[code before, code after] -> index into PAIRS, -1 where there is no step."""
     codes = _FIRST_DIM + dims
     table = np.full((codes, codes), -1, dtype=np.int64)

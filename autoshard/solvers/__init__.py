@@ -20,6 +20,7 @@ from autoshard.solvers.ilp import branch_and_bound, pulp_engine
 __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
+    "auto": portfolio.auto,
     "dp": lambda problem, options: portfolio.solve(
         problem,
         budget_entries=options.budget_entries or BUDGET_ENTRIES,
@@ -38,14 +39,14 @@ _NAMED = 8  # pins that an error lists
 def check_names(solver: str, engine: str | None = None) -> None:
     """UsageError that lists the solvers where this is none of them, or the engines where ilp does not have this one."""
     if solver not in SOLVERS:
-        near = difflib.get_close_matches(solver, SOLVERS, 1) or ["dp"]
+        near = difflib.get_close_matches(solver, SOLVERS, 1) or ["auto"]
         known = ", ".join(sorted(SOLVERS))
         raise UsageError(f"unknown solver {solver!r}: expected one of {known}", f"--solver {near[0]}")
     if solver == "ilp" and engine not in (None, "highs"):
         pulp_engine.maker(str(engine))
 
 
-def solve(problem: Problem, solver: str = "dp", options: Options | None = None) -> Solution:
+def solve(problem: Problem, solver: str = "auto", options: Options | None = None) -> Solution:
     """Pins (`options.pinned`) hold in every solver.
 
     Raises UsageError that lists the known solvers or says what is wrong with the problem, InfeasibleError where no plan

@@ -24,7 +24,7 @@ from autoshard.ir.problem import Problem, objective
 from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
-from autoshard.solvers.common.solver_options import Clock, PartialClock
+from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.ilp import warm_start
@@ -32,10 +32,12 @@ from autoshard.solvers.pairwise import anytime
 from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.lagrangian import condensed, priced_fit
 from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
+from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.window_search import improved
 
 _LOOSE = 1e-3  # relative gap that is worth more work
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
+_FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
 _SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
 
@@ -84,6 +86,41 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
         wide.climb(state, clock)
     if limited and state.gap > _LOOSE and not clock.over:
         anytime.search(state, clock)
+
+
+def auto(problem: Problem, options: Options) -> Solution:
+    """Shares of readers first (reader_shares.py): plan and bound in tables as small as those of a chain. What gap they
+    leave is closed by what `solve` does, where it is worth it or the problem is small."""
+    started, clock, state = time.perf_counter(), options.clock, Incumbent(problem)
+    with watched(clock):
+        attempt(_auto, state, options)
+    if state.choice is None:
+        warm_start.something(state)
+    assert state.choice is not None
+    return finish(problem, state.choice, state.bound, "auto", started, cut=clock.cut)
+
+
+def _auto(state: Incumbent, options: Options) -> None:
+    problem, budget = state.problem, options.budget_entries or BUDGET_ENTRIES
+    if all(len(value.consumers) == 1 for value in problem.values):
+        _search(state, budget, options.clock, options.rough, options.unfit)
+        return
+    shares = options.kept.get("shares")
+    if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
+        shares = options.kept["shares"] = ReaderShares(problem)
+    if math.isfinite(options.clock.limit_seconds):
+        warm_start.known(state)
+    shares.search(state)
+    check()
+    if state.choice is None and state.near is not None:  # overflows
+        found = Minimum(state.bound, state.near, False, (), 0)
+        try:
+            _fit(state, found, budget, options.clock)
+        except InfeasibleError as error:
+            state.failed(error)
+    few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
+    if not state.closed and (state.gap > _LOOSE or few):
+        _search(state, budget, options.clock, options.rough, options.unfit)
 
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:

@@ -23,7 +23,7 @@ from tests.random_problems import hub_problem, limited, random_problem
 FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
 MOST = 4000
 STILL = 20  # looks after the last: of those who are told in turn
-SOLVERS = ("dp", "ilp", "propagation", "recursive")
+SOLVERS = ("auto", "dp", "ilp", "propagation", "recursive")
 
 
 def limits() -> Iterator[int]:

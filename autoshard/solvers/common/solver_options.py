@@ -95,7 +95,8 @@ class Options:
     """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a user;
     propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
     `rough`: a good plan is enough for dp, without a bound that says much. `unfit`: the structures, whatever the prices,
-    of which dp found that no exact tables fit; it adds to them, and a rough plan does not try that again.
+    of which dp found that no exact tables fit; it adds to them, and a rough plan does not try that again. `kept`: what
+    a solver keeps for problems of the same structure, by its own word.
     """
 
     clock: Clock = field(default_factory=Clock)
@@ -104,6 +105,7 @@ class Options:
     budget_entries: int | None = None
     rough: bool = False
     unfit: set[int] = field(default_factory=set)
+    kept: dict[str, object] = field(default_factory=dict)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,262 @@
+"""The seconds that each choice of a node, and each way of a value, occupies every resource of a step.
+
+Rows of all arrays: the resources of the forward, then those of the backward; see `step_resources`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain, combinations
+
+import numpy as np
+
+from autoshard import costs
+from autoshard.costs.collective import per_byte_seconds
+from autoshard.costs.compute import LocalTensor
+from autoshard.costs.links import joint_link
+from autoshard.costs.operator import compute_seconds
+from autoshard.costs.variants import variant_collectives
+from autoshard.formulation.dependency_path import longest
+from autoshard.formulation.formulate import Formulation
+from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
+from autoshard.ir.layout import Layout, largest_shape
+from autoshard.ir.problem import Floats
+from autoshard.redistribute.way_parts import FORWARD, GATHER, SUM, Axes, WayParts, axes_of, way_parts
+from autoshard.rules.algebra.strategy import Strategy
+
+COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
+_FIXED = (COMPUTE, PATH, IN_ROW, HOST)
+IN_ORDER = True  # the program waits for each collective but those of gradient buckets; with others it is to be False
+BESIDE = 0.15  # of the seconds of gradient buckets: what they slow of the computation beside them, roughly
+Locals = tuple[tuple[LocalTensor | None, ...], tuple[LocalTensor, ...]]
+
+
+class ResourceTables:
+    """Made once for each distinct operator, parameter and value. `in_order`: see IN_ORDER."""
+
+    def __init__(self, formulation: Formulation, in_order: bool) -> None:
+        self.formulation, self.in_order = formulation, in_order
+        self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
+        self.groups = _groups(formulation)
+        self.names = (*_FIXED, *self.groups)
+        self.count = len(self.names)
+        self.dispatch_seconds = self.hardware.constant("host.dispatch")
+        self.parameters = {p.tensor for p in self.graph.parameters}
+        problem = formulation.problem
+        least = {
+            site.name: float(node.seconds.min())
+            for site, node in zip(formulation.sites, problem.nodes, strict=True)
+            if site.kind == "op"
+        }
+        self.path = longest(self.graph, least)
+        self.known: dict[Hashable, Floats] = {}
+        self.ways: dict[Hashable, WayParts] = {}
+        self.shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
+
+    def constants(self) -> Floats:
+        found = np.zeros(2 * self.count)
+        forward = self.names.index(HOST)
+        found[forward] = self.dispatch_seconds * len(self.path.needed)
+        found[self.count + forward] = self.dispatch_seconds * self.path.backward
+        return found
+
+    def _once(self, key: Hashable, make: Callable[[], Floats]) -> Floats:
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def _rows(self, axes: Axes, backward: bool) -> list[int]:
+        """The rows that a task over `axes` counts in, a local pass where there are none."""
+        own = [_FIXED.index(COMPUTE)] if not axes else [
+            len(_FIXED) + i for i, held in enumerate(self.groups.values()) if axes in held
+        ]  # fmt: skip
+        return [row + self.count * backward for row in own]
+
+    def _row(self, name: str, backward: bool) -> int:
+        return _FIXED.index(name) + self.count * backward
+
+    # --- nodes ---
+
+    def node(self, n: int) -> Floats:
+        """(2 R, choices) of a node."""
+        node, site = self.formulation.problem.nodes[n], self.formulation.sites[n]
+        if site.kind == "parameter":
+            return self._once(("parameter", id(node.seconds)), lambda: self._stored(node.seconds))
+        if site.kind != "op":
+            count = len(node.seconds)
+            return self._once(count, lambda: np.zeros((2 * self.count, count)))
+        facts = (site.name in self.path.on, site.name in self.path.needed)
+        key = (id(site.strategies), id(node.seconds), *facts)
+        return self._once(key, lambda: self._operator(self.graph.by_op[site.name], site.strategies, *facts))
+
+    def _stored(self, seconds: Floats) -> Floats:
+        """The optimizer comes after everything else."""
+        found = np.zeros((2 * self.count, len(seconds)))
+        found[self.count :] = np.where(np.isinf(seconds), 0.0, seconds)
+        return found
+
+    def _operator(self, op: Op, strategies: Sequence[Strategy], on_path: bool, needed: bool) -> Floats:
+        found = np.zeros((2 * self.count, len(strategies)))
+        known: dict[object, Floats] = {}
+        for s, strategy in enumerate(strategies if needed else ()):
+            locals_ = self._locals(op, strategy)
+            key = s if strategy.variant else locals_
+            if key not in known:
+                known[key] = self._strategy(op, strategy, locals_, on_path)
+            found[:, s] = known[key]
+        return found
+
+    def _strategy(self, op: Op, strategy: Strategy, locals_: Locals, on_path: bool) -> Floats:
+        found = np.zeros(2 * self.count)
+        operands, results = locals_
+        times = compute_seconds(self.hardware, self.graph, op, operands, results, strategy.variant)
+        inside = variant_collectives(self.mesh, op, strategy.variant, operands, strategy.operands)
+        for backward, (own, calls) in enumerate(zip(times, (inside.forward, inside.backward), strict=True)):
+            found[self._row(COMPUTE, bool(backward))] = own
+            moved = 0.0
+            for axis, kind, size in calls if own and strategy.variant else ():
+                seconds = costs.collective_seconds(self.hardware, self.mesh, axis, kind, size)
+                if seconds:
+                    found[self._rows((axis,), bool(backward))] += seconds
+                    found[self._row(HOST, bool(backward))] += self.dispatch_seconds
+                    moved += seconds
+            row = max(own, moved) if inside.beside else own + moved
+            found[self._row(IN_ROW, bool(backward))] = row
+            found[self._row(PATH, bool(backward))] = row if on_path else 0.0
+        return found
+
+    def _locals(self, op: Op, strategy: Strategy) -> Locals:
+        operands = tuple(
+            None if name is None or layout is None else self._local(name, layout)
+            for name, layout in zip(op.operands, strategy.operands, strict=True)
+        )
+        pairs = zip(op.results, strategy.results, strict=True)
+        return operands, tuple(self._local(name, layout) for name, layout in pairs)
+
+    def _local(self, name: str, layout: Layout) -> LocalTensor:
+        tensor = self.graph.tensor(name)
+        key = (tensor.shape, layout)
+        if key not in self.shapes:
+            self.shapes[key] = largest_shape(tensor.shape, layout, self.mesh)
+        return LocalTensor(self.shapes[key], tensor.dtype, tensor.requires_grad)
+
+    # --- values ---
+
+    def on_path(self, v: int, position: int) -> bool:
+        site = self.formulation.sites[self.formulation.problem.values[v].consumers[position]]
+        return site.kind == "op" and self.path.reads.get(site.name) == self.formulation.values[v].tensor
+
+    def part(self, v: int, position: int) -> Floats:
+        """(2 R, sources, targets): what one reader of a value pays."""
+        value, site = self.formulation.problem.values[v], self.formulation.values[v]
+        consumer = self.formulation.sites[value.consumers[position]]
+        facts = (
+            len(value.consumers),
+            self.on_path(v, position),
+            self.in_order and self._gathers_again(site.tensor, value.consumers[position]),
+            consumer.kind == "op" and consumer.name in self.path.needed,
+        )
+        return self._once((id(value.seconds), id(site.sources), *facts), lambda: self._part(v, *facts))
+
+    def whole(self, v: int) -> Floats:
+        """(2 R, sources, targets): a way as it probably runs."""
+        value, site = self.formulation.problem.values[v], self.formulation.values[v]
+        again = any(self._gathers_again(site.tensor, consumer) for consumer in value.consumers)
+        return self._once(("whole", id(value.seconds), id(site.sources), again), lambda: self._whole(v, again))
+
+    def _gathers_again(self, tensor: str, consumer: int) -> bool:
+        """Whether the backward of a reader surely makes anew what was gathered of a weight."""
+        site = self.formulation.sites[consumer]
+        if site.kind != "op" or tensor not in self.graph.weights or self.graph.loss is None:
+            return False
+        op = self.graph.by_op[site.name]
+        return op.target != CAST and any(op.operands[position] == tensor for position in op.saved.operands)
+
+    def _part(self, v: int, count: int, on_path: bool, again: bool, needed: bool) -> Floats:
+        found = self._empty(v)
+        if self.formulation.values[v].tied or not needed:
+            return found
+        parts, parameter = self._parts(v), self.formulation.values[v].tensor in self.parameters
+        for (phase, axes), seconds in parts.seconds.items():
+            if phase == SUM and parameter or phase == GATHER and not again:
+                continue
+            backward = phase != FORWARD
+            found[self._rows(axes, backward)] += seconds / count
+            found[self._row(IN_ROW, backward)] += seconds / count
+            if on_path and phase != GATHER:
+                found[self._row(PATH, backward)] += seconds
+        for phase, tasks in parts.tasks.items():
+            if not (phase == SUM and parameter or phase == GATHER and not again):
+                found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
+        if not self.in_order:
+            found[[self._row(IN_ROW, False), self._row(IN_ROW, True)]] = 0.0
+        if parameter and parts.summed.any():
+            self._add_buckets(found, v, parts, count)
+        return found
+
+    def _whole(self, v: int, again: bool) -> Floats:
+        found = self._empty(v)
+        if self.formulation.values[v].tied:
+            return found
+        parts, parameter = self._parts(v), self.formulation.values[v].tensor in self.parameters
+        for (phase, axes), seconds in parts.seconds.items():
+            if phase != GATHER or again:
+                backward, bucket = phase != FORWARD, phase == SUM and parameter
+                found[self._rows(axes, backward)] += seconds
+                found[self._row(IN_ROW, backward)] += seconds * (BESIDE if bucket else 1.0)
+        for phase, tasks in parts.tasks.items():
+            if not (phase == SUM and parameter or phase == GATHER and not again):
+                found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
+        return found
+
+    def _empty(self, v: int) -> Floats:
+        return np.zeros((2 * self.count, *self.formulation.problem.values[v].seconds.shape))
+
+    def _add_buckets(self, found: Floats, v: int, parts: WayParts, count: int) -> None:
+        """Gradients that stay partial until a bucket reduces them, at the rate of large messages."""
+        tensor = self.graph.tensor(self.formulation.values[v].tensor)
+        size = parts.elements.astype(float)[:, None] * DTYPE_BYTES[tensor.dtype]
+        for bits in set(parts.summed.flat) - {0}:
+            axes = axes_of(bits)
+            for certain in (True, False):
+                where = (parts.summed == bits) & ((parts.alone & (count == 1)) == certain)
+                for row, rate in self._rates(axes, certain).items():
+                    found[row] += np.where(where, size * rate / count, 0.0)
+
+    def _rates(self, axes: Axes, certain: bool) -> dict[int, float]:
+        """Seconds a byte of an all-reduce over the axes, by row; the least of those over some of them unless it is
+        certain that it is over all of them at once."""
+        some = [axes] if certain else list(chain.from_iterable(combinations(axes, n) for n in range(1, len(axes) + 1)))
+        rates = {own: per_byte_seconds(self.hardware, self.mesh, own, "all_reduce") for own in some}
+        found = {}
+        for row in self._rows(axes, backward=True):
+            axis = self.names[row - self.count].removeprefix("axis ")
+            if axis in self.mesh.names:  # one of them has this axis
+                found[row] = min(rate for own, rate in rates.items() if self.mesh.index(axis) in own)
+            else:
+                found[row] = min(rate if row in self._rows(own, backward=True) else 0.0 for own, rate in rates.items())
+        return found
+
+    def _parts(self, v: int) -> WayParts:
+        site = self.formulation.values[v]
+        tensor = self.graph.tensor(site.tensor)
+        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets)
+        if key not in self.ways:
+            terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
+            self.ways[key] = way_parts(site.sources, site.targets, terms)
+        return self.ways[key]
+
+
+def _groups(formulation: Formulation) -> dict[str, frozenset[Axes]]:
+    """Each link and each axis, with the groups of axes whose collectives it carries; none that is part of another."""
+    mesh, hardware = formulation.mesh, formulation.hardware
+    own = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
+    every = [axes for n in range(1, len(own) + 1) for axes in combinations(own, n)]
+    sets: dict[str, frozenset[Axes]] = {}
+    for axes in every:
+        link = f"link {joint_link(hardware, mesh, axes).name}"
+        sets[link] = sets.get(link, frozenset()) | {axes}
+    for axis in own:
+        sets[f"axis {mesh.names[axis]}"] = frozenset(axes for axes in every if axis in axes)
+    distinct = {held: name for name, held in reversed(sets.items())}
+    return {name: held for held, name in reversed(distinct.items()) if not any(held < other for other in distinct)}

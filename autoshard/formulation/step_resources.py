@@ -1,0 +1,147 @@
+"""What a plan occupies of the resources of a step: a bound on how long the simulated step takes.
+
+A resource is a set of tasks of which the schedule runs no two at once: the computations of a device; what goes over one
+mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other; what
+the program runs in a row. Backward begins when the loss is there. So with F_x(s) the seconds that the forward of plan s
+occupies resource x, and B_y(s) those of its backward and optimizer on resource y, a step takes at least F_x(s) + B_y(s),
+for all x and y, and so at least any mean of these. Each mean is additive over the choices.
+
+What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
+own layout, gradients that may be reduced in buckets count at the rate of large messages, beside everything else, and a
+gather counts twice only where backward certainly needs the weight again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_ROW, PATH, ResourceTables
+from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
+
+_HUB = 4  # a value with more readers is cut off: each reader pays its part from the cheapest source
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """One reader of value `value` of the problem: what its part of the way occupies, (2 x resources, sources, targets)."""
+
+    value: int
+    position: int
+    seconds: Floats
+    hub: bool
+
+
+@dataclass(frozen=True, eq=False)
+class StepResources:
+    """`names` of the resources, R of them. Arrays begin with the R of the forward, then the R of the backward.
+
+    `constants`: what every plan occupies; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values' ways, and
+    `values[v]`, shape (2 R, sources, targets), is the whole of each way.
+    """
+
+    problem: Problem
+    names: tuple[str, ...]
+    constants: Floats
+    nodes: tuple[Floats, ...]
+    readers: tuple[Reader, ...]
+    values: tuple[Floats, ...]
+
+    def least_used(self, choice: Sequence[int]) -> Floats:
+        """Seconds that a plan occupies each resource, at least, shape (2 R,)."""
+        total = self._of_nodes(choice)
+        for reader in self.readers:
+            value = self.problem.values[reader.value]
+            target = value.targets[reader.position][choice[value.consumers[reader.position]]]
+            total += reader.seconds[:, value.source[choice[value.producer]], target]
+        return total
+
+    def roughly_used(self, choice: Sequence[int]) -> Floats:
+        """The same as it probably is: each layout that is needed is paid once, whole."""
+        total = self._of_nodes(choice)
+        for value, own in zip(self.problem.values, self.values, strict=True):
+            targets = {int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)}
+            total += own[:, value.source[choice[value.producer]], sorted(targets)].sum(axis=1)
+        return total
+
+    def _of_nodes(self, choice: Sequence[int]) -> Floats:
+        total = self.constants.copy()
+        for own, s in zip(self.nodes, choice, strict=True):
+            total += own[:, s]
+        return total
+
+    def bounding(self, weights: Floats) -> Problem:
+        """The problem whose minimum, with `weights @ constants`, is at most the step of any plan.
+
+        `weights`, of the resources of each phase: not negative, and of each phase at most 1 together. Memory is left out.
+        Equal arrays stay one object.
+        """
+        mean = _Means(weights)
+        unary = [mean.of(own, node.seconds) for own, node in zip(self.nodes, self.problem.nodes, strict=True)]
+        values = []
+        for reader in self.readers:
+            value = self.problem.values[reader.value]
+            pairs, target = mean.of(reader.seconds, value.seconds), value.targets[reader.position]
+            consumer = value.consumers[reader.position]
+            if reader.hub:
+                unary[consumer] = mean.with_least(unary[consumer], pairs, target)
+            elif pairs.any():
+                ends = (value.producer, (consumer,), value.source, (target,))
+                values.append(Value(value.name, *ends, pairs, mean.zeros(pairs.shape[1]), ((0, 0),)))
+        pairs_ = zip(self.problem.nodes, unary, strict=True)
+        return Problem(tuple(Node(node.name, own, mean.zeros(len(own))) for node, own in pairs_), tuple(values))
+
+    def likely(self, weights: Floats) -> Problem:
+        """The mean of what is roughly used, without the constants: with the structure and the memory of the problem."""
+        mean = _Means(weights)
+        nodes = zip(self.problem.nodes, self.nodes, strict=True)
+        values = zip(self.problem.values, self.values, strict=True)
+        return replace(
+            self.problem,
+            nodes=tuple(replace(node, seconds=mean.of(own, node.seconds)) for node, own in nodes),
+            values=tuple(replace(value, seconds=mean.of(own, value.seconds)) for value, own in values),
+        )
+
+
+class _Means:
+    """Arrays of weighted means, each made once; what is forbidden stays so."""
+
+    def __init__(self, weights: Floats) -> None:
+        self.weights = weights
+        self.known: dict[Hashable, tuple[Floats, object]] = {}  # with what its key names
+
+    def of(self, seconds: Floats, allowed: Floats) -> Floats:
+        """`allowed` is infinite where a choice or pair is forbidden."""
+        key = (id(seconds), id(allowed))
+        if key not in self.known:
+            found = np.tensordot(self.weights, seconds, 1)
+            self.known[key] = np.where(np.isinf(allowed), np.inf, found), (seconds, allowed)
+        return self.known[key][0]
+
+    def with_least(self, own: Floats, pairs: Floats, target: Integers) -> Floats:
+        key = (id(own), id(pairs), id(target))
+        if key not in self.known:
+            self.known[key] = own + pairs.min(axis=0)[target], (own, pairs, target)
+        return self.known[key][0]
+
+    def zeros(self, count: int) -> Floats:
+        return self.known.setdefault(count, (np.zeros(count), None))[0]
+
+
+def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER) -> StepResources:
+    """The resources of the steps of all plans. Without `in_order` the bound holds for any schedule, whatever it overlaps."""
+    problem, tables = formulation.problem, ResourceTables(formulation, in_order)
+    nodes = tuple(tables.node(n) for n in range(len(problem.nodes)))
+    readers = tuple(
+        Reader(v, position, tables.part(v, position), len(value.consumers) > _HUB and not tables.on_path(v, position))
+        for v, value in enumerate(problem.values)
+        for position in range(len(value.consumers))
+    )
+    values = tuple(tables.whole(v) for v in range(len(problem.values)))
+    return StepResources(problem, tables.names, tables.constants(), nodes, readers, values)
+
+
+__all__ = ["COMPUTE", "HOST", "IN_ROW", "PATH", "Reader", "StepResources", "step_resources"]

@@ -1,0 +1,181 @@
+"""What the cheapest ways between layouts occupy: seconds of local passes and of each group of axes, apart by phase.
+
+A bound on a step counts these; it may count too little, never too much. So packing for an exchange is left out, and what
+a way takes where all-to-all is forbidden and the pair table has no way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import dijkstra
+
+from autoshard.ir.layout import Layout
+from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pair_codes
+from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
+from autoshard.redistribute.prices import Floats, Prices, Terms
+from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, space
+
+FORWARD, BACKWARD = "forward", "backward"
+GATHER = "gather"  # the all-gathers of the forward once more: a weight is gathered again for backward
+SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket: R -> R+
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class WayParts:
+    """`tasks[phase][source, target]`: how many a host issues. `seconds[phase, axes][source, target]`: of collectives over the joined `axes`, of local passes where there are
+    none; those of GATHER are in FORWARD too. `summed[source, target]`: the axes of SUM, as bits, on ways by the table.
+
+    `alone[source, target]`: no other step of the way is over an axis of `summed`. `elements[source]`: the local ones.
+    """
+
+    seconds: dict[tuple[str, Axes], Floats]
+    tasks: dict[str, Floats]
+    summed: Integers
+    alone: NDArray[np.bool_]
+    elements: Integers
+
+
+def way_parts(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> WayParts:
+    """Of the ways that `path` gives for all pairs."""
+    prices = Prices(space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms)
+    starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
+    reached, previous = dijkstra(prices.weights, indices=starts, return_predecessors=True)
+    direct = prices.goes_direct(sources, targets, reached[:, stops], previous)
+    walk = _Walk(prices, (len(starts), len(stops)))
+    walk.follow(starts, stops, previous, direct)
+    if terms.all_to_all and direct.any():
+        _add_direct(walk, prices, sources, targets, direct)
+    return WayParts(dict(walk.seconds), dict(walk.tasks), walk.summed, walk.alone, prices.space.elements[starts])
+
+
+class _Walk:
+    """The ways by the pair table, all followed back from their ends at once."""
+
+    def __init__(self, prices: Prices, shape: tuple[int, int]) -> None:
+        self.prices, self.space = prices, prices.space
+        self.seconds: dict[tuple[str, Axes], Floats] = defaultdict(lambda: np.zeros(shape))
+        self.tasks: dict[str, Floats] = defaultdict(lambda: np.zeros(shape))
+        self.summed = np.zeros(shape, np.int64)
+        self.alone = np.ones(shape, bool)
+        self.others = np.zeros(shape, np.int64)  # axes of steps that are no sums
+        self.placed = [_numbered([letter.placement for letter in own]) for own in self.space.letters]
+        self.codes = [np.array([letter.code for letter in own]) for own in self.space.letters]
+
+    def follow(self, starts: Integers, stops: Integers, previous: Integers, direct: NDArray[np.bool_]) -> None:
+        rows = np.arange(len(starts))[:, None]
+        here = np.broadcast_to(stops, (len(starts), len(stops)))
+        while True:
+            before = previous[rows, here]
+            going = (before >= 0) & ~direct
+            if not going.any():
+                break
+            self.count(going, before[going].astype(np.int64), here[going].astype(np.int64))
+            here = np.where(before >= 0, before, here)
+        self.alone &= (self.summed & self.others) == 0
+
+    def count(self, where: NDArray[np.bool_], start: Integers, stop: Integers) -> None:
+        """One step of each of the ways `where`."""
+        edges, position = np.unique(start * self.space.states + stop, return_inverse=True)
+        start, stop = edges // self.space.states, edges % self.space.states
+        changed = np.zeros(len(edges), np.int64)
+        for axis, (digits, placed) in enumerate(zip(self.space.digits, self.placed, strict=True)):
+            changed |= (placed[digits[start]] != placed[digits[stop]]).astype(np.int64) << axis
+        for bits in set(changed.tolist()) - {0}:
+            own = np.flatnonzero(changed == bits)
+            axes = tuple(axis for axis in range(len(self.placed)) if bits >> axis & 1)
+            first = axes[0]
+            before, after = (self.codes[first][self.space.digits[first][s[own]]] for s in (start, stop))
+            pairs = pair_table(len(self.space.shape))[before, after]
+            for pair in set(pairs.tolist()):
+                some = own[pairs == pair]
+                self.count_pair(axes, pair, where, position, some, (start[some], stop[some]))
+
+    def count_pair(
+        self, axes: Axes, pair: int, where: NDArray[np.bool_], position: Integers, some: Integers,
+        ends: tuple[Integers, Integers],
+    ) -> None:  # fmt: skip
+        """The edges `some`, all of which do the same over the same axes."""
+        bits, sums = sum(1 << axis for axis in axes), PAIRS[pair] == ("R", "R+")
+        there = np.zeros(where.shape, bool)
+        there[where] = np.isin(position, some)
+        if sums:
+            self.alone &= ~(there & ((self.summed & bits) > 0))
+            self.summed[there] |= bits
+        else:
+            self.others[there] |= bits
+        forward, backward = ACTIONS[pair]
+        before, after = (self.space.elements[end] for end in ends)
+        self.add(FORWARD, axes, forward, before, after, 1.0, where, position, some)
+        if forward == "all_gather":
+            self.add(GATHER, axes, forward, before, after, 1.0, where, position, some)
+        if self.prices.differentiable:
+            phase = SUM if sums else BACKWARD
+            self.add(phase, axes, backward, after, before, self.prices.widening, where, position, some)
+
+    def add(
+        self, phase: str, axes: Axes, action: str, given: Integers, made: Integers, widening: float,
+        where: NDArray[np.bool_], position: Integers, some: Integers,
+    ) -> None:  # fmt: skip
+        if not action:
+            return
+        prices, item_bytes = self.prices, self.prices.item_bytes * widening
+        if action in COLLECTIVES:
+            whole = given if action == "all_to_all" else np.maximum(given, made)
+            known = {size: prices.seconds(axes, action, size * item_bytes) for size in set(whole.tolist())}
+            own = np.array([known[size] for size in whole.tolist()])
+        else:
+            moved = 2 * np.minimum(given, made) if action in CUTS else given + made
+            own = np.asarray(prices.local.seconds(moved * item_bytes))
+        every = np.zeros(int(position.max()) + 1)
+        every[some] = own
+        self.tasks[phase][where] += every[position] > 0
+        self.seconds[phase, axes if action in COLLECTIVES else ()][where] += every[position]
+
+
+def _add_direct(
+    walk: _Walk,
+    prices: Prices,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    where: NDArray[np.bool_],
+) -> None:
+    """What the direct ways `where` take."""
+    elements = prices.space.elements
+    starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
+    before, after = (elements[states].astype(np.float64) * prices.item_bytes for states in (starts, stops))
+    codes = pair_codes(sources, targets)
+    seen: set[tuple[str, Axes]] = set()
+
+    def only(part: tuple[str, Axes] | None) -> Callable[[MessageTerm, Floats, Floats], Floats | float]:
+        def price(term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
+            back = SUM if term.primitive == "all_reduce" else BACKWARD  # of which no bits are known: a bucket may have it
+            own = (back if term.backward else FORWARD, term.axes if term.primitive in COLLECTIVES else ())
+            if part is None:
+                seen.add(own)
+            if own != part or (term.backward and not prices.differentiable):
+                return 0.0
+            return prices.term_seconds_once(term, before, after)
+
+        return price
+
+    direct_seconds(codes, before, after, prices.space.mesh, only(None))
+    for part in sorted(seen):
+        own, _ = direct_seconds(codes, before, after, prices.space.mesh, only(part))
+        if (own[where] > 0).any():
+            walk.seconds[part][where] += own[where]
+            walk.tasks[part[0]][where] += own[where] > 0
+
+
+def _numbered(items: Sequence[object]) -> Integers:
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(item, len(known)) for item in items], np.int64)
+
+
+def axes_of(bits: int) -> Axes:
+    return tuple(axis for axis in range(int(bits).bit_length()) if bits >> axis & 1)

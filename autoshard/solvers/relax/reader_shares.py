@@ -1,0 +1,198 @@
+"""Values with several readers, taken apart: each reader pays a share of the layout that it needs, and all terms are over
+two nodes. What is left is eliminated exactly, in tables as small as those of a chain.
+
+The shares of a layout add up to 1, so that the minimum is a bound: a plan pays at least as much for the layouts that its
+readers need. Where readers agree it is what they pay. After each round shares move to the readers that took a layout
+together, which raises the bound; alike values have the same shares, so that layers go on repeating. A value with many
+readers is cut off: each pays its share of the layout from the cheapest source. The best plan is that over the choices of
+all rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats, Integers, Problem, Value, objective
+from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.relax.pruned_start import kinds, narrowed
+from autoshard.solvers.relax.window_search import polished
+
+_MANY = 4  # a value with more readers is cut off
+_ROUNDS = 8
+_ENTRIES = 20_000_000  # of the tables of a round, and of those over the choices of all rounds
+_HEAD_ENTRIES = 1_000_000
+_NEAR = 1e-5  # relative gap that is not worth another round
+_LITTLE = 1e-4  # relative rise of the bound after which another round is not worth it
+_POLISHED = 1.05  # times the best value: a plan that is worth a descent
+_POOL = 12  # plans of which the choices are kept
+
+
+class ReaderShares:
+    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept from one to the next."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        numbers: dict[Hashable, int] = {}
+        self.kind = [numbers.setdefault(_kind(value), len(numbers)) for value in problem.values]
+        self.alike = kinds(problem)
+        self.shares: dict[int, Floats] = {}
+        self.pool: list[Choice] = []
+        self.heads = _upstream(problem)
+
+    def search(self, state: Incumbent, rounds: int = _ROUNDS) -> bool:
+        """Leaves plans and bounds; False where even this takes tables that are too large, or time is over."""
+        problem, contents = state.problem, Contents(state.problem)
+        for round_ in range(rounds):
+            before, value = state.bound, state.value
+            part = self.apart(problem)
+            contents.also(part)
+            found = attempt(minimum_within, part, contents, budget_entries=_ENTRIES)
+            if found is None:
+                return round_ > 0
+            self.take(state, found)
+            if state.gap <= _NEAR:
+                break
+            if round_ > 1 and state.bound <= before * (1 + _LITTLE) and state.value >= value * (1 - _LITTLE):
+                break
+            self.shift(found.choice, 1.0 / (round_ + 2))
+        if state.gap > 0:
+            state.offer(self.among(problem))
+        return True
+
+    def take(self, state: Incumbent, found: Minimum) -> None:
+        state.raise_bound(found.bound)
+        choice = self.given_heads(state.problem, tuple(found.choice))
+        if objective(state.problem, choice) > state.bound * (1 + _NEAR):
+            if objective(state.problem, choice) <= _POLISHED * min(state.value, _POLISHED * state.bound):
+                choice = attempt(polished, state.problem, choice) or choice
+        state.offer(choice)
+        self.keep(choice)
+
+    def given_heads(self, problem: Problem, choice: Choice) -> Choice:
+        """What values with many readers are made of, chosen anew for the readers that `choice` has."""
+        if not self.heads:
+            return choice
+        nodes = enumerate(problem.nodes)
+        free = [np.arange(len(node.seconds)) if n in self.heads else np.array([choice[n]]) for n, node in nodes]
+        try:
+            found = attempt(minimum_within, problem, Contents(problem), allowed=free, budget_entries=_HEAD_ENTRIES)
+        except InfeasibleError:
+            return choice
+        return choice if found is None else tuple(found.choice)
+
+    def keep(self, choice: Choice) -> None:
+        if choice in self.pool:
+            self.pool.remove(choice)
+        self.pool = [choice, *self.pool][:_POOL]
+
+    def apart(self, problem: Problem) -> Problem:
+        """The pairs, each with its share of the seconds; memory is left out."""
+        known: dict[Hashable, tuple[Floats, object]] = {}
+        unary = [node.seconds for node in problem.nodes]
+        values = []
+        for value, kind in zip(problem.values, self.kind, strict=True):
+            count = len(value.consumers)
+            if count == 1:
+                values.append(value)
+                continue
+            even = np.full((count, value.seconds.shape[1]), 1.0 / count)
+            shares = self.shares.get(kind, even)
+            for i, (consumer, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
+                key: Hashable = (kind, id(value.seconds), i)
+                if key not in known:
+                    known[key] = _shared(value.seconds, shares[i]), value
+                pairs = known[key][0]
+                if count <= _MANY:
+                    values.append(_pair(value, consumer, target, pairs))
+                    continue
+                own = unary[consumer]
+                key = (id(own), id(pairs), id(target))
+                if key not in known:
+                    known[key] = own + pairs.min(axis=0)[target], own
+                unary[consumer] = known[key][0]
+        nodes = tuple(
+            node if own is node.seconds else replace(node, seconds=own)
+            for node, own in zip(problem.nodes, unary, strict=True)
+        )
+        return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
+
+    def shift(self, choice: Sequence[int], step: float) -> None:
+        """Shares part of the way to an even split among the readers that took a layout together, in the mean of alike
+        values."""
+        wanted: dict[int, tuple[Floats, Floats]] = {}
+        for value, kind in zip(self.problem.values, self.kind, strict=True):
+            count, layouts = len(value.consumers), value.seconds.shape[1]
+            if not 1 < count <= _MANY:
+                continue
+            if kind not in wanted:
+                wanted[kind] = np.zeros((count, layouts)), np.zeros(layouts)
+            total, times = wanted[kind]
+            taken = np.array([t[choice[c]] for c, t in zip(value.consumers, value.targets, strict=True)])
+            for layout in np.unique(taken):
+                users = taken == layout
+                total[:, layout] += users / users.sum()
+                times[layout] += 1
+        for kind, (total, times) in wanted.items():
+            old = self.shares.get(kind)
+            if old is None:
+                old = np.full(total.shape, 1.0 / len(total))
+            goal = np.where(times > 0, total / np.maximum(times, 1), old)
+            self.shares[kind] = old + step * (goal - old)
+
+    def among(self, problem: Problem) -> Choice | None:
+        """The best plan over the choices of the plans that are kept, the same ones at nodes that are alike; None where
+        tables or time don't suffice."""
+        seen: dict[Hashable, set[int]] = {}
+        for choice in self.pool:
+            for alike, s in zip(self.alike, choice, strict=True):
+                seen.setdefault(alike, set()).add(int(s))
+        few = {alike: np.array(sorted(own), np.int64) for alike, own in seen.items()}
+        keep: list[Integers] = [few[alike] for alike in self.alike]
+        part = replace(narrowed(problem, keep), capacity_bytes=float("inf"))
+        try:
+            found = attempt(minimum_within, part, Contents(part), budget_entries=_ENTRIES)
+        except InfeasibleError:
+            return None
+        if found is None:
+            return None
+        best = tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True))
+        self.keep(best)
+        return best
+
+
+def _upstream(problem: Problem) -> frozenset[int]:
+    """The nodes that a value with many readers is made of; none where that is most of the problem."""
+    makers: list[list[int]] = [[] for _ in problem.nodes]
+    for value in problem.values:
+        for consumer in value.consumers:
+            makers[consumer].append(value.producer)
+    waiting = [value.producer for value in problem.values if len(value.consumers) > _MANY]
+    found: set[int] = set()
+    while waiting:
+        n = waiting.pop()
+        if n not in found:
+            found.add(n)
+            waiting += makers[n]
+    return frozenset(found) if len(found) < len(problem.nodes) / 4 else frozenset()
+
+
+def _kind(value: Value) -> Hashable:
+    """The same of values that are alike."""
+    return (id(value.seconds), id(value.source), *map(id, value.targets))
+
+
+def _shared(seconds: Floats, share: Floats) -> Floats:
+    """A forbidden pair stays forbidden, whatever the share."""
+    return np.where(np.isinf(seconds), np.inf, np.where(np.isinf(seconds), 0.0, seconds) * share)
+
+
+def _pair(value: Value, consumer: int, target: Integers, seconds: Floats) -> Value:
+    return replace(value, consumers=(consumer,), targets=(target,), seconds=seconds, intervals=((0, 0),))

@@ -1,0 +1,92 @@
+"""Shares of readers: bounds below every plan, plans at the optimum, and the same shares for what is alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard import solvers
+from autoshard.ir.problem import Node, Problem, Value, objective
+from autoshard.solvers import portfolio
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.relax import reader_shares
+from autoshard.solvers.relax.reader_shares import ReaderShares
+from tests.random_problems import hub_problem, random_problem
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_round_bounds_every_plan(seed: int) -> None:
+    problem = hub_problem(seed, forbid=0.0) if seed % 2 else random_problem(seed, most_nodes=6, most_strategies=6, forbid=0.0)
+    best = solvers.solve(problem, "exhaustive")
+    shares, state = ReaderShares(problem), Incumbent(problem)
+    for _ in range(4):
+        assert shares.search(state, rounds=1)
+        assert state.bound <= best.objective * (1 + 1e-9) <= state.value * (1 + 2e-9)
+        for own in shares.shares.values():
+            assert (own >= 0).all() and np.allclose(own.sum(axis=0), 1.0)
+
+
+def agreeing(layers: int) -> Problem:
+    """A line in which each value has two readers that want the same layout: even shares pay it once."""
+    pair = np.array([[0.0, 1.0], [1.0, 0.0]])
+    same = np.array([0, 1])
+    nodes = [Node(f"n{i}", np.array([0.1 * (i % 2), 0.2]), np.zeros(2)) for i in range(2 * layers + 1)]
+    values = [
+        Value(f"v{i}", 2 * i, (2 * i + 1, 2 * i + 2), same, (same, same), pair, np.zeros(2), ((0, 0), (0, 0)))
+        for i in range(layers)
+    ]
+    return Problem(tuple(nodes), tuple(values))
+
+
+def test_readers_that_agree_leave_no_gap() -> None:
+    problem = agreeing(30)
+    state = Incumbent(problem)
+    assert ReaderShares(problem).search(state)
+    assert state.closed and state.value == pytest.approx(objective(problem, [0] * 61))
+
+
+def test_plans_are_kept_for_other_prices() -> None:
+    problem = agreeing(10)
+    dearer = replace(problem, values=tuple(replace(v, seconds=3 * v.seconds) for v in problem.values))
+    shares = ReaderShares(problem)
+    shares.search(Incumbent(problem))
+    assert shares.pool
+    state = Incumbent(dearer)
+    assert shares.search(state, rounds=1) and state.closed
+
+
+def test_the_makers_of_a_hub_are_chosen_for_its_readers() -> None:
+    """Three nodes in a row make a value of many readers: one node after the other no descent changes their layout."""
+    same, move = np.array([0, 1]), np.array([[0.0, 5.0], [5.0, 0.0]])
+    nodes = [Node(f"m{i}", np.array([0.0, 0.1]), np.zeros(2)) for i in range(3)]
+    nodes += [Node(f"r{i}", np.array([9.0, 0.0]), np.zeros(2)) for i in range(12)]
+    values = [Value(f"v{i}", i, (i + 1,), same, (same,), move, np.zeros(2), ((0, 0),)) for i in range(2)]
+    readers = tuple(range(3, 15))
+    values.append(Value("hub", 2, readers, same, (same,) * 12, move, np.zeros(2), ((0, 0),) * 12))
+    problem = Problem(tuple(nodes), tuple(values))
+    state = Incumbent(problem)
+    assert ReaderShares(problem).search(state)
+    assert state.value == pytest.approx(0.3)
+
+
+def test_auto_proves_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    search = portfolio._search
+    monkeypatch.setattr(portfolio, "_search", lambda *args: (called.append(1), search(*args))[1])
+    for seed in range(12):
+        problem = random_problem(seed, most_nodes=6, most_strategies=6, forbid=0.0)
+        found = solvers.solve(problem)
+        assert found.status == "optimal" and found.objective == pytest.approx(
+            solvers.solve(problem, "exhaustive").objective
+        )
+    assert called  # some have a gap that shares leave
+
+
+def test_tables_that_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
+    problem = hub_problem(3, layers=12, forbid=0.0)
+    assert not ReaderShares(problem).search(Incumbent(problem))
+    found = solvers.solve(problem)
+    assert found.lower_bound <= found.objective
