@@ -24,9 +24,13 @@ class UsageError(UserError):
 
 
 class InfeasibleError(UserError):
-    """No plan was found that fits; the message says what is proved."""
+    """No plan was found that fits. `proven`: there is none; the message says so in words."""
 
     exit_code = 3
+
+    def __init__(self, message: str, hint: str = "", *, proven: bool = True) -> None:
+        super().__init__(message, hint)
+        self.proven = proven
 
 
 class CaptureError(UserError):

@@ -116,7 +116,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None)"
     parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
     parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="such pins in a .toml or .json file")
-    parser.add_argument("--solver", help="dp (default), ilp, propagation, recursive, exhaustive")
+    parser.add_argument("--solver", help="auto (default), dp, ilp, propagation, recursive, exhaustive")
     engine = "of --solver ilp: highs (default), or pulp:CBC, pulp:GUROBI, …"
     parser.add_argument("--ilp-engine", metavar="ENGINE", help=engine)
     parser.add_argument("--no-all-to-all", action="store_true", help="no all-to-all: redistributions, halos, experts")

@@ -40,9 +40,9 @@ def longest(graph: Graph, seconds: Mapping[str, float]) -> DependencyPath:
         come: tuple[int, str | None, str] = (0, None, "")
         for operand in op.operands:
             made = graph.producers.get(operand) if operand is not None else None
-            if made is not None and made.name in best and (not grows or graph.tensor(str(operand)).requires_grad):
-                if best[made.name][0] > come[0]:
-                    come = (best[made.name][0], operand, made.name)
+            passes = made is not None and (not grows or graph.tensor(str(operand)).requires_grad)
+            if made is not None and passes and best.get(made.name, come)[0] > come[0]:
+                come = (best[made.name][0], operand, made.name)
         best[op.name] = (come[0] + 1 + round(seconds.get(op.name, 0.0) / _TICK_SECONDS), come[1], come[2])
     backward = len(best) if grows else 0
     if graph.loss is not None and graph.loss in graph.producers:

@@ -178,7 +178,7 @@ class ResourceTables:
             return found
         parts, parameter = self._parts(v), self.formulation.values[v].tensor in self.parameters
         for (phase, axes), seconds in parts.seconds.items():
-            if phase == SUM and parameter or phase == GATHER and not again:
+            if (phase == SUM and parameter) or (phase == GATHER and not again):
                 continue
             backward = phase != FORWARD
             found[self._rows(axes, backward)] += seconds / count
@@ -186,7 +186,7 @@ class ResourceTables:
             if on_path and phase != GATHER:
                 found[self._row(PATH, backward)] += seconds
         for phase, tasks in parts.tasks.items():
-            if not (phase == SUM and parameter or phase == GATHER and not again):
+            if not ((phase == SUM and parameter) or (phase == GATHER and not again)):
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
         if not self.in_order:
             found[[self._row(IN_ROW, False), self._row(IN_ROW, True)]] = 0.0
@@ -205,7 +205,7 @@ class ResourceTables:
                 found[self._rows(axes, backward)] += seconds
                 found[self._row(IN_ROW, backward)] += seconds * (BESIDE if bucket else 1.0)
         for phase, tasks in parts.tasks.items():
-            if not (phase == SUM and parameter or phase == GATHER and not again):
+            if not ((phase == SUM and parameter) or (phase == GATHER and not again)):
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
         return found
 
@@ -217,7 +217,7 @@ class ResourceTables:
         tensor = self.graph.tensor(self.formulation.values[v].tensor)
         size = parts.elements.astype(float)[:, None] * DTYPE_BYTES[tensor.dtype]
         for bits in set(parts.summed.flat) - {0}:
-            axes = axes_of(bits)
+            axes = axes_of(int(bits))
             for certain in (True, False):
                 where = (parts.summed == bits) & ((parts.alone & (count == 1)) == certain)
                 for row, rate in self._rates(axes, certain).items():

@@ -1,10 +1,10 @@
 """What a plan occupies of the resources of a step: a bound on how long the simulated step takes.
 
-A resource is a set of tasks of which the schedule runs no two at once: the computations of a device; what goes over one
-mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other; what
-the program runs in a row. Backward begins when the loss is there. So with F_x(s) the seconds that the forward of plan s
-occupies resource x, and B_y(s) those of its backward and optimizer on resource y, a step takes at least F_x(s) + B_y(s),
-for all x and y, and so at least any mean of these. Each mean is additive over the choices.
+A resource is a set of tasks of which the schedule runs no two at once: the computations of a device; what goes over
+one mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other;
+what the program runs in a row. Backward begins when the loss is there. So with F_x(s) the seconds that the forward of
+plan s occupies resource x, and B_y(s) those of its backward and optimizer on resource y, a step takes at least
+F_x(s) + B_y(s), for all x and y, and so at least any mean of these. Each mean is additive over the choices.
 
 What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
 own layout, gradients that may be reduced in buckets count at the rate of large messages, beside everything else, and a
@@ -27,7 +27,7 @@ _HUB = 4  # a value with more readers is cut off: each reader pays its part from
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One reader of value `value` of the problem: what its part of the way occupies, (2 x resources, sources, targets)."""
+    """One reader of value `value`: what its part of the way occupies, (2 x resources, sources, targets)."""
 
     value: int
     position: int
@@ -39,8 +39,8 @@ class Reader:
 class StepResources:
     """`names` of the resources, R of them. Arrays begin with the R of the forward, then the R of the backward.
 
-    `constants`: what every plan occupies; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values' ways, and
-    `values[v]`, shape (2 R, sources, targets), is the whole of each way.
+    `constants`: what every plan occupies; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values' ways,
+    and `values[v]`, shape (2 R, sources, targets), is the whole of each way.
     """
 
     problem: Problem
@@ -76,8 +76,8 @@ class StepResources:
     def bounding(self, weights: Floats) -> Problem:
         """The problem whose minimum, with `weights @ constants`, is at most the step of any plan.
 
-        `weights`, of the resources of each phase: not negative, and of each phase at most 1 together. Memory is left out.
-        Equal arrays stay one object.
+        `weights`, of the resources of each phase: not negative, and of each phase at most 1 together. Memory is left
+        out. Equal arrays stay one object.
         """
         mean = _Means(weights)
         unary = [mean.of(own, node.seconds) for own, node in zip(self.nodes, self.problem.nodes, strict=True)]
@@ -132,7 +132,7 @@ class _Means:
 
 
 def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER) -> StepResources:
-    """The resources of the steps of all plans. Without `in_order` the bound holds for any schedule, whatever it overlaps."""
+    """The resources of the steps of all plans. Without `in_order` they bound any schedule, whatever it overlaps."""
     problem, tables = formulation.problem, ResourceTables(formulation, in_order)
     nodes = tuple(tables.node(n) for n in range(len(problem.nodes)))
     readers = tuple(

@@ -170,7 +170,7 @@ class Prices:
     def goes_direct(
         self, sources: Sequence[Layout], targets: Sequence[Layout], seconds: Floats, previous: Integers
     ) -> NDArray[np.bool_]:
-        """[source, target] -> is the direct way taken? `seconds` are those of the ways by the table, `previous` theirs."""
+        """[source, target] -> is the direct way taken? `seconds` and `previous` are of the ways by the table."""
         return self._direct_or_not(sources, targets, seconds, previous)[1] if self.all_to_all else np.isinf(seconds)
 
     def _direct_or_not(

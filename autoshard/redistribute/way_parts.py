@@ -1,7 +1,7 @@
 """What the cheapest ways between layouts occupy: seconds of local passes and of each group of axes, apart by phase.
 
-A bound on a step counts these; it may count too little, never too much. So packing for an exchange is left out, and what
-a way takes where all-to-all is forbidden and the pair table has no way.
+A bound on a step counts these; it may count too little, never too much. So packing for an exchange is left out, and
+what a way takes where all-to-all is forbidden and the pair table has no way.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class WayParts:
-    """`tasks[phase][source, target]`: how many a host issues. `seconds[phase, axes][source, target]`: of collectives over the joined `axes`, of local passes where there are
-    none; those of GATHER are in FORWARD too. `summed[source, target]`: the axes of SUM, as bits, on ways by the table.
+    """`seconds[phase, axes][source, target]`: of collectives over the joined `axes`, of local passes where there are
+    none; those of GATHER are in FORWARD too. `tasks[phase][source, target]`: how many a host issues.
+    `summed[source, target]`: the axes of SUM, as bits, on ways by the table.
 
     `alone[source, target]`: no other step of the way is over an axis of `summed`. `elements[source]`: the local ones.
     """
@@ -131,7 +132,7 @@ class _Walk:
             own = np.array([known[size] for size in whole.tolist()])
         else:
             moved = 2 * np.minimum(given, made) if action in CUTS else given + made
-            own = np.asarray(prices.local.seconds(moved * item_bytes))
+            own = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
         every = np.zeros(int(position.max()) + 1)
         every[some] = own
         self.tasks[phase][where] += every[position] > 0
@@ -154,7 +155,9 @@ def _add_direct(
 
     def only(part: tuple[str, Axes] | None) -> Callable[[MessageTerm, Floats, Floats], Floats | float]:
         def price(term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
-            back = SUM if term.primitive == "all_reduce" else BACKWARD  # of which no bits are known: a bucket may have it
+            back = (
+                SUM if term.primitive == "all_reduce" else BACKWARD
+            )  # of which no bits are known: a bucket may have it
             own = (back if term.backward else FORWARD, term.axes if term.primitive in COLLECTIVES else ())
             if part is None:
                 seen.add(own)

@@ -135,15 +135,15 @@ def _certificate(plan: Plan) -> dict[str, Any]:
     certificate = plan.certificate
     difference = plan.predicted_seconds - certificate.objective_seconds
     text = f"{certainty(plan)} The simulated step is {format_seconds(abs(difference))}"
-    text += f" {'longer' if difference >= 0 else 'shorter'} than the sum: only the simulation knows what overlaps in"
-    text += " the emitted code, so the bound below is one on the sum, and none on the step."
+    text += f" {'longer' if difference >= 0 else 'shorter'} than the sum of all costs, in which nothing overlaps."
+    show = format_bytes if plan.search.level == 1 else format_seconds
     row = (
         certificate.solver,
         certificate.status + space(plan),
         format_seconds(certificate.objective_seconds),
-        format_seconds(certificate.lower_bound_seconds) if certificate.lower_bound_seconds > 0 else "none",
+        show(certificate.level_objective),
+        show(certificate.level_bound) if certificate.level_bound > 0 else "none",
         gap_words(plan),
-        format_seconds(plan.predicted_seconds),
     )
     return {"certificate": row, "certificate_text": text, **_search(plan)}
 

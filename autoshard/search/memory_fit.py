@@ -8,8 +8,8 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, Levelled, solve_level
-from autoshard.search.search_task import Found, SearchTask, candidate
-from autoshard.solvers.common.clock import watched
+from autoshard.search.search_task import Found, SearchTask, candidate, timed
+from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.result import OPTIMAL
 from autoshard.units import format_bytes
 
@@ -29,24 +29,41 @@ def _fitted(task: SearchTask) -> Found:
     """Without the limit first, then with it, tightened where the program needs more than the solver said."""
     if task.level == MEMORY:
         return least(task, ())
+    by_step = _by_step(task) if task.by_step else None
+    if by_step is not None:
+        return by_step
     free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped)
     plan = task.plan(free.solution)
     if plan.predicted_peak_bytes <= task.memory_limit_bytes:
         return Found(free, plan, task.memory_limit_bytes, (candidate(named(free), plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
     target = task.memory_limit_bytes
-    for attempt in range(MEMORY_ROUNDS):
+    for round_ in range(MEMORY_ROUNDS):
         try:
             levelled = solve_level(task.formulation, task.level, target, task.solve, task.stopped)
         except InfeasibleError:
             break
         plan = task.plan(levelled.solution)
         if plan.predicted_peak_bytes <= task.memory_limit_bytes:
-            if attempt:  # what was proved within a tighter limit is not said of this one
+            if round_:  # what was proved within a tighter limit is not said of this one
                 levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
             return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
         target = min(target, levelled.solution.peak_bytes) * task.memory_limit_bytes / plan.predicted_peak_bytes * 0.999
     return least(task, (first,))
+
+
+def _by_step(task: SearchTask) -> Found | None:
+    """The plan that takes least in a row, where its program fits."""
+    steps = task.steps
+    with timed(task.log, "solving for the step"):
+        choice = attempt(steps.first)
+    if choice is None:
+        return None
+    levelled = task.levelled(choice, task.solver)
+    plan = task.plan(levelled.solution)
+    if plan.predicted_peak_bytes > task.memory_limit_bytes:
+        return None
+    return Found(levelled, plan, task.memory_limit_bytes, (candidate(steps.found[0][0], plan, ""),))
 
 
 def named(levelled: Levelled) -> str:
@@ -65,7 +82,7 @@ def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
     if task.pins:
         message += f"; pinned: {', '.join(map(str, task.pins))}"
     hint = "more devices, --precision bf16-mixed, --optimizer sgd, or a smaller batch"
-    return InfeasibleError(message, hint + (", or fewer pins" if task.pins else ""))
+    return InfeasibleError(message, hint + (", or fewer pins" if task.pins else ""), proven=error.proven)
 
 
 def _largest(graph: Graph, count: int = 5) -> list[str]:

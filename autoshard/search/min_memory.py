@@ -46,7 +46,10 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
         if task.stopped():
             break
     reason = refused.message if refused else "no plan found that fits, which is not proven"
-    raise InfeasibleError(f"{reason}; the program of the smallest plan found needs {format_bytes(smallest)}")
+    proven = refused is not None and refused.proven
+    raise InfeasibleError(
+        f"{reason}; the program of the smallest plan found needs {format_bytes(smallest)}", proven=proven
+    )
 
 
 def others(task: SearchTask, best: Solution) -> Iterator[tuple[str, Choice]]:

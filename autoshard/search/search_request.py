@@ -11,7 +11,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.search.build_plan import Origin
 from autoshard.search.objectives import SPEED
 
-SOLVER = "dp"
+SOLVER = "auto"
 SEARCHED = ("best", "megatron")  # strategies that are searched for; the others are `random:SEED`
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
@@ -20,6 +21,7 @@ from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.fixed_styles import STYLES
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest
+from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, peak
 from autoshard.solvers.common.seen_plans import SeenPlans
@@ -58,8 +60,8 @@ class SearchTask:
         """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
         if self.solver == "recursive":
             return self.solve(problem)
-        with timed(self.log, "solving (dp) for more plans to simulate"):
-            found = solvers.solve(problem, "dp", replace(self.options, rough=True))
+        with timed(self.log, "solving (auto) for more plans to simulate"):
+            found = solvers.solve(problem, "auto", replace(self.options, rough=True))
         self.seen.add(problem, found)
         return found
 
@@ -89,6 +91,17 @@ class SearchTask:
             return Levelled(solution, solution.objective, solution.lower_bound, solution.cut)
         bound = self.seen.bound(ratio_problem(formulation), known) if level == RATIO else least_bytes
         return Levelled(solution, level_value(formulation, level, choice), bound, cut)
+
+    @cached_property
+    def steps(self) -> StepSearch:
+        """Plans by what a step takes, and the bound on it."""
+        with timed(self.log, "resources of a step"):
+            return StepSearch(self.formulation)
+
+    @property
+    def by_step(self) -> bool:
+        """Whether plans are found by what a step takes: at level 2, where no other solver is asked for."""
+        return self.level == SPEED and self.solver == "auto"
 
     def stopped(self) -> bool:
         return self.clock.over

@@ -8,16 +8,17 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Candidate, Plan, Search
+from autoshard.ir.plan import Candidate, Certificate, Plan, Search
 from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.build_plan import with_parts
 from autoshard.search.memory_fit import fitted
 from autoshard.search.min_memory import between, others
-from autoshard.search.objectives import MEMORY, RATIO, Levelled
+from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare
-from autoshard.solvers.common.result import CUT_SHORT
+from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare, timed
+from autoshard.solvers.common.clock import watched
+from autoshard.solvers.common.result import CUT_SHORT, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.units import format_bytes, format_seconds
 
@@ -49,15 +50,27 @@ def best(task: SearchTask, found: Found) -> Plan:
         outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
         all_to_all=task.request.all_to_all,
     )
-    levelled = found.levelled
-    certificate = replace(
-        plan.certificate,
-        status=levelled.status,
-        lower_bound_seconds=levelled.solution.lower_bound,
-        level_objective=levelled.objective,
-        level_bound=levelled.bound,
-    )
+    certificate = _certificate(task, found, plan)
     return marked(replace(plan, certificate=certificate, search=record), task.clock.cut)
+
+
+def _certificate(task: SearchTask, found: Found, plan: Plan) -> Certificate:
+    """What is proved of the plan: of what its level minimises, at level 2 of the simulated step."""
+    levelled = found.levelled
+    objective, bound, outcome = levelled.objective, levelled.bound, levelled.status
+    if task.level == SPEED:
+        known = [choice for _, choice in task.steps.found] or [levelled.solution.choice]
+        with timed(task.log, "bounding the step"), watched(task.clock):
+            objective, bound = plan.predicted_seconds, task.steps.bound(known).seconds
+        bound = proved(objective, bound)
+        outcome = status(objective, bound, levelled.cut)
+    return replace(
+        plan.certificate,
+        status=outcome,
+        lower_bound_seconds=levelled.solution.lower_bound,
+        level_objective=objective,
+        level_bound=bound,
+    )
 
 
 def marked(plan: Plan, cut: bool) -> Plan:
@@ -107,6 +120,9 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
         yield from between(task, found.target_bytes, fastest.peak_bytes)
+    if task.by_step and task.steps.found:
+        yield from task.steps.others()
+        return
     own = parts(task.formulation, best.choice)
     yield from contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
 

@@ -1,8 +1,8 @@
 """Level 2: plans by what a step takes, and a bound below the simulated step of every plan.
 
-The bound is the largest, over weights of the resources of a step, of the least that a plan occupies in the weighted mean
-(`formulation/step_resources`). The plans are the least ones of a few means of what a step takes roughly. Between weights
-only prices change; shares of readers and plans are kept (`solvers/relax/reader_shares`).
+The bound is the largest, over weights of the resources of a step, of the least that a plan occupies in the weighted
+mean (`formulation/step_resources`). The plans are the least ones of a few means of what a step takes roughly. Between
+weights only prices change; shares of readers and plans are kept (`solvers/relax/reader_shares`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.formulation.step_resources import StepResources
-from autoshard.ir.problem import Floats
+from autoshard.errors import InfeasibleError
+from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.step_resources import IN_ROW, StepResources, step_resources
+from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.local_search import Choice, mixtures
+from autoshard.solvers.common.result import peak
+from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
 _WEIGHTS = 6  # of resources, tried for the bound
 _ROUNDS = (5, 2, 2)  # of shares, for each mean that is tried for plans
+_CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
 _ENTRIES = 20_000_000
@@ -40,8 +46,8 @@ class StepBound:
 
 
 def step_bound(resources: StepResources, known: Sequence[Choice]) -> StepBound:
-    """The bound, from the weights for which the plans `known` occupy most. 0 seconds where tables are too large, or time
-    is over, before one is proved."""
+    """The bound, from the weights for which the plans `known` occupy most. 0 seconds where tables are too large, or
+    time is over, before one is proved."""
     contents = Contents(resources.problem)
     used = [resources.least_used(choice) for choice in known]
     weights = kept = heaviest(used)[0]
@@ -50,7 +56,7 @@ def step_bound(resources: StepResources, known: Sequence[Choice]) -> StepBound:
     for _ in range(_WEIGHTS):
         problem = resources.bounding(weights)
         contents.also(problem)
-        found = attempt(minimum_within, problem, contents, budget_entries=_ENTRIES)
+        found = attempt(_least, problem, contents)
         if found is None:
             break
         tried.append((weights, found.choice))
@@ -63,6 +69,12 @@ def step_bound(resources: StepResources, known: Sequence[Choice]) -> StepBound:
             break
         weights = (kept + far) / 2  # half of the way: the plans known so far say little far from their weights
     return StepBound(best, kept, tuple(tried))
+
+
+def _least(problem: Problem, contents: Contents) -> Minimum | None:
+    """The minimum, or where its tables are too large a bound by messages, with a plan near it."""
+    found = minimum_within(problem, contents, budget_entries=_ENTRIES)
+    return hub_relaxation.bounded(Incumbent(problem), _ENTRIES, Clock()) if found is None else found
 
 
 def heaviest(used: Sequence[Floats]) -> tuple[Floats, float]:
@@ -87,19 +99,75 @@ def rough_seconds(used: Floats) -> float:
     return float(used[:count].max() + used[count:].max())
 
 
-def likely_plans(resources: StepResources, shares: ReaderShares) -> Iterator[Choice]:
-    """Plans that are least in means of what is roughly used: everything in a row first, then what those found so far
-    occupy most; what overflows is left out. Raises InfeasibleError where choices exclude each other."""
-    names = resources.names
-    weights = np.tile(np.array([name == "in a row" for name in names], float), 2)
-    used: list[Floats] = []
-    for rounds in _ROUNDS:
-        state = Incumbent(resources.likely(weights))
-        if not shares.search(state, rounds) or state.choice is None:
-            return
-        used.append(resources.roughly_used(state.choice))
-        yield state.choice
-        new = (weights + heaviest(used)[0]) / 2
-        if np.abs(new - weights).max() < _SAME:
-            return
-        weights = new
+class StepSearch:
+    """Plans and the bound of one formulation. `found`: the plans so far, (name, choice)."""
+
+    def __init__(self, formulation: Formulation) -> None:
+        self.problem = formulation.problem
+        self.resources = step_resources(formulation)
+        self.shares = ReaderShares(self.problem)
+        self.weights = np.tile(np.array([name == IN_ROW for name in self.resources.names], float), 2)
+        self.found: list[tuple[str, Choice]] = []
+        self.used: list[Floats] = []
+
+    def first(self) -> Choice | None:
+        """The plan that takes least in a row; None where tables are too large or the solver counts too much memory."""
+        return self._next("least in a row", _ROUNDS[0])
+
+    def others(self) -> Iterator[tuple[str, Choice]]:
+        """(name, choice): of means of what the plans so far occupy most, and what is best between two of them."""
+        for rounds in _ROUNDS[1:]:
+            weights = (self.weights + heaviest(self.used)[0]) / 2
+            if np.abs(weights - self.weights).max() < _SAME:
+                break
+            self.weights = weights
+            choice = self._next(self._name(), rounds)
+            if choice is None:
+                break
+            yield self.found[-1]
+        between = self._between()
+        if between is not None:
+            self._take("between two of them", between)
+            yield self.found[-1]
+
+    def bound(self, known: Sequence[Choice]) -> StepBound:
+        """Begun with the resources that the plans `known` occupy most."""
+        return step_bound(self.resources, known)
+
+    def _next(self, name: str, rounds: int) -> Choice | None:
+        state = Incumbent(self.resources.likely(self.weights))
+        try:
+            if not self.shares.search(state, rounds) or state.choice is None:
+                return None
+        except InfeasibleError as error:
+            if not error.proven:
+                return None
+            raise
+        self._take(name, state.choice)
+        return state.choice
+
+    def _take(self, name: str, choice: Choice) -> None:
+        self.found.append((name, choice))
+        self.used.append(self.resources.roughly_used(choice))
+
+    def _name(self) -> str:
+        """`least of forward: host, backward: in a row`, the heaviest resource of each phase."""
+        count = len(self.resources.names)
+        forward, backward = (
+            self.resources.names[int(part.argmax())] for part in (self.weights[:count], self.weights[count:])
+        )
+        return f"weighted, most on {forward} forward, {backward} backward"
+
+    def _between(self) -> Choice | None:
+        """The best by the estimate of those that follow one plan up to a place and another after it."""
+        ranked = sorted(range(len(self.found)), key=lambda i: rough_seconds(self.used[i]))[:2]
+        if len(ranked) < 2:
+            return None
+        first, second = (self.found[i][1] for i in ranked)
+        mixed = [
+            (rough_seconds(self.resources.roughly_used(choice)), choice)
+            for choice in mixtures(self.problem, first, second, _CUTS)
+            if peak(self.problem, choice) <= self.problem.capacity_bytes
+        ]
+        best = min(mixed, default=None)
+        return best[1] if best is not None and best[0] < rough_seconds(self.used[ranked[0]]) else None

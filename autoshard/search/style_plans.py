@@ -57,7 +57,7 @@ def _simulated(name: str, formulation: Formulation, clock: Clock) -> StylePlan:
         return StylePlan(name, _MEANINGS[name], reason=keep)
     small = narrowed(formulation, keep)
     try:
-        solution = solvers.solve(small.problem, "dp", Options(Clock(clock.left), rough=True))
+        solution = solvers.solve(small.problem, "auto", Options(Clock(clock.left), rough=True))
     except InfeasibleError as error:
         return StylePlan(name, _MEANINGS[name], reason=error.message)
     made = plan_of(small, solution, Origin(), float("inf"), name)

@@ -66,7 +66,7 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
         names = [problem.nodes[n].name for n in sorted(pinned)]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         said = f"{error.message} (pinned: {', '.join(names[:_NAMED])}{more})"
-        raise InfeasibleError(said, error.hint or "without some of the pins") from error
+        raise InfeasibleError(said, error.hint or "without some of the pins", proven=error.proven) from error
     answer = audited(problem, original(found.choice, pinned), found, clock.cut)
     options.clock.cut |= answer.cut
     return answer

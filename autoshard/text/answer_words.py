@@ -17,10 +17,7 @@ CLOSED = 5e-5  # a gap that is smaller is none, as shown
 
 def gap(plan: Plan) -> float | None:
     """(objective - lower bound) / objective, of what the level minimises; None where no bound was proved."""
-    certificate = plan.certificate
-    objective, bound = certificate.objective_seconds, certificate.lower_bound_seconds
-    if plan.search.level != 2:
-        objective, bound = certificate.level_objective, certificate.level_bound
+    objective, bound = plan.certificate.level_objective, plan.certificate.level_bound
     return max(0.0, 1 - bound / objective) if bound > 0 and objective > 0 else None
 
 
@@ -38,14 +35,10 @@ def space(plan: Plan) -> str:
 
 
 def certainty(plan: Plan) -> str:
-    """One sentence on how sure the optimum is. It says what each figure is of: a bound is on the solver's sum of all
-    costs, in which nothing overlaps, and never on the simulated step."""
+    """One sentence on how sure the optimum is. It says what each figure is of: at level 2 of the simulated step."""
     level, certificate = plan.search.level, plan.certificate
     show = format_bytes if level == 1 else format_seconds
-    if level == 2:
-        own, bound = certificate.objective_seconds, certificate.lower_bound_seconds
-    else:
-        own, bound = certificate.level_objective, certificate.level_bound
+    own, bound = certificate.level_objective, certificate.level_bound
     share, measure = gap(plan), _MEASURES[level]
     first = f"{_simulated(plan)}; {measure} {show(own)}"
     if share is None:
@@ -63,7 +56,7 @@ def _small(share: float) -> str:
 _MEASURES = (
     "its communication and repeated work are",
     "by the solver's count its memory is",
-    "the sum of its costs, were nothing to overlap, is",
+    "its simulated step is",
 )
 
 

@@ -168,32 +168,16 @@ def candidate_words(candidate: Candidate) -> tuple[str, str]:
 
 
 def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What was minimised, its bound and the gap between them, each said to be of a sum in which nothing overlaps."""
+    """What was minimised, its bound and the gap between them; and the sum of costs, in which nothing overlaps."""
     certificate, level = plan.certificate, plan.search.level
-    objective, bound = map(format_seconds, (certificate.objective_seconds, certificate.lower_bound_seconds))
+    objective = format_seconds(certificate.objective_seconds)
     how = f"({certificate.solver}, {certificate.status}{space(plan)})"
-    if level == 2:
-        known = "no lower bound" if gap(plan) is None else f"lower bound of such sums {bound}, gap {gap_words(plan)}"
-        return [("objective", f"{objective} were nothing to overlap, {known} {how}"), *_optimum_rows(plan)]
     show = format_bytes if level == 1 else format_seconds
-    name = "least memory as the solver counts" if level == 1 else "communication and repeated work"
+    name = ("communication and repeated work", "least memory as the solver counts", "simulated step")[level]
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
     text = f"{name} {found}, {known} {how}"
     return [("objective", f"{objective} were nothing to overlap"), (f"level {level}", text)]
-
-
-def _optimum_rows(plan: Plan) -> list[tuple[str, str]]:
-    """The additive optimum and its own gap, where another plan has the faster program."""
-    bound = plan.certificate.lower_bound_seconds
-    for tried in plan.search.candidates:
-        solved = tried.name.startswith(("optimum", "best found"))
-        if solved and tried.outcome == "not better" and tried.objective_seconds > 0:
-            share = max(0.0, 1 - bound / tried.objective_seconds)
-            step = format_seconds(tried.predicted_seconds)
-            text = f"{format_seconds(tried.objective_seconds)}, gap {share:.2%}; its program is slower, {step}"
-            return [("  solver's optimum" if tried.name.startswith("optimum") else "  solver's best", text)]
-    return []
 
 
 MESHES_SHOWN = 6

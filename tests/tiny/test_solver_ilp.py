@@ -32,7 +32,7 @@ def attempt(problem: Problem, options: Options | None = None, start: bool = True
     try:
         return branch_and_bound.solve(problem, options or Options(), start=start)
     except InfeasibleError as error:
-        assert "not proven" not in error.message
+        assert error.proven
         return None
 
 

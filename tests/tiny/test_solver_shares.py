@@ -18,7 +18,9 @@ from tests.random_problems import hub_problem, random_problem
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_round_bounds_every_plan(seed: int) -> None:
-    problem = hub_problem(seed, forbid=0.0) if seed % 2 else random_problem(seed, most_nodes=6, most_strategies=6, forbid=0.0)
+    problem = (
+        hub_problem(seed, forbid=0.0) if seed % 2 else random_problem(seed, most_nodes=6, most_strategies=6, forbid=0.0)
+    )
     best = solvers.solve(problem, "exhaustive")
     shares, state = ReaderShares(problem), Incumbent(problem)
     for _ in range(4):

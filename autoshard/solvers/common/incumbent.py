@@ -36,7 +36,7 @@ class Incumbent:
 
     def failed(self, error: InfeasibleError) -> None:
         """A step found nothing. Raises the error where it is proven that there is nothing."""
-        if "not proven" not in error.message:
+        if error.proven:
             raise error
         self.error = error
 

@@ -46,7 +46,9 @@ def solve(problem: Problem, options: Options) -> Solution:
     free = bisected(small, 0.0, options.clock)
     if math.isinf(objective(small, free)):
         raise InfeasibleError(
-            "recursive bisection met choices that exclude each other; that no plan exists is not proven", "--solver dp"
+            "recursive bisection met choices that exclude each other; that no plan exists is not proven",
+            "--solver auto",
+            proven=False,
         )
     choice = _fitting(small, free, options.clock)
     if choice is None:

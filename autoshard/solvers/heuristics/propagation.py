@@ -79,7 +79,8 @@ def propagate(problem: Problem, pinned: Mapping[int, int]) -> Propagated:
     if math.isinf(objective(small, run.choice)):
         raise InfeasibleError(
             "propagation met choices that exclude each other; that no plan exists is not proven",
-            "--solver dp, or other pins",
+            "--solver auto, or other pins",
+            proven=False,
         )
     choice: Choice | None = tuple(run.choice)
     if memory(small, run.choice).max(initial=0.0) > small.capacity_bytes:

@@ -34,7 +34,7 @@ def forced(problem: Problem, pins: Mapping[int, int], seed: int) -> Choice:
         if not pins:
             raise
         names = ", ".join(f"{problem.nodes[n].name} = {s}" for n, s in sorted(pins.items()))
-        raise InfeasibleError(f"no allowed choice has {names}: {error.message}") from error
+        raise InfeasibleError(f"no allowed choice has {names}: {error.message}", proven=error.proven) from error
 
 
 def cover(problem: Problem, seed: int, wanted: Sequence[int]) -> list[Choice]:
@@ -73,7 +73,9 @@ def _cheapest(problem: Problem, costs: Sequence[Floats], pins: Mapping[int, int]
         allowed[n] = np.array([s])
     found = minimise(free, Contents(free), allowed=allowed)
     if math.isinf(objective(problem, found.choice)):
-        raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
+        raise InfeasibleError(
+            "no allowed combination of strategies was found; that there is none is not proven", proven=False
+        )
     return found.choice, found.exact
 
 

@@ -111,7 +111,7 @@ def nothing(problem: Problem, proven: bool) -> InfeasibleError:
     if proven:
         return InfeasibleError(f"no plan fits the capacity of {capacity}{alive}", "more devices, or a smaller batch")
     unsure = f"no plan found that fits the capacity of {capacity}, which is not proven{alive}"
-    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch")
+    return InfeasibleError(unsure, "a longer --time-limit, more devices, or a smaller batch", proven=False)
 
 
 class _PairwiseSearch:

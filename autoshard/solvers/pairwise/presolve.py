@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
 from autoshard.solvers.pairwise.matrix_store import Matrices
@@ -67,8 +66,16 @@ class _Keep(NamedTuple):
     which: Integers
 
 
+class NodeWithoutChoice(Exception):
+    """`node` has no choice that is allowed together with the rest. Never seen by a user: its name is told."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(node)
+        self.node = node
+
+
 def contracted(unary: Sequence[Floats], pairs: Sequence[tuple[int, int]], costs: Sequence[Floats]) -> Contracted:
-    """Raises InfeasibleError where a node has no choice left; its argument names the node by number."""
+    """Raises NodeWithoutChoice where a node has none left."""
     state = _Contraction(unary)
     for (a, b), cost in zip(pairs, costs, strict=True):
         state.connect(a, b, state.matrices.given(cost))
@@ -137,7 +144,7 @@ class _Contraction:
             return
         which = np.flatnonzero(allowed)
         if not len(which):
-            raise InfeasibleError(str(n))
+            raise NodeWithoutChoice(n)
         self.unary[n] = self.unary[n][which]
         self.events.append(_Keep(n, which))
         key = which.tobytes()

@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.pairwise.presolve import Contracted, PairGraph, contracted
+from autoshard.solvers.pairwise.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
 from autoshard.solvers.pairwise.quadratise import Pairwise, extended
 
 _ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
@@ -145,8 +145,8 @@ def core(pairs: Pairwise, count: int) -> Core:
     """Raises InfeasibleError where a node has no allowed choice."""
     try:
         way = contracted(pairs.unary, pairs.pairs, pairs.costs)
-    except InfeasibleError as error:
-        name = pairs.names[int(error.message)]
+    except NodeWithoutChoice as error:
+        name = pairs.names[error.node]
         raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
     return Core(way.graph, _items(pairs, way), way, count)
 

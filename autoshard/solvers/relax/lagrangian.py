@@ -248,5 +248,6 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
             f"no plan found that fits, which is not proven: the smallest peak found is {format_bytes(best)}, the "
             f"capacity {format_bytes(capacity)}, and no plan needs less than {format_bytes(dual.bound)}",
             "more devices, a smaller batch, or a leaner optimizer",
+            proven=False,
         )
     return choice

@@ -46,7 +46,7 @@ def starting_plan(problem: Problem, options: Options) -> Start:
         choice, dual = priced_fit(problem, free, budget)
         return Start(choice, dual.bound, dual.multipliers)
     except InfeasibleError as error:
-        if "not proven" not in error.message:
+        if error.proven:
             raise
         return Start(None, 0.0, np.zeros(problem.horizon))
 
@@ -74,6 +74,7 @@ def infeasible(problem: Problem, *, proven: bool) -> InfeasibleError:
         return InfeasibleError(
             f"no plan found that fits the capacity of {capacity}, which is not proven: the search was cut short",
             "a longer --time-limit, more devices, or a smaller batch",
+            proven=False,
         )
     if math.isinf(problem.capacity_bytes):
         return InfeasibleError("every combination of strategies is forbidden: no strategies of all nodes go together")

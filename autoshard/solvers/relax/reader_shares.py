@@ -1,11 +1,11 @@
-"""Values with several readers, taken apart: each reader pays a share of the layout that it needs, and all terms are over
-two nodes. What is left is eliminated exactly, in tables as small as those of a chain.
+"""Values with several readers, taken apart: each reader pays a share of the layout that it needs, and all terms are
+over two nodes. What is left is eliminated exactly, in tables as small as those of a chain.
 
-The shares of a layout add up to 1, so that the minimum is a bound: a plan pays at least as much for the layouts that its
-readers need. Where readers agree it is what they pay. After each round shares move to the readers that took a layout
-together, which raises the bound; alike values have the same shares, so that layers go on repeating. A value with many
-readers is cut off: each pays its share of the layout from the cheapest source. The best plan is that over the choices of
-all rounds.
+The shares of a layout add up to 1, so that the minimum is a bound: a plan pays at least as much for the layouts that
+its readers need. Where readers agree it is what they pay. After each round shares move to the readers that took a
+layout together, which raises the bound; alike values have the same shares, so that layers go on repeating. A value with
+many readers is cut off: each pays its share of the layout from the cheapest source; what it is made of is then chosen
+for the readers. The best plan is that over the choices of all rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POOL = 12  # plans of which the choices are kept
 
 
 class ReaderShares:
-    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept from one to the next."""
+    """Problems with the structure of `problem`, whatever their prices: shares and plans are kept between them."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -70,9 +70,9 @@ class ReaderShares:
     def take(self, state: Incumbent, found: Minimum) -> None:
         state.raise_bound(found.bound)
         choice = self.given_heads(state.problem, tuple(found.choice))
-        if objective(state.problem, choice) > state.bound * (1 + _NEAR):
-            if objective(state.problem, choice) <= _POLISHED * min(state.value, _POLISHED * state.bound):
-                choice = attempt(polished, state.problem, choice) or choice
+        value, good = objective(state.problem, choice), _POLISHED * min(state.value, _POLISHED * state.bound)
+        if state.bound * (1 + _NEAR) < value <= good:
+            choice = attempt(polished, state.problem, choice) or choice
         state.offer(choice)
         self.keep(choice)
 

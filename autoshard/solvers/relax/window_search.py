@@ -43,7 +43,9 @@ def improved(problem: Problem, contents: Contents, found: Minimum, budget: int, 
         best = min(best, polished(problem, again[0]), key=lambda c: objective(problem, c))
     best = windows(problem, contents, best, budget, bound, clock)
     if math.isinf(objective(problem, best)):
-        raise InfeasibleError("no allowed combination of strategies was found; that there is none is not proven")
+        raise InfeasibleError(
+            "no allowed combination of strategies was found; that there is none is not proven", proven=False
+        )
     return replace(found, bound=bound, choice=best)
 
 

@@ -1,0 +1,136 @@
+"""The bound on the simulated step: below every plan's, whatever the plan, for all weights, and near the best ones."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.formulation import resource_tables
+from autoshard.formulation.dependency_path import longest
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.step_resources import StepResources, step_resources
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import objective
+from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.step_search import StepSearch, heaviest, step_bound
+from autoshard.solvers.common.clock import watched
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.heuristics.random_plans import random_choice
+from tests.graphs import mlp_graph
+
+MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
+SIZES = ((16, 64), (4096, 2048))  # (rows, width): the host limits, the device limits
+
+
+def made(mesh: str, rows: int, width: int) -> Formulation:
+    graph = mlp_graph(layers=4, batch=rows, hidden=width)
+    return formulate(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+
+
+def step_seconds(formulation: Formulation, choice: Choice) -> float:
+    plan = plan_of(formulation, Solution(formulation.problem, choice, 0.0, "test"), Origin("test"), 1e18, "test")
+    return priced(plan, formulation.graph, formulation.hardware).predicted_seconds
+
+
+def plans(formulation: Formulation, best: Choice) -> Iterator[Choice]:
+    """The best one, random ones, and the best one with a few choices changed."""
+    yield best
+    yield from (random_choice(formulation.problem, seed) for seed in range(8))
+    draw = random.Random(0)
+    for changes in (1, 2, 5, 10, 20):
+        choice = list(best)
+        for n in draw.sample(range(len(choice)), min(changes, len(choice))):
+            old, choice[n] = choice[n], draw.randrange(len(formulation.problem.nodes[n].seconds))
+            if math.isinf(objective(formulation.problem, choice)):
+                choice[n] = old
+        yield tuple(choice)
+
+
+def all_hold(resources: StepResources, formulation: Formulation, best: Choice) -> float:
+    """The largest part of a step that two resources account for, of all plans; 1 or less where the bound is true."""
+    count, largest = len(resources.names), 0.0
+    for choice in plans(formulation, best):
+        used, seconds = resources.least_used(choice), step_seconds(formulation, choice)
+        largest = max(largest, float(used[:count].max() + used[count:].max()) / seconds)
+    return largest
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(("rows", "width"), SIZES)
+def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: int) -> None:
+    formulation = made(mesh, rows, width)
+    search = StepSearch(formulation)
+    best = search.first() or random_choice(formulation.problem, 0)
+    for in_order in (True, False):
+        resources = step_resources(formulation, in_order=in_order)
+        assert 0.5 < all_hold(resources, formulation, best) <= 1 + 1e-9
+
+
+def test_that_it_could_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are reduced in buckets, counted as if nothing else ran beside them, are above the step."""
+    formulation = made("dp=2,tp=8", *SIZES[1])
+    best = StepSearch(formulation).first()
+    assert best is not None
+    parameters = {p.tensor for p in formulation.graph.parameters}
+    monkeypatch.setattr(resource_tables, "SUM", "nothing is put off")
+    assert parameters and all_hold(step_resources(formulation), formulation, best) > 1
+
+
+@pytest.mark.parametrize("mesh", MESHES[:2])
+def test_the_bound_is_below_every_step_and_the_means_below_their_least_plan(mesh: str) -> None:
+    formulation = made(mesh, *SIZES[1])
+    search = StepSearch(formulation)
+    best = search.first()
+    assert best is not None
+    found = search.bound([best])
+    resources = search.resources
+    assert 0 < found.seconds <= min(step_seconds(formulation, choice) for choice in plans(formulation, best))
+    for weights, least in found.tried:
+        assert weights.min() >= 0 and weights.sum() == pytest.approx(2.0)
+        own = weights @ resources.least_used(least)
+        for choice in plans(formulation, best):
+            assert own <= weights @ resources.least_used(choice) * (1 + 1e-9)
+    assert found.seconds > 0.6 * step_seconds(formulation, best)
+
+
+def test_other_plans_are_found_between_and_beside() -> None:
+    formulation = made("dp=2,tp=8", *SIZES[1])
+    search = StepSearch(formulation)
+    first = search.first()
+    assert first is not None
+    others = list(search.others())
+    assert [choice for _, choice in search.found] == [first, *(choice for _, choice in others)]
+    assert all(math.isfinite(objective(formulation.problem, choice)) for _, choice in others)
+
+
+def test_weights_are_those_for_which_the_plans_occupy_most() -> None:
+    """Two resources a phase; plan a is heavy on the first of the backward, plan b on the second."""
+    a, b = np.array([1.0, 0.0, 6.0, 0.0]), np.array([1.0, 0.0, 0.0, 3.0])
+    weights, value = heaviest([a, b])
+    assert weights == pytest.approx([1, 0, 1 / 3, 2 / 3]) and value == pytest.approx(3.0)
+    assert heaviest([a])[1] == pytest.approx(7.0)
+
+
+def test_a_path_goes_through_what_takes_longest() -> None:
+    graph = mlp_graph(layers=3)
+    names = [op.name for op in graph.ops]
+    path = longest(graph, dict.fromkeys(names, 1.0))
+    assert path.ops[-1] == graph.producers[str(graph.loss)].name
+    for before, after in zip(path.ops, path.ops[1:], strict=False):
+        assert graph.producers[path.reads[after]].name == before
+    assert longest(replace(graph, loss=None), dict.fromkeys(names, 1.0)).backward == 0
+
+
+def test_without_time_nothing_is_proved() -> None:
+    formulation = made("dp=2,tp=2", *SIZES[0])
+    resources, some = step_resources(formulation), random_choice(formulation.problem, 0)
+    with watched(Clock(0.0)):
+        assert step_bound(resources, [some]).seconds == 0.0
