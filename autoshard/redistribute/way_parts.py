@@ -7,7 +7,7 @@ what a way takes where all-to-all is forbidden and the pair table has no way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
 from autoshard.ir.layout import Layout
-from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pair_codes
+from autoshard.redistribute.direct_prices import pair_codes, signatures
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, space
@@ -150,29 +150,25 @@ def _add_direct(
     elements = prices.space.elements
     starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
     before, after = (elements[states].astype(np.float64) * prices.item_bytes for states in (starts, stops))
-    codes = pair_codes(sources, targets)
-    seen: set[tuple[str, Axes]] = set()
-
-    def only(part: tuple[str, Axes] | None) -> Callable[[MessageTerm, Floats, Floats], Floats | float]:
-        def price(term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
-            back = (
-                SUM if term.primitive == "all_reduce" else BACKWARD
-            )  # of which no bits are known: a bucket may have it
-            own = (back if term.backward else FORWARD, term.axes if term.primitive in COLLECTIVES else ())
-            if part is None:
-                seen.add(own)
-            if own != part or (term.backward and not prices.differentiable):
-                return 0.0
-            return prices.term_seconds_once(term, before, after)
-
-        return price
-
-    direct_seconds(codes, before, after, prices.space.mesh, only(None))
-    for part in sorted(seen):
-        own, _ = direct_seconds(codes, before, after, prices.space.mesh, only(part))
-        if (own[where] > 0).any():
-            walk.seconds[part][where] += own[where]
-            walk.tasks[part[0]][where] += own[where] > 0
+    rows, columns = np.nonzero(where)
+    codes = 2 * pair_codes(sources, targets)[rows, columns] + (after[columns] <= before[rows])
+    known = signatures(prices.space.mesh)
+    distinct, position = np.unique(codes, return_inverse=True)
+    numbers = np.array([known.of(code)[0] for code in distinct.tolist()], np.int64)[position]
+    sums, terms = list(known.sums), list(known.terms)
+    for number in set(numbers.tolist()):
+        own = numbers == number
+        row, column = rows[own], columns[own]
+        for term in (terms[t] for t in sums[number]):
+            if term.backward and not prices.differentiable:
+                continue
+            (start, i), (stop, j) = (np.unique(x, return_inverse=True) for x in (before[row], after[column]))
+            price = prices.term_seconds_once(term, start, stop)
+            seconds = np.broadcast_to(price, (len(start), len(stop)))[i, j]
+            back = SUM if term.primitive == "all_reduce" else BACKWARD  # no bits are known: a bucket may have it
+            phase = back if term.backward else FORWARD
+            walk.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()][row, column] += seconds
+            walk.tasks[phase][row, column] += seconds > 0
 
 
 def _numbered(items: Sequence[object]) -> Integers:

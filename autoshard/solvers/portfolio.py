@@ -39,6 +39,7 @@ _LOOSE = 1e-3  # relative gap that is worth more work
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
 _FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
+_TRIAL = 0.03  # the same for large problems of pairs, where there is another way from the start
 _SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
 
 
@@ -103,7 +104,7 @@ def auto(problem: Problem, options: Options) -> Solution:
 def _auto(state: Incumbent, options: Options) -> None:
     problem, budget = state.problem, options.budget_entries or BUDGET_ENTRIES
     if all(len(value.consumers) == 1 for value in problem.values):
-        _search(state, budget, options.clock, options.rough, options.unfit)
+        _pairs(state, options, budget)
         return
     shares = options.kept.get("shares")
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
@@ -121,6 +122,20 @@ def _auto(state: Incumbent, options: Options) -> None:
     few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
     if not state.closed and (state.gap > _LOOSE or few):
         _search(state, budget, options.clock, options.rough, options.unfit)
+
+
+def _pairs(state: Incumbent, options: Options, budget: int) -> None:
+    """Where each value has one reader: exact elimination, where its tables fit; large problems under a clock have
+    messages, forests and programs from the start where these foretell in a small part of the time that they don't."""
+    clock = options.clock
+    if math.isinf(clock.limit_seconds) or not anytime.is_large(state.problem) or anytime.suits(state.problem):
+        _search(state, budget, clock, options.rough, options.unfit)
+        return
+    part = PartialClock(_TRIAL * clock.left, whole=clock)
+    with watched(part):
+        attempt(_exact, state, budget, part, 0.0, options.unfit)
+    if not state.closed:
+        anytime.search(state, clock)
 
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:

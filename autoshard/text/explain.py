@@ -21,7 +21,8 @@ from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import candidates, find
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.fixed_styles import megatron
-from autoshard.search.objectives import Levelled, solve_level
+from autoshard.search.objectives import SPEED, Levelled, solve_level
+from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.result import Solution
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import certificate_rows
@@ -180,10 +181,23 @@ def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: st
         return WhyNot(what, how, "that is what was chosen")
     small = narrowed(formulation, keep)
     try:
-        levelled = solve_level(small, plan.search.level, plan.capacity_bytes, lambda problem: _solved(plan, problem))
+        levelled = _by_step(plan, small) or solve_level(
+            small, plan.search.level, plan.capacity_bytes, lambda problem: _solved(plan, problem)
+        )
     except InfeasibleError as error:
         return WhyNot(what, how, error.message)
     return _compared(plan, small, levelled, nodes, what, how)
+
+
+def _by_step(plan: Plan, small: Formulation) -> Levelled | None:
+    """As the plan was found, where that was by what a step takes."""
+    if plan.search.level != SPEED or plan.certificate.solver != "auto":
+        return None
+    choice = StepSearch(small).first()
+    if choice is None:
+        return None
+    solution = Solution(small.problem, choice, 0.0, "auto")
+    return Levelled(solution, solution.objective, 0.0)
 
 
 def _solved(plan: Plan, problem: Problem) -> Solution:

@@ -325,13 +325,14 @@ def test_a_style_that_cannot_be_says_why() -> None:
     }
 
 
-def test_no_bound_stands_beside_the_step() -> None:
-    """A bound is one on the sum of costs. Where overlap makes the step shorter than it, it must not read as false."""
+def test_the_bound_that_is_told_is_one_on_the_step() -> None:
+    """Where overlap makes the step shorter than the sum of costs, a bound on that sum must not be told of it."""
     made = built()
-    least = replace(made.plan.certificate, objective_seconds=2.0, lower_bound_seconds=1.9)
+    own = {"objective_seconds": 2.0, "lower_bound_seconds": 1.9, "level_objective": 1.5, "level_bound": 1.4}
+    least = replace(made.plan.certificate, **own)
     plan = replace(made.plan, certificate=least, predicted_seconds=1.5)
     words = certainty(plan)
-    assert "1.5 s" not in words and "were nothing to overlap, is 2 s, and no plan has less than 1.9 s" in words
+    assert "its simulated step is 1.5 s, and no plan has less than 1.4 s" in words and "1.9 s" not in words
     text = summary(plan, made.graph)
     [row] = [line for line in text.splitlines() if line.startswith("predicted step")]
     assert "1.5 s" in row and "1.9" not in row

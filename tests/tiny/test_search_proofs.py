@@ -48,12 +48,12 @@ def optimum(problem: Problem) -> float:
 
 
 def judge(plan: Plan, least_seconds: float, least: float) -> None:
-    """`least`: the optimum of what the level minimises."""
+    """`least`: the optimum of what the level minimises; at level 2 the step of any plan."""
     own = plan.certificate
     assert 0.0 <= own.lower_bound_seconds <= least_seconds * (1 + 1e-9)
     assert 0.0 <= own.level_bound <= least * (1 + 1e-9)
     assert own.objective_seconds >= own.lower_bound_seconds and own.level_objective >= own.level_bound
-    if own.status == OPTIMAL:
+    if own.status == OPTIMAL and plan.search.level != SPEED:
         assert own.level_objective == pytest.approx(least)
     assert (own.status == CUT_SHORT) == plan.search.cut_short
     said = " ".join(text for _, text in certificate_rows(plan))
@@ -73,6 +73,8 @@ def test_a_search_that_is_stopped_at_any_look_says_nothing_false(level: int, sha
     least = optimum(ratio_problem(formulation)) if level == RATIO else seconds
     if level == MEMORY:
         least = minimum_memory_bound(formulation.problem)
+    if level == SPEED:
+        least = free.predicted_seconds
     for number in limits():
         clock = Clock(number, timer=Looks())
         options = Options(clock=clock)

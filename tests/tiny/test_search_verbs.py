@@ -303,13 +303,13 @@ def test_nothing_is_ignored_by_default() -> None:
 def test_solvers_agree(solver: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, printed = planned(words(graph_file, tmp_path / "out", "--solver", solver), capsys)
     assert printed["solver"] == plan.certificate.solver == solver
-    best = planned(words(graph_file, tmp_path / "dp"), capsys)[0]
+    best = planned(words(graph_file, tmp_path / "dp", "--solver", "dp"), capsys)[0]
     assert plan.certificate.lower_bound_seconds == pytest.approx(best.certificate.lower_bound_seconds, rel=1e-6)
 
 
 def test_the_log_is_beside_the_plan(package: Path) -> None:
     log = (package / "search.log").read_text(encoding="utf-8")
-    assert "formulating dp=2,tp=2" in log and "solving (dp)" in log and "in all" in log
+    assert "formulating dp=2,tp=2" in log and "solving for the step" in log and "in all" in log
 
 
 # --- explain and diff -----------------------------------------------------------------------------------------------

@@ -49,9 +49,13 @@ _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _SECTION_SECONDS = 3.0
 
 
+def is_large(problem: Problem) -> bool:
+    return len(problem.nodes) >= _LARGE
+
+
 def suits(problem: Problem) -> bool:
     """Whether contraction will make a large problem small: pairs only, and most of them fenced."""
-    if len(problem.nodes) < _LARGE or any(len(value.consumers) > 1 for value in problem.values):
+    if not is_large(problem) or any(len(value.consumers) > 1 for value in problem.values):
         return False
     known: dict[int, bool] = {}
     fenced = 0
