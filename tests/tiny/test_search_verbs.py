@@ -100,7 +100,7 @@ MESSAGES = [
     (["--pin", "h.0.fc=Shard(2)@tp"], 2, "the nearest offered: "),
     (["--pin", "h.0.fc=((2, 2), (2, 2), None)"], 2, "it needs 8 devices (i0 2 x m 2 x n 2), dp=2,tp=2 has 4"),
     (["--pins", "none.toml"], 5, "can't read the pins none.toml"),
-    (["--solver", "fastest"], 2, "unknown solver 'fastest': expected one of dp, exhaustive, ilp"),
+    (["--solver", "fastest"], 2, "unknown solver 'fastest': expected one of auto, dp, exhaustive"),
     (["--solver", "exhaustive"], 2, "exhaustive search over"),
     (["--time-limit", "0s"], 2, "--time-limit '0s': expected more than zero"),
     (["--time-limit", "soon"], 2, "'soon' is not a quantity of seconds"),
