@@ -26,8 +26,8 @@ from autoshard.rules.algebra.strategy import Strategy
 
 COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
 _FIXED = (COMPUTE, PATH, IN_ROW, HOST)
-IN_ORDER = True  # the program waits for each collective but those of gradient buckets; with others it is to be False
-BESIDE = 0.15  # of the seconds of gradient buckets: what they slow of the computation beside them, roughly
+IN_ORDER = True  # the program waits for each collective but those of weights; with others it is to be False
+BESIDE = 0.15  # of the seconds of weights' collectives: what they slow of the computation beside them, roughly
 Locals = tuple[tuple[LocalTensor | None, ...], tuple[LocalTensor, ...]]
 
 
@@ -153,7 +153,6 @@ class ResourceTables:
         facts = (
             len(value.consumers),
             self.on_path(v, position),
-            self.in_order and self._gathers_again(site.tensor, value.consumers[position]),
             consumer.kind == "op" and consumer.name in self.path.needed,
         )
         return self._once((id(value.seconds), id(site.sources), *facts), lambda: self._part(v, *facts))
@@ -172,24 +171,32 @@ class ResourceTables:
         op = self.graph.by_op[site.name]
         return op.target != CAST and any(op.operands[position] == tensor for position in op.saved.operands)
 
-    def _part(self, v: int, count: int, on_path: bool, again: bool, needed: bool) -> Floats:
+    def _part(self, v: int, count: int, on_path: bool, needed: bool) -> Floats:
         found = self._empty(v)
         if self.formulation.values[v].tied or not needed:
             return found
-        parts, parameter = self._parts(v), self.formulation.values[v].tensor in self.parameters
+        if self.formulation.values[v].tensor in self.graph.weights:
+            return self._weight_part(found, v, count)
+        parts = self._parts(v)
         for (phase, axes), seconds in parts.seconds.items():
-            if (phase == SUM and parameter) or (phase == GATHER and not again):
-                continue
             backward = phase != FORWARD
-            found[self._rows(axes, backward)] += seconds / count
-            found[self._row(IN_ROW, backward)] += seconds / count
-            if on_path and phase != GATHER:
-                found[self._row(PATH, backward)] += seconds
+            if phase != GATHER:
+                found[self._rows(axes, backward)] += seconds / count
+                found[self._row(IN_ROW, backward)] += seconds / count * self.in_order
+                found[self._row(PATH, backward)] += seconds * on_path
         for phase, tasks in parts.tasks.items():
-            if not ((phase == SUM and parameter) or (phase == GATHER and not again)):
+            if phase != GATHER:
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
-        if not self.in_order:
-            found[[self._row(IN_ROW, False), self._row(IN_ROW, True)]] = 0.0
+        return found
+
+    def _weight_part(self, found: Floats, v: int, count: int) -> Floats:
+        """A weight's collectives may go together with those of others, ahead of their use or beside backward: the links
+        carry their bytes, and that is all that is certain. When it is gathered again for backward is not."""
+        parameter = self.formulation.values[v].tensor in self.parameters
+        parts = self._parts(v, by_rate=True)
+        for (phase, axes), seconds in parts.seconds.items():
+            if axes and phase != GATHER and not (phase == SUM and parameter):
+                found[self._rows(axes, phase != FORWARD)] += seconds / count
         if parameter and parts.summed.any():
             self._add_buckets(found, v, parts, count)
         return found
@@ -198,14 +205,14 @@ class ResourceTables:
         found = self._empty(v)
         if self.formulation.values[v].tied:
             return found
-        parts, parameter = self._parts(v), self.formulation.values[v].tensor in self.parameters
+        parts, weight = self._parts(v), self.formulation.values[v].tensor in self.graph.weights
         for (phase, axes), seconds in parts.seconds.items():
             if phase != GATHER or again:
-                backward, bucket = phase != FORWARD, phase == SUM and parameter
+                backward, beside = phase != FORWARD, weight and axes != ()
                 found[self._rows(axes, backward)] += seconds
-                found[self._row(IN_ROW, backward)] += seconds * (BESIDE if bucket else 1.0)
+                found[self._row(IN_ROW, backward)] += seconds * (BESIDE if beside else 1.0)
         for phase, tasks in parts.tasks.items():
-            if not ((phase == SUM and parameter) or (phase == GATHER and not again)):
+            if phase != GATHER and not weight:
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
         return found
 
@@ -237,14 +244,17 @@ class ResourceTables:
                 found[row] = min(rate if row in self._rows(own, backward=True) else 0.0 for own, rate in rates.items())
         return found
 
-    def _parts(self, v: int) -> WayParts:
+    def _parts(self, v: int, *, by_rate: bool = False) -> WayParts:
         site = self.formulation.values[v]
         tensor = self.graph.tensor(site.tensor)
-        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets)
+        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets, by_rate)
         if key not in self.ways:
             terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
-            self.ways[key] = way_parts(site.sources, site.targets, terms)
+            self.ways[key] = way_parts(site.sources, site.targets, terms, self._per_byte if by_rate else None)
         return self.ways[key]
+
+    def _per_byte(self, axes: Axes, kind: str) -> float:
+        return per_byte_seconds(self.hardware, self.mesh, axes, kind)
 
 
 def _groups(formulation: Formulation) -> dict[str, frozenset[Axes]]:

@@ -7,8 +7,8 @@ plan s occupies resource x, and B_y(s) those of its backward and optimizer on re
 F_x(s) + B_y(s), for all x and y, and so at least any mean of these. Each mean is additive over the choices.
 
 What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
-own layout, gradients that may be reduced in buckets count at the rate of large messages, beside everything else, and a
-gather counts twice only where backward certainly needs the weight again.
+own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts at the rate
+of large messages, beside everything else; and a weight that is gathered again for backward counts once.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ what a way takes where all-to-all is forbidden and the pair table has no way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ FORWARD, BACKWARD = "forward", "backward"
 GATHER = "gather"  # the all-gathers of the forward once more: a weight is gathered again for backward
 SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket: R -> R+
 Axes = tuple[int, ...]
+PerByte = Callable[[Axes, str], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +43,16 @@ class WayParts:
     elements: Integers
 
 
-def way_parts(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> WayParts:
-    """Of the ways that `path` gives for all pairs."""
+def way_parts(
+    sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms, per_byte: PerByte | None = None
+) -> WayParts:
+    """Of the ways that `path` gives for all pairs; with `per_byte`, at these seconds a byte of a collective."""
     prices = Prices(space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms)
     starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
     reached, previous = dijkstra(prices.weights, indices=starts, return_predecessors=True)
     direct = prices.goes_direct(sources, targets, reached[:, stops], previous)
+    if per_byte is not None:
+        prices.seconds = lambda axes, kind, size: per_byte(axes, kind) * size
     walk = _Walk(prices, (len(starts), len(stops)))
     walk.follow(starts, stops, previous, direct)
     if terms.all_to_all and direct.any():

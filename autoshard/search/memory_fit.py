@@ -29,13 +29,15 @@ def _fitted(task: SearchTask) -> Found:
     """Without the limit first, then with it, tightened where the program needs more than the solver said."""
     if task.level == MEMORY:
         return least(task, ())
-    by_step = _by_step(task) if task.by_step else None
-    if by_step is not None:
-        return by_step
-    free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped)
+    free, name = _by_step(task) or _by_sum(task)
     plan = task.plan(free.solution)
+    if task.by_step and plan.predicted_peak_bytes > task.memory_limit_bytes:
+        other, other_name = _by_sum(task)
+        of_other = task.plan(other.solution)
+        if of_other.predicted_seconds <= plan.predicted_seconds:
+            free, name, plan = other, other_name, of_other
     if plan.predicted_peak_bytes <= task.memory_limit_bytes:
-        return Found(free, plan, task.memory_limit_bytes, (candidate(named(free), plan, ""),))
+        return Found(free, plan, task.memory_limit_bytes, (candidate(name, plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
     target = task.memory_limit_bytes
     for round_ in range(MEMORY_ROUNDS):
@@ -52,18 +54,20 @@ def _fitted(task: SearchTask) -> Found:
     return least(task, (first,))
 
 
-def _by_step(task: SearchTask) -> Found | None:
-    """The plan that takes least in a row, where its program fits."""
+def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
+    """The plan that takes least in a row, without the limit, and its name."""
+    if not task.by_step:
+        return None
     steps = task.steps
     with timed(task.log, "solving for the step"):
         choice = attempt(steps.first)
-    if choice is None:
-        return None
-    levelled = task.levelled(choice, task.solver)
-    plan = task.plan(levelled.solution)
-    if plan.predicted_peak_bytes > task.memory_limit_bytes:
-        return None
-    return Found(levelled, plan, task.memory_limit_bytes, (candidate(steps.found[0][0], plan, ""),))
+    return None if choice is None else (task.levelled(choice, task.solver), steps.found[0][0])
+
+
+def _by_sum(task: SearchTask) -> tuple[Levelled, str]:
+    """The plan of the least sum of costs, without the limit, and its name."""
+    free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped)
+    return free, named(free)
 
 
 def named(levelled: Levelled) -> str:

@@ -120,7 +120,7 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
         yield from between(task, found.target_bytes, fastest.peak_bytes)
-    if task.by_step and any(choice == best.choice for _, choice in task.steps.found):
+    if task.by_step and any(choice == best.choice for _, choice in task.steps.found):  # it fits without the limit
         yield from task.steps.others()
         return
     own = parts(task.formulation, best.choice)

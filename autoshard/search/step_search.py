@@ -8,7 +8,7 @@ weights only prices change; shares of readers and plans are kept (`solvers/relax
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
-from autoshard.solvers.common.result import peak
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
@@ -100,22 +99,25 @@ def rough_seconds(used: Floats) -> float:
 
 
 class StepSearch:
-    """Plans and the bound of one formulation. `found`: the plans so far, (name, choice)."""
+    """Plans and the bound of one formulation, whatever memory they need. `found`: the plans so far, (name, choice)."""
 
     def __init__(self, formulation: Formulation) -> None:
-        self.problem = formulation.problem
-        self.resources = step_resources(formulation)
+        free = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
+        self.problem = free.problem
+        self.resources = step_resources(free)
         self.shares = ReaderShares(self.problem)
         self.weights = np.tile(np.array([name == IN_ROW for name in self.resources.names], float), 2)
         self.found: list[tuple[str, Choice]] = []
         self.used: list[Floats] = []
 
     def first(self) -> Choice | None:
-        """The plan that takes least in a row; None where tables are too large or the solver counts too much memory."""
+        """The plan that takes least in a row; None where tables are too large, or there is no time for them."""
         return self._next("least in a row", _ROUNDS[0])
 
     def others(self) -> Iterator[tuple[str, Choice]]:
         """(name, choice): of means of what the plans so far occupy most, and what is best between two of them."""
+        if self._solved("least sum of costs", self.problem, _ROUNDS[1]) is not None:
+            yield self.found[-1]
         for rounds in _ROUNDS[1:]:
             weights = (self.weights + heaviest(self.used)[0]) / 2
             if np.abs(weights - self.weights).max() < _SAME:
@@ -135,7 +137,10 @@ class StepSearch:
         return step_bound(self.resources, known)
 
     def _next(self, name: str, rounds: int) -> Choice | None:
-        state = Incumbent(self.resources.likely(self.weights))
+        return self._solved(name, self.resources.likely(self.weights), rounds)
+
+    def _solved(self, name: str, problem: Problem, rounds: int) -> Choice | None:
+        state = Incumbent(problem)
         try:
             if not self.shares.search(state, rounds) or state.choice is None:
                 return None
@@ -167,7 +172,6 @@ class StepSearch:
         mixed = [
             (rough_seconds(self.resources.roughly_used(choice)), choice)
             for choice in mixtures(self.problem, first, second, _CUTS)
-            if peak(self.problem, choice) <= self.problem.capacity_bytes
         ]
         best = min(mixed, default=None)
         return best[1] if best is not None and best[0] < rough_seconds(self.used[ranked[0]]) else None

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.formulation import resource_tables
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation, formulate
-from autoshard.formulation.step_resources import StepResources, step_resources
+from autoshard.formulation.resource_tables import ResourceTables
+from autoshard.formulation.step_resources import IN_ROW, StepResources, step_resources
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.problem import objective
+from autoshard.ir.problem import Floats, objective
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.step_search import StepSearch, heaviest, step_bound
 from autoshard.solvers.common.clock import watched
@@ -74,14 +74,20 @@ def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: i
         assert 0.5 < all_hold(resources, formulation, best) <= 1 + 1e-9
 
 
+def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int) -> Floats:
+    for (phase, axes), seconds in tables._parts(v).seconds.items():
+        found[tables._rows(axes, phase != "forward")] += seconds / count
+        found[tables._row(IN_ROW, phase != "forward")] += seconds / count
+    return found
+
+
 def test_that_it_could_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients that are reduced in buckets, counted as if nothing else ran beside them, are above the step."""
+    """Collectives of weights, counted as if nothing else ran beside them, are above the step."""
     formulation = made("dp=2,tp=8", *SIZES[1])
     best = StepSearch(formulation).first()
     assert best is not None
-    parameters = {p.tensor for p in formulation.graph.parameters}
-    monkeypatch.setattr(resource_tables, "SUM", "nothing is put off")
-    assert parameters and all_hold(step_resources(formulation), formulation, best) > 1
+    monkeypatch.setattr(ResourceTables, "_weight_part", in_a_row)
+    assert all_hold(step_resources(formulation), formulation, best) > 1
 
 
 @pytest.mark.parametrize("mesh", MESHES[:2])
@@ -98,7 +104,7 @@ def test_the_bound_is_below_every_step_and_the_means_below_their_least_plan(mesh
         own = weights @ resources.least_used(least)
         for choice in plans(formulation, best):
             assert own <= weights @ resources.least_used(choice) * (1 + 1e-9)
-    assert found.seconds > 0.6 * step_seconds(formulation, best)
+    assert found.seconds > 0.4 * step_seconds(formulation, best)
 
 
 def test_other_plans_are_found_between_and_beside() -> None:
