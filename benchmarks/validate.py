@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ CONSTANT_EFFICIENCY = 0.5  # of the peak: the baseline of kernels
 LINK_EFFICIENCY = 0.8  # of the datasheet's bandwidth: the baseline of collectives
 BANDS = (("below 1 MiB", 0.0, 2.0**20), ("1 to 16 MiB", 2.0**20, 2.0**24 + 1), ("above 16 MiB", 2.0**24 + 1, np.inf))
 LARGE_BYTES = 400e6
+WIDTH = 118  # of the page
 NAMES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce",
          "alltoall": "all-to-all"}  # fmt: skip
 
@@ -249,8 +252,15 @@ def page(text: str, data: Path) -> str:
     """`text` with the tables between the marks written anew."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    lines = [line for make in TABLES for line in (*make(data), "")]
+    lines = [line for make in TABLES for line in (*reflowed(make(data)), "")]
     return "\n".join([before + BEGIN, *lines, END + after])
+
+
+def reflowed(lines: Sequence[str]) -> Iterator[str]:
+    """Sentences in lines of one width; headings and tables as they are."""
+    for plain, found in groupby(lines, lambda line: bool(line) and line[0] not in "#|"):
+        own = list(found)
+        yield from textwrap.wrap(" ".join(own), WIDTH, break_on_hyphens=False) if plain else own
 
 
 def main() -> None:

@@ -39,9 +39,10 @@ class Band:
     steps: int | None = None
 
     def __str__(self) -> str:
-        if self.steps is not None:
-            return f"±{self.error:.0%} ({f'from {self.steps} such steps' if self.steps else 'no such step measured'})"
         words = self.kind if self.calibrated else f"uncalibrated, {self.kind} figures"
+        if self.steps is not None:
+            measured = f"from {self.steps} such steps" if self.steps else "no such step measured"
+            words = measured if self.calibrated else f"{measured}, uncalibrated"
         return f"±{self.error:.0%} ({words})"
 
 

@@ -30,7 +30,7 @@ def test_a_kind_that_nobody_measured_is_wide_and_says_so() -> None:
     for hardware in (A100, MI300X):
         band = whole_step_band(hardware, SPENT, "bfloat16", step_kind(hardware, "autoshard", "kernels", 8))
         assert band.steps == 0 and band.error >= UNMEASURED
-        assert str(band).endswith("(no such step measured)")
+        assert "no such step measured" in str(band)
 
 
 def test_what_makes_a_kind() -> None:
@@ -77,7 +77,7 @@ def test_a_kind_falls_back_to_any_number_of_nodes() -> None:
 
 def test_most_stay_within_the_quantile() -> None:
     errors = np.linspace(0.01, 1.0, 100)
-    assert step_bands.quantile(errors) == pytest.approx(0.88)
+    assert step_bands.quantile(errors) == pytest.approx(0.81)
     assert step_bands.quantile(errors[:3]) == pytest.approx(0.03)
 
 

@@ -1,0 +1,36 @@
+"""`autoshard compare` with a real trace: two processes of gloo train an emitted package under torch's profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli.commands import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_a_run_is_laid_beside_its_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the plan multiplies and sums is found in the trace under the same names, forward and backward."""
+    package, trace, script = tmp_path / "package", tmp_path / "trace.json", ROOT / "examples" / "profiled.py"
+    words = [f"{ROOT}/examples/mlp.py:build", "--mesh", "dp=2", "--hardware", "cpu-local", "--out", str(package)]
+    assert main(["plan", *words]) == 0
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    run = [*started, str(trace), str(package / "train.py"), "--backend", "gloo", "--steps", "4"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(run, check=True, timeout=300, env=environment, capture_output=True)
+    capsys.readouterr()
+    assert main(["compare", str(package), str(trace), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == 3
+    both = {row["name"] for row in found["operators"] if row["predicted_seconds"] and row["measured_seconds"]}
+    assert {"linear, forward", "linear, backward", "optimizer"} <= both
+    assert any(row["predicted_seconds"] and row["measured_seconds"] for row in found["collectives"])
+    assert main(["compare", str(package), str(trace)]) == 0
+    assert "Most of the difference" in capsys.readouterr().out
