@@ -167,7 +167,7 @@ PLANTED = {
     "a mask for each rank": (
         "dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, index, self.mesh.rank)", "replicas differ"
     ),
-    "whatever the generator holds": ("dropout", RANDOMNESS, f"torch.manual_seed({SEEDING})", "pass", "differ"),
+    "whatever the generator holds": ("dropout", RANDOMNESS, f"generator.manual_seed({SEEDING})", "pass", "differ"),
     "1 - p": ("dropout", RANDOMNESS, "F.dropout(x, p)", "F.dropout(x, 1 - p)", "deviation"),
     "nothing is dropped": ("dropout", RANDOMNESS, "return F.dropout(x, p)", "return x * 1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),

@@ -411,13 +411,15 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     for step in range(done + 1, options.steps + 1):
         batch = next(batches)
-        synchronise(mesh.device)
+        logged = step % options.log_every == 0 or step == options.steps
+        if logged:  # other steps don't wait for the device
+            synchronise(mesh.device)
         start = time.perf_counter()
         mesh.random.step = step
         loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm)
-        synchronise(mesh.device)
-        seconds = time.perf_counter() - start
-        if step % options.log_every == 0 or step == options.steps:
+        if logged:
+            synchronise(mesh.device)
+            seconds = time.perf_counter() - start
             total = whole_loss(loss, mesh)
             if mesh.rank == 0:
                 timing = f"{seconds * 1e3:.1f} ms, {rate(seconds)}"
