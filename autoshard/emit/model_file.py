@@ -27,9 +27,9 @@ RUNTIME_NAMES = frozenset({
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "F", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LOSS_AXES", "MESH", "OPTIMIZER", "PLAN", "Tensor",
-    "WEIGHT_BUCKETS", "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path",
-    "range", "self", "super", "torch",
+    "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LOSS_AXES", "MESH", "OPTIMIZER", "PLAN",
+    "Tensor", "WEIGHT_BUCKETS", "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh",
+    "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
@@ -151,6 +151,8 @@ def _facts(program: Program, header: Header) -> list[str]:
     loss = program.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
     axes = _partial_axes(program, loss) if loss is not None else []
+    again = any(isinstance(step, Compute) and step.again for step in program.instructions)
+    lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has let go")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
     return lines
 

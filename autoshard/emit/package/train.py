@@ -15,12 +15,14 @@ batch (it takes its own part) or only its local part; the shapes tell which.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import inspect
 import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 
 from initial import INITIAL
 from model_parallel import (
+    GATHERS_AGAIN,
     GRADIENT_BUCKETS,
     HAS_LOSS,
     INPUTS,
@@ -85,6 +88,16 @@ def make_optimizer(model: nn.Module, lr: float = LEARNING_RATE) -> torch.optim.O
     return torch.optim.AdamW(parameters, lr=lr, fused=fused or None)
 
 
+_PARAMETERS: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = weakref.WeakKeyDictionary()
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By original name; looked up once."""
+    if model not in _PARAMETERS:
+        _PARAMETERS[model] = {sharding(parameter).name: parameter for parameter in model.parameters()}
+    return _PARAMETERS[model]
+
+
 def compute_gradients(
     model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor], last: bool = True
 ) -> tuple[Tensor, ...]:
@@ -93,9 +106,10 @@ def compute_gradients(
     Gradients are added to those of earlier calls, as by `backward`, until the optimizer zeroes them. `last=False`: a
     micro-batch after which others come; what it makes is summed over devices with the last one's.
     """
-    parameters = {sharding(parameter).name: parameter for parameter in model.parameters()}
+    parameters = parameters_of(model)
     sums = reducing(mesh, parameters, GRADIENT_BUCKETS) if last else accumulating(parameters, GRADIENT_BUCKETS)
-    with sums, gathered_together(mesh, parameters, WEIGHT_BUCKETS), regathering():
+    again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
+    with sums, gathered_together(mesh, parameters, WEIGHT_BUCKETS), again:
         result = model(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
         outputs[0].backward()
@@ -112,7 +126,7 @@ def train_step(
     """One optimizer step; returns the local loss and the gradient norm before clipping."""
     optimizer.zero_grad(set_to_none=True)
     outputs = compute_gradients(model, mesh, inputs)
-    norm = clip_gradients(mesh, model.parameters(), max_norm)
+    norm = clip_gradients(mesh, parameters_of(model).values(), max_norm)
     optimizer.step()
     return outputs[0].detach(), norm
 
