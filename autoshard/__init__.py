@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard.api.parallel_module import parallelize
+    from autoshard.api.plan_tables import operator_strategies, parameter_layouts, strategies_text
     from autoshard.api.sharded import shard
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
     from autoshard.capture.operator_strategies import operator, strategy
@@ -20,11 +21,14 @@ __all__ = [
     "capture",
     "load_plan",
     "operator",
+    "operator_strategies",
     "parallelize",
+    "parameter_layouts",
     "plan",
     "report",
     "shard",
     "simulate",
+    "strategies_text",
     "strategy",
     "verify",
     "write",
@@ -34,6 +38,7 @@ _PLACES = {
     **dict.fromkeys(("capture", "load_plan", "plan", "report", "simulate", "verify", "write"), _VERBS),
     "parallelize": "autoshard.api.parallel_module",
     "shard": "autoshard.api.sharded",
+    **dict.fromkeys(("operator_strategies", "parameter_layouts", "strategies_text"), "autoshard.api.plan_tables"),
     **dict.fromkeys(("operator", "strategy"), "autoshard.capture.operator_strategies"),
 }
 _FOLDERS = ("capture", "report", "simulate", "verify")  # verbs that are the names of folders, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,3 +127,17 @@ def test_a_loss_by_name_and_targets() -> None:
         for loss in (cross_entropy, "torch.nn.functional:cross_entropy")
     ]
     assert plans[0].plan.ops == plans[1].plan.ops and autoshard.verify(plans[0]).passed
+
+
+def test_layouts_and_strategies_as_data() -> None:
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    pins = {"0.weight": ((2, 2),), "0": ((2, 1), (2, 1), None)}
+    plan = autoshard.plan(mlp(), x, targets=t, loss=cross_entropy, **WHERE, pins=pins)
+    weight = autoshard.parameter_layouts(plan)["0.weight"]
+    assert weight["shape"] == [32, 16] and weight["local_shape"] == [16, 8] and weight["counts"] == [2, 2]
+    assert sorted(axis for dim in weight["dims"] for axis in dim) == ["dp", "tp"] and weight["decided_by"] == "pin"
+    rows = autoshard.operator_strategies(plan)
+    assert [row["target"] for row in rows] == [op.target for op in plan.graph.ops]
+    assert rows[0]["counts"][:2] == [[2, 1], [2, 1]] and rows[0]["result_counts"] == [[2, 2]]
+    assert [move["tensor"] for move in rows[0]["moved"]] and json.loads(json.dumps(rows)) == rows
+    assert "= aten.linear(input, p_0_weight" in autoshard.strategies_text(plan).splitlines()[0]
