@@ -79,7 +79,7 @@ function explained(record) {
   const why = record.others.length
     ? "Chosen as the sum of all costs is least with it. Another choice here, all others staying, would cost more by"
     : "";
-  const more = record.more ? [`and ${record.more} dearer ones`] : [];
+  const more = record.more ? [`and ${record.more} more expensive ones`] : [];
   return [
     element("h4", "Its operator"), listed(facts), ...bullets("Communicated before it", record.before),
     ...bullets(why, [...record.others, ...more]),

@@ -16,7 +16,7 @@ MOST_LINES = 16  # parts that are drawn one by one
 
 def glyph(x: float, y: float, layout: Layout, mesh: Mesh) -> list[str]:
     """The whole tensor as a rectangle at (x, y): rows are its first cut dim, columns its last; what the first device
-    holds is filled. Behind it a copy for each axis that copies, before it a Σ for each that has summands."""
+    holds is filled. Behind it a copy for each axis that copies, before it a Σ for each that has partial sums."""
     cut = sorted({p.dim for p, n in zip(layout.placements, mesh.sizes, strict=True) if isinstance(p, Shard) and n > 1})
     copies = [a for a, p in enumerate(layout.placements) if mesh.sizes[a] > 1 and isinstance(p, Replicate)]
     sums = [a for a, p in enumerate(layout.placements) if mesh.sizes[a] > 1 and not isinstance(p, Replicate | Shard)]
