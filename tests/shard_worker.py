@@ -204,6 +204,21 @@ def inside() -> None:
     near(own(x), through(x), "another constant")
     assert len(own.variants) == 2
 
+    factor, offset = 2.0, torch.randn(16, requires_grad=True)
+
+    def referring(x: Tensor) -> Tensor:
+        return x * factor + offset
+
+    own = autoshard.shard(referring, in_strategy=((a, b),))
+    for _ in range(2):  # what it refers to may change
+        found, wanted = own(x), referring(x)
+        near(found, wanted, "closure")
+        near(*[torch.autograd.grad(y.square().sum(), offset)[0] for y in (found, wanted)], "gradient of a closure")
+        with torch.no_grad():
+            offset += 1
+        factor += 1
+    assert len(own.variants) == 2
+
 
 def refusals() -> None:
     """Each names what is wrong and what is near, on every rank."""

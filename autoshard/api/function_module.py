@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +13,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from autoshard.errors import UsageError
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
 
 class FunctionModule(nn.Module):
-    """Calls `fn` on (args, kwargs, parameters), the latter in the place of those of the modules that it refers to."""
+    """Calls `fn` on (args, kwargs, tensors), the latter in the place of those that it refers to."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__()
@@ -24,22 +27,28 @@ class FunctionModule(nn.Module):
         return FunctionModule(self.fn)  # a copied function would still refer to the same modules
 
     def referred(self) -> dict[str, Tensor]:
-        """The parameters that `fn` uses without being given them, by name."""
+        """The parameters and other tensors that `fn` uses without being given them, by name."""
         found: dict[str, Tensor] = {}
         for prefix, module in self.modules_of:
             for name, buffer in module.named_buffers():
                 what = (
-                    f"the function refers to {type(module).__name__}, whose buffer {name} has {buffer.numel()} numbers"
+                    f"the function refers to {type(module).__name__} and its buffer {name} ({buffer.numel()} numbers)"
                 )
                 raise UsageError(what, "shard that module instead of a function")
             found |= {f"{prefix}{name}": parameter for name, parameter in module.named_parameters()}
-        return found
+        own = {name: value for name, value in _values_of(self.fn).items() if isinstance(value, Tensor)}
+        return found | own
 
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Mapping[str, Tensor]) -> Any:
+    def constants(self) -> tuple[tuple[str, Any], ...]:
+        """The numbers and texts that `fn` refers to: with others it computes something else."""
+        return tuple((name, value) for name, value in _values_of(self.fn).items() if isinstance(value, _PLAIN))
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
         with contextlib.ExitStack() as stack:
             for prefix, module in self.modules_of:
-                own = {name: parameters[f"{prefix}{name}"] for name, _ in module.named_parameters()}
+                own = {name: tensors[f"{prefix}{name}"] for name, _ in module.named_parameters()}
                 stack.enter_context(_reparametrize_module(module, own))
+            stack.enter_context(_referring(self.fn, tensors))
             return self.fn(*args, **kwargs)
 
 
@@ -53,17 +62,50 @@ def _modules_of(fn: Callable[..., Any]) -> Iterator[tuple[str, nn.Module]]:
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, nn.Module):
         yield "", owner
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return
-    cells = zip(code.co_freevars, getattr(fn, "__closure__", None) or (), strict=True)
-    named = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    named |= {name: fn.__globals__[name] for name in code.co_names if name in getattr(fn, "__globals__", {})}
     seen = {id(owner)}
-    for name, value in named.items():
+    for name, value in _values_of(fn).items():
         if isinstance(value, nn.Module) and id(value) not in seen and any(True for _ in value.parameters()):
             seen.add(id(value))
             yield ("" if name == "self" else f"{name}."), value
+
+
+def _values_of(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What a Python function closes over or reads among the globals, by name."""
+    own = _function(fn)
+    if own is None:
+        return {}
+    cells = zip(own.__code__.co_freevars, own.__closure__ or (), strict=True)
+    named = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    return {name: own.__globals__[name] for name in own.__code__.co_names if name in own.__globals__} | named
+
+
+def _function(fn: Callable[..., Any]) -> FunctionType | None:
+    fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__func__", fn)
+    return fn if isinstance(fn, FunctionType) else None
+
+
+@contextlib.contextmanager
+def _referring(fn: Callable[..., Any], tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """While `fn` refers to these tensors instead of its own."""
+    own = _function(fn)
+    before = {name: value for name, value in _values_of(fn).items() if isinstance(value, Tensor)}
+    if own is None or not before:
+        yield
+        return
+    cells = dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
+
+    def put(values: Mapping[str, Tensor]) -> None:
+        for name in before:
+            if name in cells:
+                cells[name].cell_contents = values[name]
+            else:
+                own.__globals__[name] = values[name]
+
+    put(tensors)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -84,7 +84,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, eq=False)
 class CallKind:
-    """One way to be called. `modes`: of the modules; `lifted`: how many tensors are a function's parameters."""
+    """One way to be called. `modes`: of the modules; `lifted`: how many tensors a function refers to."""
 
     form: Form
     names: tuple[str, ...]
@@ -92,9 +92,10 @@ class CallKind:
     gradients: bool
     modes: tuple[bool, ...]
     lifted: int
+    constants: tuple[tuple[str, Any], ...] = ()
 
     def same(self, other: CallKind) -> bool:
-        mine, theirs = ((k.form, k.specs, k.gradients, k.modes) for k in (self, other))
+        mine, theirs = ((k.form, k.specs, k.gradients, k.modes, k.constants) for k in (self, other))
         return mine == theirs
 
 

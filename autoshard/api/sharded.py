@@ -130,8 +130,9 @@ class Sharded(nn.Module):
         """What this call is like, and its tensors."""
         module: nn.Module = self._original[1]
         lifted: dict[str, Tensor] = {}
+        constants: tuple[tuple[str, Any], ...] = ()
         if isinstance(module, FunctionModule):
-            lifted = module.referred()
+            lifted, constants = module.referred(), module.constants()
             arguments = Arguments((*_named(module.fn, args, kwargs), lifted))
             call, tensors = model_call(arguments, ("input", "", ""))
             modes = [m.training for _, one in module.modules_of for m in one.modules()]
@@ -144,7 +145,7 @@ class Sharded(nn.Module):
         specs = tuple(
             TensorSpec(tuple(x.shape), x.dtype, x.requires_grad and gradients, isinstance(x, DTensor)) for x in tensors
         )
-        return CallKind(call.form, call.names, specs, gradients, tuple(modes), len(lifted)), list(tensors)
+        return CallKind(call.form, call.names, specs, gradients, tuple(modes), len(lifted), constants), list(tensors)
 
     def _modes(self, module: nn.Module) -> list[bool]:
         """`train()` and `eval()` reach the holders of parameters; modules without any have their holder's mode."""

@@ -257,8 +257,8 @@ class _Stored:
             if (owner := self._owner(value)) is not None:
                 what = f"the forward uses the parameter {owner} by another way than its module{_first_use(node)}"
                 raise CaptureError(what, "reach it through its module: a list of parameters is an nn.ParameterList")
-            if isinstance(value, torch.nn.Parameter) and value.requires_grad:
-                what = f"the forward uses a parameter of no module{_first_use(node)}"
+            if value.requires_grad:
+                what = f"the forward uses a tensor with a gradient that is no parameter of a module{_first_use(node)}"
                 raise CaptureError(what, "an attribute of the module, or an argument of the function")
             op, tensor = constant_op(name, value)
             self.constant_ops.append(op)
