@@ -27,7 +27,8 @@ from autoshard.rules.algebra.strategy import Strategy
 COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
 _FIXED = (COMPUTE, PATH, IN_ROW, HOST)
 IN_ORDER = True  # the program waits for each collective but those of weights; with others it is to be False
-BESIDE = 0.15  # of the seconds of weights' collectives: what they slow of the computation beside them, roughly
+# Of the seconds of weights' collectives, roughly: what nothing hides, and what they slow of what runs beside them.
+EXPOSED = {SUM: 0.15, GATHER: 0.3}
 Locals = tuple[tuple[LocalTensor | None, ...], tuple[LocalTensor, ...]]
 
 
@@ -205,14 +206,19 @@ class ResourceTables:
         found = self._empty(v)
         if self.formulation.values[v].tied:
             return found
-        parts, weight = self._parts(v), self.formulation.values[v].tensor in self.graph.weights
+        tensor, parts = self.formulation.values[v].tensor, self._parts(v)
+        exposed = EXPOSED if tensor in self.graph.weights else {}
+        late = tensor in self.parameters
         for (phase, axes), seconds in parts.seconds.items():
             if phase != GATHER or again:
-                backward, beside = phase != FORWARD, weight and axes != ()
+                backward = phase != FORWARD
                 found[self._rows(axes, backward)] += seconds
-                found[self._row(IN_ROW, backward)] += seconds * (BESIDE if beside else 1.0)
+                hidden = phase in exposed and axes != () and (phase != SUM or late)
+                found[self._row(IN_ROW, backward)] += seconds * (exposed[phase] if hidden else 1.0)
+            if phase == GATHER and exposed:  # what FORWARD has of these already
+                found[self._row(IN_ROW, False)] -= seconds * (1 - exposed[GATHER])
         for phase, tasks in parts.tasks.items():
-            if phase != GATHER and not weight:
+            if not ((phase == SUM and late) or (phase == GATHER and not again)):
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
         return found
 

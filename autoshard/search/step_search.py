@@ -27,7 +27,8 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
 _WEIGHTS = 6  # of resources, tried for the bound
-_ROUNDS = (5, 2, 2)  # of shares, for each mean that is tried for plans
+_ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what both occupy most
+_FAR = 0.75  # of the way from what is in a row to what the plans so far occupy most
 _CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
@@ -115,18 +116,14 @@ class StepSearch:
         return self._next("least in a row", _ROUNDS[0])
 
     def others(self) -> Iterator[tuple[str, Choice]]:
-        """(name, choice): of means of what the plans so far occupy most, and what is best between two of them."""
+        """(name, choice): of the sum of costs, of what the plans so far occupy most, and the best between two."""
         if self._solved("least sum of costs", self.problem, _ROUNDS[1]) is not None:
             yield self.found[-1]
-        for rounds in _ROUNDS[1:]:
-            weights = (self.weights + heaviest(self.used)[0]) / 2
-            if np.abs(weights - self.weights).max() < _SAME:
-                break
+        weights = self.weights + _FAR * (heaviest(self.used)[0] - self.weights)
+        if np.abs(weights - self.weights).max() >= _SAME:
             self.weights = weights
-            choice = self._next(self._name(), rounds)
-            if choice is None:
-                break
-            yield self.found[-1]
+            if self._next(self._name(), _ROUNDS[2]) is not None:
+                yield self.found[-1]
         between = self._between()
         if between is not None:
             self._take("between two of them", between)
