@@ -67,6 +67,18 @@ def test_the_space_by_hand() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
+def test_nothing_is_left_out_of_the_space() -> None:
+    """What every degree may be on two devices; one replica shards nothing, FSDP always does."""
+    found = list(runs(RunSpace(MODEL, TrainingRun(4, 1), 2, {}), A100))
+    assert len(found) == len(set(found))
+    assert {(r.tp, r.pp, r.dp) for r in found} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
+    assert {r.zero for r in found if r.dp == 2} == {0, 1, 2, 3} and {r.zero for r in found if r.dp == 1} == {0}
+    assert {r.recompute for r in found} == {"none", "selective", "full"}
+    assert {(r.tp, r.sequence_parallel) for r in found} == {(1, False), (2, False), (2, True)}
+    sharded = RunSpace(MODEL, TrainingRun(4, 1, precision="bf16-fsdp"), 2, {"tp": 1, "pp": 1})
+    assert {r.zero for r in runs(sharded, A100)} == {2, 3}
+
+
 def test_what_is_fixed_stays() -> None:
     fixed = {"tp": 4, "sequence_parallel": True, "zero": 1, "micro_batch": 2, "recompute": "full"}
     found = list(runs(replace(SPACE, fixed=fixed), A100))
