@@ -1,6 +1,6 @@
 """Emitted packages beside torch's own data parallelism and FSDP2, in one process group: time and collectives a step.
 
-    python benchmarks/overlap.py --models gpt2 llama --sizes small large --processes 2
+    python benchmarks/overlap.py --models gpt2 llama --sizes small large --processes 2 [--write]
 
 Steps take turns: one of each way, again and again, so that what else the machine does meets all alike. Medians over
 the rounds, of rank 0; processor time is that of the whole process, all threads. The references are torch's tutorials at
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 WAYS = {"emitted dp": "DDP", "emitted zero": "FSDP2"}  # and what each is measured against
 WARM_UP = 3
 Step = Callable[[], Any]
+README = ROOT / "benchmarks" / "README.md"
+BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end -->"
 
 
 # --- plans ---
@@ -205,15 +208,36 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--timeout", type=float, default=900.0)
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.work:
         work(options)
         return
-    print(HEADER, flush=True)
+    lines = [HEADER]
     for model in options.models:
         for size in options.sizes:
-            print("\n".join(row(model, size, options)), flush=True)
+            lines += row(model, size, options)
+    print("\n".join(lines), flush=True)
+    if options.write:
+        write(lines, " ".join(["python benchmarks/overlap.py", *arguments]), options.rounds)
+
+
+def write(lines: Sequence[str], command: str, rounds: int) -> None:
+    """The section of README.md."""
+    head = f"""{BEGIN}
+## Beside DistributedDataParallel and FSDP2
+
+`{command}`
+
+Steps over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}; what stands
+beside ran in turns with it.
+"""
+    text = "\n".join([head, *lines, END])
+    path, old = README, README.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    made = pattern.sub(lambda _: text, old) if BEGIN in old else f"{old.rstrip()}\n\n{text}\n"
+    path.write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":
