@@ -20,3 +20,19 @@ def llama(
     model.loss_type = "ForCausalLM"
     words = torch.randint(1, 32000, (batch, sequence))
     return model, (words, words.clone())
+
+
+def sized(
+    batch: int = 4, sequence: int = 2048, layers: int = 12, hidden: int = 1024, inner: int = 2816, heads: int = 16,
+    heads_of_keys: int = 16, words: int = 32000,
+) -> tuple[Llama, tuple[Tensor, Tensor]]:  # fmt: skip
+    """Of any size, without values: for plans alone."""
+    with torch.device("meta"):
+        config = LlamaConfig(
+            vocab_size=words, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=heads_of_keys, max_position_embeddings=8192,
+        )  # fmt: skip
+        model = Llama(config)
+    model.loss_type = "ForCausalLM"
+    tokens = torch.randint(1, words, (batch, sequence))
+    return model, (tokens, tokens.clone())
