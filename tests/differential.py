@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,14 @@ class _Wire:
         )
         _fits(given, lengths)
         return torch.cat(given)
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        found = self.all_gather(x, lengths)
+        return lambda: found
+
+    def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        found = self.reduce_scatter(x, lengths)
+        return lambda: found
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         given = self.meeting.meet(self.place, "reduce_scatter", (tuple(lengths), tuple(x.shape), x.dtype), x.clone())

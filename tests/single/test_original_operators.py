@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -75,6 +75,14 @@ class _Counting(ThreadTransport):
         result = super().all_gather(x, lengths)
         self._add(result.numel() - x.numel())
         return result
+
+    def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        found = self.all_gather(x, lengths)
+        return lambda: found
+
+    def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        found = self.reduce_scatter(x, lengths)
+        return lambda: found
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         result = super().reduce_scatter(x, lengths)
