@@ -15,7 +15,7 @@ FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "rec
 
 @dataclass(frozen=True)
 class RunSpace:
-    """`run` gives the batch and all that is not searched; `fixed` the values of what a person pinned."""
+    """`run` gives the batch and all that is not searched; `fixed` the values of what a user pinned."""
 
     model: Transformer
     run: TrainingRun

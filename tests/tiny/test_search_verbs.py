@@ -175,11 +175,11 @@ def test_printed_figures_add_up(tmp_path: Path) -> None:
 
 
 def test_inference_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for training, told in ((False, ", inference\n"), (True, "inference: no scalar output to train on\n")):
+    for training, told in ((False, ", inference"), (True, "inference: no scalar output to train on")):
         path = tmp_path / f"{training}.graph.json"
         path.write_text(graph_json.dumps(replace(mlp_graph(2), loss=None, training=training)), encoding="utf-8")
         out = run(words(path, tmp_path / "out", mesh="dp=1"), capsys)[1]
-        assert told in out
+        assert told in " ".join(out.split())  # the line is broken where the terminal ends
         assert "backward" not in out and "optimizer" not in out
 
 
