@@ -18,6 +18,7 @@ from autoshard.package.package_files import REPORT, VERIFICATION, build, read_be
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
+    from autoshard.formulation.formulate import Formulation
     from autoshard.ir.graph import Graph
     from autoshard.ir.plan import Plan
     from autoshard.search.pareto_front import Point
@@ -146,9 +147,10 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         return Made(plan, ignored)
     log: Log = []
     clock = _clock(wanted)
-    plan, points = _searched(graph, hardware, wanted, clock, log)
+    plan, points, whole = _searched(graph, hardware, wanted, clock, log)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
-    styles = _styles(plan, graph, hardware, clock if clock.stopped or wanted.time_limit_seconds else None, log)
+    left = clock if clock.stopped or wanted.time_limit_seconds else None
+    styles = _styles(plan, graph, hardware, left, log, whole)
     return Made(plan, ignored, tuple(log), points, styles)
 
 
@@ -161,7 +163,9 @@ def _clock(wanted: SearchRequest) -> Clock:
     return Clock(MESH_SECONDS if wanted.mesh is None else float("inf"))
 
 
-def _styles(plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, log: Log) -> tuple[StylePlan, ...]:
+def _styles(
+    plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, log: Log, whole: Formulation | None
+) -> tuple[StylePlan, ...]:
     """Known styles on the plan's mesh, in what is left of the user's time; Ctrl-C leaves the rest of them out."""
     from autoshard.search.search_task import timed
     from autoshard.search.style_plans import style_plans
@@ -169,13 +173,13 @@ def _styles(plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, l
 
     own = clock or Clock()
     with timed(log, "simulating known styles"), interruptible(own):
-        return style_plans(plan, graph, hardware, own)
+        return style_plans(plan, graph, hardware, own, whole)
 
 
 def _searched(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
-) -> tuple[Plan, tuple[Point, ...]]:
-    """The plan, and the front where it is asked for."""
+) -> tuple[Plan, tuple[Point, ...], Formulation | None]:
+    """The plan, the front where it is asked for, and the formulation if it leaves nothing out."""
     from autoshard.search import memory_fit, pareto_front, search_task, select_plan
     from autoshard.search.mesh_search import search_meshes
     from autoshard.solvers.common.solver_options import Options, interruptible
@@ -185,14 +189,15 @@ def _searched(
         with interruptible(clock):
             plan = search_meshes(graph, hardware, wanted, options=options, log=log)
         if not wanted.pareto:
-            return plan, ()
+            return plan, (), None
         task = search_task.prepare(graph, plan.mesh, hardware, wanted, options, log)
     else:
         task = search_task.prepare(graph, wanted.mesh, hardware, wanted, options, log)
         with interruptible(clock):  # before, there is nothing to keep
             plan = select_plan.best(task, memory_fit.fitted(task))
+    whole = None if task.pins or wanted.strategy != "best" else task.formulation
     with interruptible(clock):
-        return plan, pareto_front.front(task, plan) if wanted.pareto else ()
+        return plan, pareto_front.front(task, plan) if wanted.pareto else (), whole
 
 
 def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:

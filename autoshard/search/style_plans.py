@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autoshard import solvers
@@ -42,10 +42,22 @@ _MEANINGS: dict[str, str] = {
 }
 
 
-def style_plans(plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None = None) -> tuple[StylePlan, ...]:
-    """One for each style, in a fixed order; those that `clock` leaves no time for say so."""
+def style_plans(
+    plan: Plan,
+    graph: Graph,
+    hardware: Hardware,
+    clock: Clock | None = None,
+    formulation: Formulation | None = None,
+) -> tuple[StylePlan, ...]:
+    """One for each style, in a fixed order; those that `clock` leaves no time for say so.
+
+    `formulation`: of all strategies on the plan's mesh, where the search has made it already.
+    """
     clock = clock or Clock()
-    formulation = formulate(graph, plan.mesh, hardware, float("inf"), None, plan.search.all_to_all)
+    if formulation is None:
+        formulation = formulate(graph, plan.mesh, hardware, float("inf"), None, plan.search.all_to_all)
+    else:
+        formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
     return tuple(_simulated(name, formulation, clock) for name in _MEANINGS)
 
 
