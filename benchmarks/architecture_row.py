@@ -177,13 +177,14 @@ def plans(graph: Graph, extent: Extent) -> Iterator[tuple[str, Callable[[], Plan
     from autoshard.cluster.hardware import load_hardware
     from autoshard.ir.mesh import Mesh
     from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.search_request import SearchRequest
     from autoshard.search.select_plan import search
 
     hardware = load_hardware("a100-80g-sxm")
     for text in extent.meshes:
         mesh = Mesh.parse(text)
         if text in extent.best:
-            yield f"{text} best", partial(search, graph, mesh, hardware)
+            yield f"{text} best", partial(search, graph, hardware, SearchRequest(mesh))
         for seed in extent.seeds:
             yield f"{text} random:{seed}", partial(random_plan, graph, mesh, hardware, seed)
 

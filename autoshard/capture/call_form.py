@@ -124,7 +124,8 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
     """
     given = () if targets is None else tuple(targets) if isinstance(targets, tuple | list) else (targets,)
     if loss is None and given:
-        raise UsageError("targets are given, but no loss function", "loss=torch.nn.functional.cross_entropy, say")
+        hint = "--loss torch.nn.functional:cross_entropy, or loss=... in a program"
+        raise UsageError("targets are given, but no loss function", hint)
     if not isinstance(inputs, Mapping):
         return Arguments(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, given)
     taken = _keywords(own_forward(model))

@@ -10,6 +10,7 @@ import pytest
 from autoshard import solvers
 from autoshard.cli import commands
 from autoshard.ir import graph_json, plan_json
+from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.graphs import mlp_graph
 
 
@@ -30,10 +31,23 @@ def run(typed: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
     return code, printed.out, printed.err
 
 
+@pytest.mark.parametrize(
+    ("solver", "place"),
+    [
+        ("dp", "autoshard.search.search_task.solvers.solve"),
+        ("auto", "autoshard.solvers.relax.reader_shares.ReaderShares.search"),
+    ],
+)
 def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
-    graph_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    solver: str,
+    place: str,
+    graph_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    solve, calls = solvers.solve, []
+    solve = {"dp": solvers.solve, "auto": ReaderShares.search}[solver]
+    calls: list[object] = []
 
     def interrupted(*arguments: object) -> object:
         if not calls:
@@ -41,15 +55,15 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
         calls.append(arguments)
         return solve(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("autoshard.search.search_task.solvers.solve", interrupted)
+    monkeypatch.setattr(place, interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     try:
-        code, out, _ = run(words(graph_file, tmp_path / "out"), capsys)
+        code, out, _ = run([*words(graph_file, tmp_path / "out"), "--solver", solver], capsys)
         after = signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
     assert code == 0
-    assert "the search was stopped: this is the best plan so far" in out
+    assert "the search was stopped: this is the best plan so far" in " ".join(out.split())
     assert plan_json.load(tmp_path / "out" / "plan.json").search.cut_short
     assert len(calls) <= 2  # the optimum, and at most the plan that was under way
     assert after is signal.default_int_handler
