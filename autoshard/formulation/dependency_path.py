@@ -17,12 +17,12 @@ _TICK_SECONDS = 1e-12  # equal layers have equal lengths: whole numbers, without
 @dataclass(frozen=True)
 class DependencyPath:
     """`ops` in order; `reads[op]`: the tensor that it has of the op before. `needed`: the operators that the loss
-    depends on, all where there is none; `backward`: how many of them have a backward."""
+    depends on, all where there is none; `grows`: those of them that have a backward."""
 
     ops: tuple[str, ...]
     reads: dict[str, str]
     needed: frozenset[str]
-    backward: int
+    grows: frozenset[str]
 
     @cached_property
     def on(self) -> frozenset[str]:
@@ -44,7 +44,7 @@ def longest(graph: Graph, seconds: Mapping[str, float]) -> DependencyPath:
             if made is not None and passes and best.get(made.name, come)[0] > come[0]:
                 come = (best[made.name][0], operand, made.name)
         best[op.name] = (come[0] + 1 + round(seconds.get(op.name, 0.0) / _TICK_SECONDS), come[1], come[2])
-    backward = len(best) if grows else 0
+    backward = frozenset(best) if grows else frozenset()
     if graph.loss is not None and graph.loss in graph.producers:
         last = graph.producers[graph.loss].name
     else:

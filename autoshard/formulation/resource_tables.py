@@ -56,10 +56,26 @@ class ResourceTables:
 
     def constants(self) -> Floats:
         found = np.zeros(2 * self.count)
-        forward = self.names.index(HOST)
-        found[forward] = self.dispatch_seconds * len(self.path.needed)
-        found[self.count + forward] = self.dispatch_seconds * self.path.backward
+        for backward, issued in enumerate(self._issued()):
+            found[self._row(HOST, bool(backward))] = self.dispatch_seconds * issued
         return found
+
+    def _issued(self) -> tuple[int, int]:
+        """How many operators the host issues, forward and backward, before something that surely takes time on the
+        device: a step ends with the last such task, whatever views the host issues after it."""
+        ops = [(n, site.name) for n, site in enumerate(self.formulation.sites) if site.kind == "op"]
+        nodes = {name: self.node(n)[:, np.isfinite(self.formulation.problem.nodes[n].seconds)] for n, name in ops}
+        names = [op.name for op in self.graph.ops if op.name in self.path.needed]
+        forward = [bool((nodes[name][self._row(COMPUTE, False)] > 0).all()) for name in names]
+        backward = [bool((nodes[name][self._row(COMPUTE, True)] > 0).all()) for name in names][::-1]
+        later = [name in self.path.grows for name in reversed(names)]
+        updated = self.graph.loss is not None and any(
+            bool((node.seconds > 0).all())
+            for node, site in zip(self.formulation.problem.nodes, self.formulation.sites, strict=True)
+            if site.kind == "parameter"
+        )
+        there = len(names) if updated or any(backward) else _through_last(forward)
+        return there, sum(later if updated else later[: _through_last(backward)])
 
     def _once(self, key: Hashable, make: Callable[[], Floats]) -> Floats:
         if key not in self.known:
@@ -261,6 +277,11 @@ class ResourceTables:
 
     def _per_byte(self, axes: Axes, kind: str) -> float:
         return per_byte_seconds(self.hardware, self.mesh, axes, kind)
+
+
+def _through_last(certain: Sequence[bool]) -> int:
+    """How many there are up to the last that is so."""
+    return max((position + 1 for position, own in enumerate(certain) if own), default=0)
 
 
 def _groups(formulation: Formulation) -> dict[str, frozenset[Axes]]:

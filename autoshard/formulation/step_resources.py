@@ -4,7 +4,9 @@ A resource is a set of tasks of which the schedule runs no two at once: the comp
 one mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other;
 what the program runs in a row. Backward begins when the loss is there. So with F_x(s) the seconds that the forward of
 plan s occupies resource x, and B_y(s) those of its backward and optimizer on resource y, a step takes at least
-F_x(s) + B_y(s), for all x and y, and so at least any mean of these. Each mean is additive over the choices.
+F_x(s) + B_y(s), for all x and y that follow each other, and so at least any mean of these. Each mean is additive over
+the choices. The host runs ahead: it issues the backward while the devices still compute the forward, so its backward
+follows its own forward alone (`follows`).
 
 What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
 own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts at the rate
@@ -17,12 +19,26 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_ROW, PATH, ResourceTables
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 
 _HUB = 4  # a value with more readers is cut off: each reader pays its part from the cheapest source
+
+
+def follows(names: Sequence[str]) -> NDArray[np.bool_]:
+    """[x, y]: whether what the backward occupies y comes after all that the forward occupies x."""
+    host = np.array([name == HOST for name in names])
+    after: NDArray[np.bool_] = host[:, None] | ~host[None, :]
+    return after
+
+
+def pair_seconds(used: Floats) -> Floats:
+    """[x, y]: the seconds of the forward on x and of the backward on y together, (..., 2 R) -> (..., R, R)."""
+    count = used.shape[-1] // 2
+    return used[..., :count, None] + used[..., None, count:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +66,10 @@ class StepResources:
     readers: tuple[Reader, ...]
     values: tuple[Floats, ...]
 
+    def longest(self, used: Floats) -> float:
+        """The most that two resources which follow each other are occupied."""
+        return float(pair_seconds(used)[follows(self.names)].max())
+
     def least_used(self, choice: Sequence[int]) -> Floats:
         """Seconds that a plan occupies each resource, at least, shape (2 R,)."""
         total = self._of_nodes(choice)
@@ -76,8 +96,8 @@ class StepResources:
     def bounding(self, weights: Floats) -> Problem:
         """The problem whose minimum, with `weights @ constants`, is at most the step of any plan.
 
-        `weights`, of the resources of each phase: not negative, and of each phase at most 1 together. Memory is left
-        out. Equal arrays stay one object.
+        `weights`, of the resources of each phase: of pairs that follow each other, not negative and at most 1 together.
+        Memory is left out. Equal arrays stay one object.
         """
         mean = _Means(weights)
         unary = [mean.of(own, node.seconds) for own, node in zip(self.nodes, self.problem.nodes, strict=True)]
@@ -144,4 +164,4 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER) -> St
     return StepResources(problem, tables.names, tables.constants(), nodes, readers, values)
 
 
-__all__ = ["COMPUTE", "HOST", "IN_ROW", "PATH", "Reader", "StepResources", "step_resources"]
+__all__ = ["COMPUTE", "HOST", "IN_ROW", "PATH", "Reader", "StepResources", "follows", "pair_seconds", "step_resources"]

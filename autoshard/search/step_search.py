@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation
-from autoshard.formulation.step_resources import IN_ROW, StepResources, step_resources
+from autoshard.formulation.step_resources import IN_ROW, StepResources, follows, pair_seconds, step_resources
 from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
@@ -50,7 +51,8 @@ def step_bound(resources: StepResources, known: Sequence[Choice]) -> StepBound:
     time is over, before one is proved."""
     contents = Contents(resources.problem)
     used = [resources.least_used(choice) for choice in known]
-    weights = kept = heaviest(used)[0]
+    allowed = follows(resources.names)
+    weights = kept = heaviest(used, allowed)[0]
     best = 0.0
     tried: list[tuple[Floats, Choice]] = []
     for _ in range(_WEIGHTS):
@@ -64,7 +66,7 @@ def step_bound(resources: StepResources, known: Sequence[Choice]) -> StepBound:
         if bound > best:
             best, kept = bound, weights
         used.append(resources.least_used(found.choice))
-        far, most = heaviest(used)
+        far, most = heaviest(used, allowed)
         if most <= best * (1 + _CLOSE):
             break
         weights = (kept + far) / 2  # half of the way: the plans known so far say little far from their weights
@@ -77,26 +79,19 @@ def _least(problem: Problem, contents: Contents) -> Minimum | None:
     return hub_relaxation.bounded(Incumbent(problem), _ENTRIES, Clock()) if found is None else found
 
 
-def heaviest(used: Sequence[Floats]) -> tuple[Floats, float]:
+def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats, float]:
     """The weights, 1 together in each phase, for which the least mean of these plans is largest, and that mean.
 
-    `used`: of each plan the seconds of the resources of the forward, then those of the backward.
+    `used`: of each plan the seconds of the resources of the forward, then those of the backward. `allowed`: the pairs
+    of them that may have weight.
     """
-    table = np.array(used)
-    count = table.shape[1] // 2
-    forward, backward = table[:, :count], table[:, count:]
-    sums = (forward[:, :, None] + backward[:, None, :]).reshape(len(used), -1).T  # (a resource of each phase, plans)
+    sums = pair_seconds(np.array(used))[:, allowed].T  # (a resource of each phase, plans)
     scale = float(sums.max()) or 1.0
     prices, _, value = mixture(np.zeros(len(used)), sums / scale, np.zeros(len(sums)), 1.0)
     total = float(prices.sum())
-    pairs = (prices / total if total > 0 else np.full(len(sums), 1 / len(sums))).reshape(count, count)
+    pairs = np.zeros(allowed.shape)
+    pairs[allowed] = prices / total if total > 0 else 1 / len(sums)
     return np.concatenate([pairs.sum(axis=1), pairs.sum(axis=0)]), value * scale
-
-
-def rough_seconds(used: Floats) -> float:
-    """What a step takes that occupies its resources so: the largest of each phase."""
-    count = len(used) // 2
-    return float(used[:count].max() + used[count:].max())
 
 
 class StepSearch:
@@ -119,7 +114,7 @@ class StepSearch:
         """(name, choice): of the sum of costs, of what the plans so far occupy most, and the best between two."""
         if self._solved("least sum of costs", self.problem, _ROUNDS[1]) is not None:
             yield self.found[-1]
-        weights = self.weights + _FAR * (heaviest(self.used)[0] - self.weights)
+        weights = self.weights + _FAR * (heaviest(self.used, follows(self.resources.names))[0] - self.weights)
         if np.abs(weights - self.weights).max() >= _SAME:
             self.weights = weights
             if self._next(self._name(), _ROUNDS[2]) is not None:
@@ -162,13 +157,13 @@ class StepSearch:
 
     def _between(self) -> Choice | None:
         """The best by the estimate of those that follow one plan up to a place and another after it."""
-        ranked = sorted(range(len(self.found)), key=lambda i: rough_seconds(self.used[i]))[:2]
+        ranked = sorted(range(len(self.found)), key=lambda i: self.resources.longest(self.used[i]))[:2]
         if len(ranked) < 2:
             return None
         first, second = (self.found[i][1] for i in ranked)
         mixed = [
-            (rough_seconds(self.resources.roughly_used(choice)), choice)
+            (self.resources.longest(self.resources.roughly_used(choice)), choice)
             for choice in mixtures(self.problem, first, second, _CUTS)
         ]
         best = min(mixed, default=None)
-        return best[1] if best is not None and best[0] < rough_seconds(self.used[ranked[0]]) else None
+        return best[1] if best is not None and best[0] < self.resources.longest(self.used[ranked[0]]) else None

@@ -14,7 +14,8 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.resource_tables import ResourceTables
-from autoshard.formulation.step_resources import IN_ROW, StepResources, step_resources
+from autoshard.formulation.step_resources import IN_ROW, StepResources, follows, step_resources
+from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats, objective
 from autoshard.search.build_plan import Origin, plan_of, priced
@@ -56,11 +57,10 @@ def plans(formulation: Formulation, best: Choice) -> Iterator[Choice]:
 
 def all_hold(resources: StepResources, formulation: Formulation, best: Choice) -> float:
     """The largest part of a step that two resources account for, of all plans; 1 or less where the bound is true."""
-    count, largest = len(resources.names), 0.0
-    for choice in plans(formulation, best):
-        used, seconds = resources.least_used(choice), step_seconds(formulation, choice)
-        largest = max(largest, float(used[:count].max() + used[count:].max()) / seconds)
-    return largest
+    return max(
+        resources.longest(resources.least_used(choice)) / step_seconds(formulation, choice)
+        for choice in plans(formulation, best)
+    )
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -72,6 +72,73 @@ def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: i
     for in_order in (True, False):
         resources = step_resources(formulation, in_order=in_order)
         assert 0.5 < all_hold(resources, formulation, best) <= 1 + 1e-9
+
+
+def with_views(graph: Graph, operand: str, count: int) -> Graph:
+    """`count` transposes of `operand` one after another, at the end; the last is the output."""
+    before, shape = operand, graph.tensor(operand).shape
+    for n in range(count):
+        shape, view = shape[::-1], f"view_{n}"
+        op = Op(view, "aten.permute", (before,), (("dims", (1, 0)),), (view,), "", "mlp.py:7")
+        tensor = Tensor(view, shape, "float32", graph.tensor(operand).requires_grad)
+        graph = replace(graph, tensors=(*graph.tensors, tensor), ops=(*graph.ops, op))
+        before = view
+    return replace(graph, outputs=(before,))
+
+
+def without_loss() -> Graph:
+    """Views come last: the host issues them after the last that the device does."""
+    graph = mlp_graph(layers=2)
+    graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(graph.ops[-2].results[0],))
+    kept = tuple(replace(t, requires_grad=False) for t in graph.tensors if t.name not in ("loss", "y"))
+    return with_views(replace(graph, tensors=kept, inputs=("x",)), graph.outputs[0], 20)
+
+
+def input_views(trainable: bool) -> Graph:
+    """Views of an input come first: the host issues their backward last, where nothing is updated after it."""
+    graph = mlp_graph(layers=1)
+    first = replace(graph, ops=(), tensors=tuple(replace(t, requires_grad=True) for t in graph.tensors))
+    views = with_views(first, "x", 20)
+    ops = tuple(replace(op, operands=tuple("view_19" if o == "x" else o for o in op.operands)) for op in graph.ops)
+    parameters = tuple(replace(p, trainable=trainable) for p in graph.parameters)
+    return replace(views, ops=(*views.ops, *ops), outputs=graph.outputs, parameters=parameters)
+
+
+def frozen_front() -> Graph:
+    """A large forward without gradients, then many small operators with: the host runs ahead of the first."""
+    graph = mlp_graph(layers=1, batch=8192, hidden=8192)
+    tensors = [replace(t, requires_grad=False) for t in graph.tensors]
+    frozen = tuple(replace(p, trainable=False) for p in graph.parameters)
+    tensors += [Tensor("scale", (), "float32", True), Tensor("small_0", (), "float32", True)]
+    ops = [*graph.ops, Op("small_0", "aten.mul", ("loss", "scale"), (), ("small_0",), "", "mlp.py:7", Saved((0, 1)))]
+    for n in range(1, 60):
+        name = f"small_{n}"
+        tensors.append(Tensor(name, (), "float32", True))
+        ops.append(Op(name, "aten.relu", (f"small_{n - 1}",), (), (name,), "", "mlp.py:8", Saved((), (0,))))
+    parameters = (*frozen, Parameter("scale", "scale"))
+    return replace(
+        graph, tensors=tuple(tensors), ops=tuple(ops), parameters=parameters, outputs=("small_59",), loss="small_59"
+    )
+
+
+HOST_BOUND = {
+    "views last": without_loss,
+    "views of an input": lambda: input_views(True),
+    "views of an input, nothing trained": lambda: input_views(False),
+    "a frozen front": frozen_front,
+}
+
+
+@pytest.mark.parametrize("name", HOST_BOUND)
+@pytest.mark.parametrize("mesh", ("dp=1", "dp=2"))
+def test_what_the_host_issues_is_no_longer_than_a_step(name: str, mesh: str) -> None:
+    formulation = formulate(HOST_BOUND[name](), Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    search = StepSearch(formulation)
+    best = search.first()
+    assert best is not None
+    assert 0.3 < all_hold(search.resources, formulation, best) <= 1 + 1e-9
+    bound = search.bound([best])
+    assert 0 < bound.seconds <= step_seconds(formulation, best) * (1 + 1e-9)
 
 
 def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int) -> Floats:
@@ -120,9 +187,13 @@ def test_other_plans_are_found_between_and_beside() -> None:
 def test_weights_are_those_for_which_the_plans_occupy_most() -> None:
     """Two resources a phase; plan a is heavy on the first of the backward, plan b on the second."""
     a, b = np.array([1.0, 0.0, 6.0, 0.0]), np.array([1.0, 0.0, 0.0, 3.0])
-    weights, value = heaviest([a, b])
+    every = np.ones((2, 2), bool)
+    weights, value = heaviest([a, b], every)
     assert weights == pytest.approx([1, 0, 1 / 3, 2 / 3]) and value == pytest.approx(3.0)
-    assert heaviest([a])[1] == pytest.approx(7.0)
+    assert heaviest([a], every)[1] == pytest.approx(7.0)
+    ahead = follows(("path", "host"))  # the host's backward does not follow the forward's path
+    weights, value = heaviest([np.array([5.0, 1.0, 1.0, 4.0])], ahead)
+    assert value == pytest.approx(6.0) and weights == pytest.approx([1, 0, 1, 0])
 
 
 def test_a_path_goes_through_what_takes_longest() -> None:
@@ -132,7 +203,7 @@ def test_a_path_goes_through_what_takes_longest() -> None:
     assert path.ops[-1] == graph.producers[str(graph.loss)].name
     for before, after in zip(path.ops, path.ops[1:], strict=False):
         assert graph.producers[path.reads[after]].name == before
-    assert longest(replace(graph, loss=None), dict.fromkeys(names, 1.0)).backward == 0
+    assert longest(replace(graph, loss=None), dict.fromkeys(names, 1.0)).grows == frozenset()
 
 
 def test_without_time_nothing_is_proved() -> None:
