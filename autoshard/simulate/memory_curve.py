@@ -175,10 +175,13 @@ class _Lives:
         return [*spans, *self._extras(), *self._working(), *(Span(*own) for own in flat)]
 
     def gradients(self, accumulates: bool) -> list[Span]:
-        """Of the parameters: from their last use, whose backward comes first."""
+        """Of the parameters: from their last use, whose backward comes first. None without a loss: the step has no
+        backward, whatever the program reduces when its caller makes one."""
+        if self.program.loss is None:
+            return []
         end, spans = step_count(self.program) - 1, self._flat_gradients()
         flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
-        for p in (p for p in self.program.parameters if p.trainable and self.program.loss is not None):
+        for p in (p for p in self.program.parameters if p.trainable):
             held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
             born = self._mirror(self.used[p.value]) if p.value in self.used else end - 1
             complete = self._complete(p.value) if p.path in flat else end

@@ -90,7 +90,7 @@ def without_loss() -> Graph:
     """Views come last: the host issues them after the last that the device does."""
     graph = mlp_graph(layers=2)
     graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(graph.ops[-2].results[0],))
-    kept = tuple(replace(t, requires_grad=False) for t in graph.tensors if t.name not in ("loss", "y"))
+    kept = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
     return with_views(replace(graph, tensors=kept, inputs=("x",)), graph.outputs[0], 20)
 
 
