@@ -7,7 +7,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard, local_sizes
 from autoshard.ir.program import Collective, Compute, Program, ProgramParameter
 from autoshard.program.gradient_buckets import backward_ends
-from autoshard.program.weight_buckets import given_at
+from autoshard.program.module_scopes import operands_of
+from autoshard.program.weight_buckets import given_at, parameter_paths
 from autoshard.program.weights import GATHERS
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -104,7 +105,8 @@ def _check_gradients(program: Program) -> None:
 
 
 def _check_weight_buckets(program: Program) -> None:
-    """A collective is in one bucket at most; a bucket gathers along its axes, in its dtype; they stand in order."""
+    """A collective is in one bucket at most; a bucket gathers along its axes, in its dtype; they stand in order. Its
+    weights are read by its gathers alone: a gradient on another way would come apart from the bucket's."""
     positions = [position for bucket in program.weight_buckets for position in bucket.gathers]
     assert len(set(positions)) == len(positions), "gathered twice"
     firsts = [bucket.gathers[0] for bucket in program.weight_buckets]
@@ -117,6 +119,11 @@ def _check_weight_buckets(program: Program) -> None:
             assert isinstance(step, Collective) and step.again, step
             assert (step.axes, step.forward, step.backward) == (bucket.axes, "all_gather", "reduce_scatter"), step
             assert program.value(step.result).dtype == bucket.dtype, step
+    gathered = [path for bucket in program.weight_buckets for path in parameter_paths(program, bucket)]
+    values = {p.path: p.value for p in program.parameters}
+    for path in gathered:
+        readers = [step for step in program.instructions if values[path] in operands_of(step)]
+        assert len(readers) == 1, f"{path} is gathered with others, and read {len(readers)} times"
 
 
 def _check_storage(parameter: ProgramParameter, entered: Layout) -> None:

@@ -1,7 +1,8 @@
 """Which stored weights are gathered together: those of a block, whose modules stand in one item of a list.
 
 What comes before the first block goes with it, for nothing could hide its gather; a small rest goes with the block
-before it. A weight that is used elsewhere too, as a tied embedding, goes by itself. The bucket used last in forward is
+before it. A weight that is used elsewhere too, as a tied embedding, goes by itself; one that is read on another way
+than its gather too is in no bucket, so that the whole of its gradient comes at once. The bucket used last in forward is
 used first in backward, and stays whole.
 """
 
@@ -103,10 +104,6 @@ def _gathers(
     steps = weight_steps(instructions, [p.value for p in parameters], values)
     trainable = {p.value for p in parameters if p.trainable}
     sources = {source_of(instructions[i]) for own in steps.values() for i in own}
-    moves: dict[str, set[int]] = {}  # parameter -> the instructions on its ways
-    for own in steps.values():
-        for index in own:
-            moves.setdefault(source_of(instructions[own[0]]) or "", set()).add(index)
     uses = _uses(instructions)
     found = []
     for index, step in enumerate(instructions):
@@ -116,7 +113,8 @@ def _gathers(
         parameter = source_of(instructions[own[0]]) or ""
         readers, again = uses.get(step.result, ([], []))
         moved = any(isinstance(instructions[i], Collective) for i in own[:-1])
-        if parameter not in trainable or moves[parameter] != set(own) or moved or len(again) > 1 or not readers:
+        only = all(uses[source_of(instructions[i]) or ""][0] == [i] for i in own)  # nothing else reads its way
+        if parameter not in trainable or not only or moved or len(again) > 1 or not readers:
             continue
         blocks = {block_of(instructions[user].module) for user in (*readers, *again)}
         block = blocks.pop() if len(blocks) == 1 else None

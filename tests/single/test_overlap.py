@@ -8,24 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
 from autoshard.program import gradient_buckets
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.lower import chosen_strategies, lower
+from autoshard.program.module_scopes import operands_of
 from autoshard.program.program_check import check
 from autoshard.program.weight_buckets import given_at
+from autoshard.rules import Strategy
 from autoshard.simulate import simulate
 from autoshard.verify.case import Case, check_files, make_case, written
 from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import LockstepError, run_lockstep
-from tests.forced import data_parallel, forced_plan, sharded_plan
+from tests.forced import data_parallel, forced_plan, pinned_plan, sharded_plan
 
 MODELS = Path(__file__).parents[1] / "models"
 LLAMA, GPT2 = f"{MODELS / 'decoders.py'}:llama", f"{MODELS / 'decoders.py'}:gpt2"  # GPT-2's embedding is tied
@@ -224,6 +226,46 @@ def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, prec
         for (_, _, size), (_, _, said) in zip(log, moved, strict=True):
             uneven = 0.2 if Mesh.parse(mesh).size % 3 == 0 else 0.02  # 67 words: the largest part counts
             assert size == said or said == pytest.approx(size, rel=uneven) or size < 64  # a count, the loss
+
+
+class Twice(nn.Module):
+    """Reads a weight and a bias in two operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.out(self.layer(self.layer(x).tanh()).tanh()) - y).square().mean()
+
+
+def twice() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Twice(), (torch.randn(4, 8), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_weight_that_is_used_in_its_shard_too(first: bool) -> None:
+    """One use takes the shard as it is, the other gathers it: the gradient has both, once and whole."""
+    spec, mesh = f"{__file__}:twice", Mesh.parse("dp=2,tp=2")
+    graph = capture(spec, {})
+    uses = [op.name for op in graph.ops if op.target == "aten.linear"][:2]
+    shard, whole = ("R S0", "S0 R"), ("S0 S0", "R R")  # of what the operator reads, of its weight
+    wanted = dict(zip(uses, (shard, whole) if first else (whole, shard), strict=True))
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        read = tuple(str(layout).replace("+", "") for layout in strategy.operands[:2])
+        return op.name not in wanted or read == wanted[op.name]
+
+    pins = [f"parameter:{p.path}=Shard(0)@dp,Replicate@tp" for p in graph.parameters]
+    plan = pinned_plan(graph, mesh, pins, allowed)
+    program = lower(plan, graph)
+    values = {p.path: p.value for p in program.parameters}
+    readers = [step for step in program.instructions if values["layer.bias"] in operands_of(step)]
+    assert sum(isinstance(step, Collective) for step in readers) == 1 and len(readers) == 2
+    assert any("layer.bias" in bucket.parameters for bucket in program.gradient_buckets)
+    proof = check_files(make_case(spec, {}, graph), program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
+    check(program, graph, chosen_strategies(plan, graph))
 
 
 def _logged(transport: Any, names: tuple[str, ...], log: list[tuple[Any, ...]]) -> None:
