@@ -3,7 +3,8 @@
 Static: parameters, optimizer state, buffers and inputs. A value lives from its instruction to its last use, or where
 autograd keeps it until the backward of the first that saved it; values that share storage count once. The gradient of a
 value lives from the backward of its last consumer to that of its producer. A weight gathered from its shard is kept as
-the shard, and whole again only in the backward that needs it. Where a value has several consumers, the gradient of each
+the shard, and whole again only in the backward that needs it; one of a bucket that stays whole is there until its
+gradient is complete, whether a backward reads it or not. Where a value has several consumers, the gradient of each
 is beside the sum of those before. `working`: what operators, variants of the runtime and redistributions hold while
 they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives from the
 backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate, for the
@@ -218,7 +219,7 @@ class _Lives:
         """The value with what keeps it alive, and its gradient, from its last consumer's backward to its producer's."""
         spans, held = [forward], forward.held
         if name in self.whole:
-            spans = [Span(held, forward.start, max([forward.last, *map(self._mirror, self.kept.get(name, []))]))]
+            spans = [Span(held, forward.start, self._mirror(made))]  # until its gradient is complete
         elif name in self.storage.gathers:
             spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.kept.get(name, [])]
         elif name in self.kept:
