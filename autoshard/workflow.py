@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from autoshard.capture.model_spec import LOSS, check_spec
 from autoshard.errors import UsageError
+from autoshard.ir.plan import StepPlan
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, build, read_beside, read_package, report_text, root_of
 
@@ -144,14 +145,29 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     if seed is not None:
         assert wanted.mesh is not None  # `random_seed` says so to a user
         plan = random_plan(graph, wanted.mesh, hardware, seed, origin=wanted.origin, all_to_all=wanted.all_to_all)
-        return Made(plan, ignored)
+        return Made(_with_step(plan, graph, wanted), ignored)
     log: Log = []
     clock = _clock(wanted)
     plan, points, whole = _searched(graph, hardware, wanted, clock, log)
+    plan = _with_step(plan, graph, wanted)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
     left = clock if clock.stopped or wanted.time_limit_seconds else None
     styles = _styles(plan, graph, hardware, left, log, whole)
     return Made(plan, ignored, tuple(log), points, styles)
+
+
+def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
+    from autoshard.search.whole_step import with_step
+
+    made = with_step(plan, graph, wanted.step) if wanted.step.said else plan
+    check_offered(made.step)
+    return made
+
+
+def check_offered(step: StepPlan) -> None:
+    """UsageError for a whole step that can be planned, but not yet written and predicted."""
+    if step != StepPlan():
+        raise UsageError("steps of micro-batches, stages or recomputation are not written as code yet", "without them")
 
 
 def _clock(wanted: SearchRequest) -> Clock:

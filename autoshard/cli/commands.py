@@ -17,6 +17,7 @@ from autoshard.system.files import write_text
 from autoshard.system.progress import step
 
 if TYPE_CHECKING:
+    from autoshard.constraints.step_request import StepRequest
     from autoshard.search.search_request import SearchRequest
 
 _LONG = re.compile(r"\S{400,}")
@@ -165,11 +166,13 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
     from autoshard.search.objectives import parse_level
     from autoshard.search.search_request import SearchRequest
 
-    mesh = None if options.mesh is None else Mesh.parse(options.mesh)
+    mesh, step = None if options.mesh is None else Mesh.parse(options.mesh), _step_request(options)
     if mesh is None and options.devices is None:
         raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
-    if mesh is not None and options.devices not in (None, mesh.size):
-        told = f"the mesh {mesh} has {mesh.size} devices, but --devices says {options.devices}"
+    stages = step.fixed_stages()
+    if mesh is not None and options.devices not in (None, mesh.size * stages):
+        of = f" on each of {stages} stages" if stages > 1 else ""
+        told = f"the mesh {mesh} has {mesh.size} devices{of}, but --devices says {options.devices}"
         raise UsageError(told, f"--mesh {mesh} alone, or --devices {options.devices} alone to search for a mesh")
     request = _request(options)
     return SearchRequest(
@@ -186,7 +189,24 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         pareto=options.pareto,
         all_to_all=not options.no_all_to_all,
         origin=Origin(request.spec, tuple(sorted(request.arguments.items()))),
+        step=step,
     )
+
+
+def _step_request(options: argparse.Namespace) -> StepRequest:
+    from autoshard.constraints.step_request import StepRequest, read_stage_pins
+
+    step = StepRequest(
+        micro_batches=options.micro_batches,
+        global_batch=options.global_batch,
+        stages=options.stages,
+        virtual_stages=options.virtual_stages,
+        schedule=options.schedule,
+        recompute=options.recompute,
+        pins=read_stage_pins(tuple(options.pin)),
+    )
+    step.check()
+    return step
 
 
 def verify(options: argparse.Namespace) -> int:

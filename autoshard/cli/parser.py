@@ -103,6 +103,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=whole("--devices"), metavar="N", help=devices)
     limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
     parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
+    _add_step_options(parser)
     _add_search_options(parser)
     parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
     parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
@@ -110,10 +111,30 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_verify_options(parser)
 
 
+def _add_step_options(parser: argparse.ArgumentParser) -> None:
+    counts = "micro-batches a step, each the batch that the model is called with; default 1"
+    parser.add_argument("--micro-batches", type=whole("--micro-batches"), metavar="M", help=counts)
+    samples = "samples a step: the batch that the model is called with, times the number of micro-batches"
+    parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
+    stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
+    parser.add_argument("--stages", type=_count("--stages"), metavar="S", help=stages)
+    parts = "parts of the model on each stage, for the interleaved schedule; default 1"
+    parser.add_argument("--virtual-stages", type=_count("--virtual-stages"), metavar="V", help=parts)
+    parser.add_argument("--schedule", metavar="NAME", help="of stages: gpipe, 1f1b (default) or interleaved")
+    again = "what backward computes again of each block: none (default), selective (cheap operators) or full"
+    parser.add_argument("--recompute", metavar="WHAT", help=again)
+
+
+def _count(option: str) -> Callable[[str], int | str]:
+    read = whole(option)
+    return lambda text: text if text == "auto" else read(text)
+
+
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
     levels = "0 ratio (least communication and repeated work), 1 memory (least), 2 speed (default)"
     parser.add_argument("--level", default="2", help=levels)
-    pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None)"
+    pin = "fix a choice, may be repeated: PATH, input, operator, module or pattern = Shard(0)@tp, or ((4, 2), None); "
+    pin += "stage:PATH=0"
     parser.add_argument("--pin", action="append", default=[], metavar="WHAT=HOW", help=pin)
     parser.add_argument("--pins", type=path("--pins"), metavar="FILE", help="such pins in a .toml or .json file")
     parser.add_argument("--solver", help="auto (default), dp, ilp, propagation, recursive, exhaustive")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+KEEPS = ("all", "expensive", "input")  # of a block's values, until its backward
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,43 @@ class Search:
 
 
 @dataclass(frozen=True)
+class StagePart:
+    """Part `chunk * stages + stage` of the model: from operator `first_op` on, in the graph's order, to the next."""
+
+    stage: int
+    chunk: int
+    first_op: str
+
+
+@dataclass(frozen=True)
+class BlockPolicy:
+    """What backward finds of the block at `module`, a path: "all", "expensive" (products, attention, collectives) or
+    "input" (its inputs alone). The rest is computed again."""
+
+    module: str
+    keep: str
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How one optimizer step is made of micro-batches, each the batch that the graph was captured with.
+
+    Without `parts` there is one stage. Every stage has the plan's mesh: rank = stage * mesh.size + rank within it.
+    Blocks that `recompute` does not name keep all.
+    """
+
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    virtual_stages: int = 1  # parts of each stage
+    parts: tuple[StagePart, ...] = ()
+    recompute: tuple[BlockPolicy, ...] = ()
+
+    @property
+    def stages(self) -> int:
+        return len({part.stage for part in self.parts}) or 1
+
+
+@dataclass(frozen=True)
 class Plan:
     graph_hash: str
     model: str  # what the user named: file.py:callable, package.module:callable, file.pt2, file.graph.json
@@ -164,3 +203,9 @@ class Plan:
     certificate: Certificate
     versions: tuple[tuple[str, str], ...] = ()
     search: Search = Search()
+    step: StepPlan = StepPlan()
+
+    @property
+    def devices(self) -> int:
+        """Of all stages."""
+        return self.step.stages * self.mesh.size

@@ -10,10 +10,11 @@ from typing import Any
 
 from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
-from autoshard.ir.plan import SCHEMA_VERSION, Plan
+from autoshard.ir.plan import SCHEMA_VERSION, Plan, StepPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
+WITHOUT_STEP = 3  # the version before whole steps: one micro-batch, one stage
 _AGAIN = "make the plan again with `autoshard plan`"
 
 
@@ -32,8 +33,10 @@ def loads(text: str, where: str = "plan") -> Plan:
         raise InvalidFileError(
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
-    if data.get("schema_version") != SCHEMA_VERSION:
-        found = data.get("schema_version")
+    found = data.get("schema_version")
+    if type(found) is int and found == WITHOUT_STEP and "step" not in data:
+        data, found = data | {"step": encode(StepPlan())}, SCHEMA_VERSION
+    if found != SCHEMA_VERSION:
         raise InvalidFileError(
             f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",
             _AGAIN,

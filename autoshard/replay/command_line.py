@@ -7,7 +7,8 @@ import shlex
 
 from autoshard.capture.model_spec import LOSS
 from autoshard.cluster.hardware import parse_hardware
-from autoshard.ir.plan import OpPlan, Plan
+from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.ir.plan import OpPlan, Plan, StepPlan
 
 
 def command(plan: Plan, training: bool = True) -> str:
@@ -23,6 +24,7 @@ def command(plan: Plan, training: bool = True) -> str:
     if not plan.model.endswith(".json"):
         parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
         parts += ["--eval"] * (not training)
+    parts += _step_options(plan.step)
     deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]
     if plan.search.level != 2:
@@ -35,6 +37,17 @@ def command(plan: Plan, training: bool = True) -> str:
     if math.isfinite(plan.capacity_bytes) and plan.capacity_bytes != usable:
         parts.append(f"--memory-limit '{plan.capacity_bytes:.17g} B'")
     return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
+
+
+def _step_options(step: StepPlan) -> list[str]:
+    """Of a policy for all blocks, and stages as the options cut them; what a search mixed is in plan.json."""
+    parts = [f"--micro-batches {step.micro_batches}"] * (step.micro_batches > 1)
+    if step.stages > 1:
+        parts += [f"--stages {step.stages}", f"--schedule {step.schedule}"]
+        parts += [f"--virtual-stages {step.virtual_stages}"] * (step.virtual_stages > 1)
+    keeps = {policy.keep for policy in step.recompute}
+    said = [word for word, keep in RECOMPUTE.items() if keeps == {keep} and keep != "all"]
+    return parts + [f"--recompute {word}" for word in said]
 
 
 def style_of(op: OpPlan) -> str:

@@ -14,6 +14,7 @@ from autoshard.ir.layout import Layout, Shard, parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, PlanStep, RedistributionPlan, TensorPlan
 from autoshard.program.lower import chosen_strategies
+from autoshard.program.step_check import check_step
 from autoshard.redistribute import BACKWARD, BY_INDEX, FORWARD
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -48,6 +49,7 @@ def _faults(plan: Plan, graph: Graph, hardware: Hardware) -> Iterator[str]:
     for tensor in stored:
         yield from _misfit(tensor.layout, graph.tensor(tensor.name).shape, plan.mesh, tensor.name)
     yield from _bad_ways(plan, graph, stored, chosen_strategies(plan, graph))
+    check_step(plan.step, graph)
 
 
 def _bad_numbers(value: Any, place: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoshard.constraints.pins import Pin, read_pins
+from autoshard.constraints.step_request import STAGE_PIN, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.build_plan import Origin
@@ -22,6 +23,7 @@ class SearchRequest:
     Either `mesh`, or `devices` for a search over meshes. `strategy`: "best", a style, or "random:SEED". `level`: 0
     ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as `WHAT=HOW`, further
     ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model as the user named it.
+    `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each.
     """
 
     mesh: Mesh | None = None
@@ -37,6 +39,7 @@ class SearchRequest:
     pareto: bool = False
     all_to_all: bool = True
     origin: Origin = field(default_factory=Origin)
+    step: StepRequest = field(default_factory=StepRequest)
 
     @property
     def solver_name(self) -> str:
@@ -44,7 +47,8 @@ class SearchRequest:
 
     def pins_on(self, mesh: Mesh) -> tuple[Pin, ...]:
         """The pins in the words of `mesh`. UsageError where one names an axis or a layout that there is not."""
-        return read_pins(self.pins, self.pins_file, mesh)
+        texts = tuple(text for text in self.pins if not text.startswith(STAGE_PIN))
+        return read_pins(texts, self.pins_file, mesh)
 
     def random_seed(self) -> int | None:
         """Of a random plan, None for a searched one. UsageError where there is no such strategy."""

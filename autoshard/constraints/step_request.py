@@ -1,0 +1,89 @@
+"""What a user says of a whole training step: micro-batches, stages, the schedule, what backward computes again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from autoshard.errors import UsageError
+from autoshard.ir.plan import SCHEDULES
+
+AUTO = "auto"
+RECOMPUTE = {"none": "all", "selective": "expensive", "full": "input"}  # as said -> what a block keeps
+STAGE_PIN = "stage:"
+Count = int | str | None  # AUTO, or None where nothing was said
+
+
+@dataclass(frozen=True)
+class StagePin:
+    """Modules at `path`, and all inside them, are on `stage`."""
+
+    path: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """None where nothing was said. `global_batch`: samples a step; the captured batch is one micro-batch."""
+
+    micro_batches: int | None = None
+    global_batch: int | None = None
+    stages: Count = None
+    virtual_stages: Count = None
+    schedule: str | None = None
+    recompute: str | None = None
+    pins: tuple[StagePin, ...] = ()
+
+    @property
+    def said(self) -> bool:
+        return self != StepRequest()
+
+    def fixed_stages(self) -> int:
+        return self.stages if isinstance(self.stages, int) else 1
+
+    def check(self) -> None:
+        """UsageError where the options contradict each other, whatever the model is."""
+        if self.micro_batches is not None and self.global_batch is not None:
+            raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
+        if self.schedule not in (None, AUTO, *SCHEDULES):
+            raise UsageError(f"unknown schedule {self.schedule!r}", f"--schedule {' or '.join(SCHEDULES)}")
+        if self.recompute not in (None, AUTO, *RECOMPUTE):
+            raise UsageError(f"unknown recomputation {self.recompute!r}", f"--recompute {' or '.join(RECOMPUTE)}")
+        if AUTO in (self.stages, self.virtual_stages, self.schedule, self.recompute):
+            return
+        one = self.fixed_stages() == 1
+        said = {"--virtual-stages": self.virtual_stages, "--schedule": self.schedule, "--pin stage": self.pins or None}
+        for option, value in said.items():
+            if one and value is not None:
+                raise UsageError(f"{option} is about stages, and there is one", "--stages 2")
+        if self.virtual_stages not in (None, 1) and self.schedule not in (None, "interleaved"):
+            raise UsageError(
+                f"--virtual-stages {self.virtual_stages} with --schedule {self.schedule}: a stage has one part in it",
+                "--schedule interleaved",
+            )
+        for pin in self.pins:
+            if not pin.stage < self.fixed_stages():
+                told = f"pin {STAGE_PIN}{pin.path}={pin.stage}: there are stages 0 to {self.fixed_stages() - 1}"
+                raise UsageError(told, f"--stages {pin.stage + 1}")
+
+
+def read_stage_pins(texts: tuple[str, ...]) -> tuple[StagePin, ...]:
+    """Those of `--pin` that begin with `stage:`; `stage:model.layers.0-15=0` is a pin of each of the sixteen."""
+    found: list[StagePin] = []
+    for text in texts:
+        if not text.startswith(STAGE_PIN):
+            continue
+        what, _, stage = text.removeprefix(STAGE_PIN).rpartition("=")
+        if not what or not stage.strip().isdecimal():
+            raise UsageError(f"pin {text!r}: expected stage:MODULE=NUMBER", "--pin stage:model.layers.0-15=0")
+        series = re.fullmatch(r"(.*?)(\d+)-(\d+)", what.strip())
+        paths = [what.strip()]
+        if series:
+            first, last = int(series[2]), int(series[3])
+            if last < first:
+                raise UsageError(
+                    f"pin {text!r}: {first} to {last} is empty", f"stage:{series[1]}{last}-{first}={stage}"
+                )
+            paths = [f"{series[1]}{number}" for number in range(first, last + 1)]
+        found += [StagePin(path, int(stage)) for path in paths]
+    return tuple(found)

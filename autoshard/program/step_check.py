@@ -1,0 +1,100 @@
+"""Can a step be made as its plan says? The errors are those that MindSpore documents for pipelines, and a few more."""
+
+from __future__ import annotations
+
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import KEEPS, SCHEDULES, StepPlan
+
+
+def check_step(step: StepPlan, graph: Graph) -> None:
+    """UsageError says what is wrong with `step` and what to try."""
+    _check_counts(step, graph)
+    if step.parts:
+        _check_parts(step, graph)
+    modules = {path for path, _ in graph.modules}
+    for policy in step.recompute:
+        if policy.keep not in KEEPS:
+            raise UsageError(f"{policy.module} keeps {policy.keep!r}", f"one of {', '.join(KEEPS)}")
+        if policy.module not in modules:
+            raise UsageError(f"the model has no module {policy.module} to compute again", "a path of the model's")
+
+
+def _check_counts(step: StepPlan, graph: Graph) -> None:
+    count, stages = step.micro_batches, step.stages
+    if count < 1 or step.virtual_stages < 1:
+        raise UsageError(f"a step of {count} micro-batches and {step.virtual_stages} virtual stages", "1 or more")
+    if step.schedule not in SCHEDULES:
+        raise UsageError(f"unknown schedule {step.schedule!r}", " or ".join(SCHEDULES))
+    if graph.loss is None and step != StepPlan():
+        raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
+    if count < stages:
+        raise UsageError(
+            f"{count} micro-batches for {stages} stages: some stage would always wait", f"--micro-batches {stages}"
+        )
+    if step.virtual_stages > 1 and step.schedule != "interleaved":
+        raise UsageError(
+            f"{step.virtual_stages} virtual stages need the interleaved schedule", "--schedule interleaved"
+        )
+    if step.schedule == "interleaved" and count % stages:
+        near = stages * max(1, round(count / stages))
+        raise UsageError(
+            f"the interleaved schedule takes micro-batches in groups of {stages}, a stage each, and {count} are not",
+            f"--micro-batches {near}",
+        )
+
+
+def _check_parts(step: StepPlan, graph: Graph) -> None:
+    stages = step.stages
+    used = sorted({part.stage for part in step.parts})
+    for stage, found in enumerate(used):
+        if stage != found:
+            raise UsageError(f"stage {stage} is not used: no operator is on it", f"stages 0 to {stages - 1}")
+    if len(step.parts) != stages * step.virtual_stages:
+        told = f"{len(step.parts)} parts for {stages} stages of {step.virtual_stages}"
+        raise UsageError(told, f"{stages * step.virtual_stages} parts, each beginning at an operator of its own")
+    positions = {op.name: number for number, op in enumerate(graph.ops)}
+    before = -1
+    for number, part in enumerate(step.parts):
+        chunk, stage = divmod(number, stages)
+        if (part.chunk, part.stage) != (chunk, stage):
+            raise UsageError(
+                f"part {number}, from {part.first_op} on, is on stage {part.stage}, and stages may not decrease along "
+                f"the data flow (part k is on stage k mod {stages})",
+                f"stage {stage} for it",
+            )
+        if part.first_op not in positions:
+            raise UsageError(
+                f"part {number} begins with {part.first_op}, which the model has not", "an operator's name"
+            )
+        if positions[part.first_op] <= before:
+            raise UsageError(f"part {number} begins with {part.first_op}, before part {number - 1}", "the data's order")
+        before = positions[part.first_op]
+    if positions[step.parts[0].first_op] != 0:
+        raise UsageError(f"the first part begins with {step.parts[0].first_op}", graph.ops[0].name)
+
+
+def micro_batches_of(graph: Graph, global_batch: int) -> int:
+    """How many micro-batches of the captured size make `global_batch` samples. UsageError says what would divide."""
+    size = batch_size(graph)
+    if global_batch % size or global_batch < size:
+        below, above = global_batch // size * size, -(-global_batch // size) * size
+        near = f"--global-batch {below} or {above}" if below else f"--global-batch {above}"
+        divisors = [n for n in range(1, size) if global_batch % n == 0]
+        smaller = f", or a model captured with {divisors[-1]} samples" if divisors else ""
+        raise UsageError(
+            f"--global-batch {global_batch}: the model was captured with {size} samples, one micro-batch, and "
+            f"{global_batch} is no multiple of that",
+            near + smaller,
+        )
+    return global_batch // size
+
+
+def batch_size(graph: Graph) -> int:
+    """The samples of the captured batch: dim 0 of most inputs."""
+    counts = [graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape]
+    if not counts:
+        raise UsageError(
+            "the model has no input with a batch: nothing tells how many samples it takes", "--micro-batches"
+        )
+    return max(counts, key=counts.count)

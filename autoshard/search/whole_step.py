@@ -1,0 +1,119 @@
+"""The step plan that a user fixed: micro-batches, and stages cut at block boundaries by predicted seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin, StepRequest
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.program.step_check import check_step, micro_batches_of
+from autoshard.program.weight_buckets import block_of
+
+
+def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
+    """`plan` with the step that `request` fixes. UsageError where there is none."""
+    if AUTO in (request.stages, request.virtual_stages, request.schedule, request.recompute):
+        raise UsageError("this autoshard does not search for whole steps yet: auto is not offered", "a number")
+    stages, virtual = request.fixed_stages(), request.virtual_stages or 1
+    assert isinstance(virtual, int)
+    count = request.micro_batches or 1
+    if request.global_batch is not None:
+        count = micro_batches_of(graph, request.global_batch)
+    elif request.micro_batches is None and stages > 1:
+        raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
+    schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
+    keep = RECOMPUTE[request.recompute or "none"]
+    recompute = tuple(BlockPolicy(path, keep) for path in repeated_blocks(graph)) if keep != "all" else ()
+    parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
+    step = StepPlan(count, schedule, virtual, parts, recompute)
+    check_step(step, graph)
+    return replace(plan, step=step)
+
+
+def repeated_blocks(graph: Graph) -> tuple[str, ...]:
+    """The outermost items of the model's lists of modules, in order."""
+    blocks = dict.fromkeys(block_of(op.module) for op in graph.ops)
+    return tuple(path for path in blocks if path)
+
+
+def balanced_parts(
+    plan: Plan, graph: Graph, stages: int, virtual: int, pins: tuple[StagePin, ...] = ()
+) -> tuple[StagePart, ...]:
+    """`stages * virtual` parts whose longest is as short as cuts between blocks allow."""
+    count = stages * virtual
+    seconds = [op.forward_seconds + op.backward_seconds for op in plan.ops]
+    ends = [0.0]
+    for own in seconds:
+        ends.append(ends[-1] + own)
+    wanted = _pinned(graph, pins)
+    starts = _boundaries(graph, count, wanted)
+    return tuple(
+        StagePart(number % stages, number // stages, graph.ops[start].name)
+        for number, start in enumerate(_cut(starts, ends, count, stages, wanted))
+    )
+
+
+def _boundaries(graph: Graph, count: int, wanted: dict[int, int]) -> list[int]:
+    """Where a part may begin: between blocks; between the blocks inside these, or anywhere, where these are too few."""
+    modules = [op.module for op in graph.ops]
+    pinned = {i for i in wanted if wanted.get(i - 1) != wanted[i]} | {i + 1 for i in wanted if i + 1 not in wanted}
+    for of in (block_of, _innermost, None):
+        found = {i for i in range(len(modules)) if of is None or i == 0 or of(modules[i]) != of(modules[i - 1])}
+        found |= {i for i in pinned if i < len(modules)}
+        if len(found) >= count:
+            return sorted(found)
+    raise UsageError(f"{len(modules)} operators can't be cut into {count} parts", f"--stages {len(modules)}")
+
+
+def _innermost(module: str) -> str:
+    """The path up to its last number."""
+    parts = module.split(".")
+    last = max((i for i, part in enumerate(parts) if part.isdecimal()), default=-1)
+    return ".".join(parts[: last + 1])
+
+
+def _pinned(graph: Graph, pins: tuple[StagePin, ...]) -> dict[int, int]:
+    """Operator -> the stage that a pin wants it on. UsageError for a pin of nothing, and where stages decrease."""
+    wanted: dict[int, int] = {}
+    for pin in pins:
+        own = [i for i, op in enumerate(graph.ops) if op.module == pin.path or op.module.startswith(f"{pin.path}.")]
+        if not own:
+            raise UsageError(f"pin stage:{pin.path}={pin.stage}: the model has no such module", "autoshard trace MODEL")
+        for i in own:
+            if wanted.setdefault(i, pin.stage) != pin.stage:
+                told = f"pins put {graph.ops[i].module} on stage {wanted[i]} and on stage {pin.stage}"
+                raise UsageError(told, "one of them")
+    return wanted
+
+
+def _cut(starts: list[int], ends: list[float], count: int, stages: int, wanted: dict[int, int]) -> list[int]:
+    """The first operator of each part, by dynamic programming over `starts`."""
+    places = [*starts, len(ends) - 1]
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]  # per number of parts: end -> (longest, start)
+    allowed = [
+        [all(wanted.get(i, s) == s for i in range(places[p], places[p + 1])) for p in range(len(starts))]
+        for s in range(stages)
+    ]
+    for number in range(count):
+        fits = allowed[number % stages]
+        here: dict[int, tuple[float, int]] = {}
+        for start, (longest, _) in best[-1].items():
+            end = start
+            while end < len(starts) and fits[end]:
+                end += 1
+                value = max(longest, ends[places[end]] - ends[places[start]])
+                if end not in here or value < here[end][0]:
+                    here[end] = value, start
+        best.append(here)
+    if len(starts) not in best[-1]:
+        raise UsageError(
+            "no cut keeps the pins of stages: a stage may not decrease along the data flow, and each must be used",
+            "pins whose stages grow in the order in which the model calls its modules",
+        )
+    place, found = len(starts), []
+    for number in range(count, 0, -1):
+        place = best[number][place][1]
+        found.append(places[place])
+    return found[::-1]

@@ -1,0 +1,138 @@
+"""How a step is made of micro-batches, stages and what is computed again: as data, as options, and what can't be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.constraints.step_request import StagePin, StepRequest, read_stage_pins
+from autoshard.errors import UsageError
+from autoshard.ir import plan_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import BlockPolicy, OpPlan, Plan, StagePart, StepPlan
+from autoshard.program.step_check import check_step, micro_batches_of
+from autoshard.search.whole_step import balanced_parts, with_step
+from tests.graphs import mlp_graph
+from tests.tiny.test_plan_io import a_plan
+
+PARTS = (StagePart(0, 0, "linear_0"), StagePart(1, 0, "linear_2"))
+
+
+def planned(graph: Graph, seconds: dict[str, float] | None = None) -> Plan:
+    """A plan of the graph whose operators take a second each, or as `seconds` says."""
+    ops = tuple(OpPlan(op.name, "=", "", (seconds or {}).get(op.name, 1.0), 0.0) for op in graph.ops)
+    return dataclasses.replace(a_plan(), ops=ops)
+
+
+def test_a_plan_keeps_its_step() -> None:
+    step = StepPlan(8, "interleaved", 2, PARTS, (BlockPolicy("h.0", "input"),))
+    plan = dataclasses.replace(a_plan(), step=step)
+    assert plan_json.loads(plan_json.dumps(plan)) == plan
+    assert (plan.step.stages, plan.devices, a_plan().devices) == (2, 2 * plan.mesh.size, plan.mesh.size)
+
+
+def test_a_plan_from_before_whole_steps_is_one_micro_batch() -> None:
+    data = json.loads(plan_json.dumps(a_plan()))
+    del data["step"]
+    data["schema_version"] = 3
+    assert plan_json.loads(json.dumps(data)) == a_plan()
+
+
+WRONG = [
+    (StepPlan(2, parts=(PARTS[0], dataclasses.replace(PARTS[1], stage=2))), "stage 1 is not used"),
+    (StepPlan(2, parts=(StagePart(1, 0, "linear_0"), StagePart(0, 0, "linear_2"))), "stages may not decrease"),
+    (StepPlan(1, parts=PARTS), "1 micro-batches for 2 stages"),
+    (StepPlan(2, parts=(PARTS[0], StagePart(1, 0, "linear_9"))), "begins with linear_9, which the model has not"),
+    (StepPlan(2, parts=(PARTS[0], StagePart(1, 0, "linear_0"))), "before part 0"),
+    (StepPlan(2, parts=(StagePart(0, 0, "relu_0"), PARTS[1])), "the first part begins with relu_0"),
+    (StepPlan(3, "interleaved", 1, PARTS), "groups of 2"),
+    (StepPlan(4, "1f1b", 2, PARTS), "need the interleaved schedule"),
+    (StepPlan(4, "interleaved", 2, PARTS), "2 parts for 2 stages of 2"),
+    (StepPlan(2, recompute=(BlockPolicy("h.7", "input"),)), "no module h.7"),
+    (StepPlan(2, recompute=(BlockPolicy("h.1", "most"),)), "keeps 'most'"),
+    (StepPlan(2, "zb"), "unknown schedule 'zb'"),
+]
+
+
+@pytest.mark.parametrize(("step", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_what_can_not_be_is_said(step: StepPlan, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        check_step(step, mlp_graph())
+    check_step(StepPlan(2, parts=PARTS, recompute=(BlockPolicy("h.1", "input"),)), mlp_graph())
+
+
+def test_a_batch_that_does_not_divide_says_what_would() -> None:
+    graph = mlp_graph(batch=8)
+    assert micro_batches_of(graph, 32) == 4
+    with pytest.raises(UsageError, match="captured with 8 samples") as raised:
+        micro_batches_of(graph, 30)
+    assert raised.value.hint == "--global-batch 24 or 32, or a model captured with 6 samples"
+    with pytest.raises(UsageError) as raised:
+        micro_batches_of(graph, 4)
+    assert raised.value.hint.startswith("--global-batch 8")
+
+
+REFUSED = [
+    (StepRequest(micro_batches=2, global_batch=16), "both say"),
+    (StepRequest(schedule="1f1b"), "--schedule is about stages"),
+    (StepRequest(virtual_stages=2), "--virtual-stages is about stages"),
+    (StepRequest(stages=2, virtual_stages=2, schedule="gpipe"), "a stage has one part"),
+    (StepRequest(stages=2, pins=(StagePin("h.0", 2),)), "there are stages 0 to 1"),
+    (StepRequest(recompute="some"), "unknown recomputation"),
+]
+
+
+@pytest.mark.parametrize(("request_", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_options_that_contradict_each_other(request_: StepRequest, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        request_.check()
+
+
+def test_stage_pins_are_read() -> None:
+    assert read_stage_pins(("fc=n@tp", "stage:h.0-2=0", "stage:head=1")) == (
+        *(StagePin(f"h.{n}", 0) for n in range(3)),
+        StagePin("head", 1),
+    )
+    for text in ("stage:h.0", "stage:h.0=x", "stage:=1", "stage:h.4-2=0"):
+        with pytest.raises(UsageError, match="pin"):
+            read_stage_pins((text,))
+
+
+def test_stages_are_cut_between_blocks_and_balanced() -> None:
+    graph = mlp_graph(layers=6)
+    assert [part.first_op for part in balanced_parts(planned(graph), graph, 2, 1)] == ["linear_0", "linear_3"]
+    heavy = planned(graph, {"linear_0": 20.0})
+    assert [part.first_op for part in balanced_parts(heavy, graph, 2, 1)] == ["linear_0", "linear_1"]
+    four = balanced_parts(planned(graph), graph, 2, 2)
+    assert [(part.stage, part.chunk) for part in four] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    step = with_step(planned(graph), graph, StepRequest(global_batch=32, stages=2, recompute="full")).step
+    assert step.micro_batches == 4 and step.recompute == tuple(BlockPolicy(f"h.{n}", "input") for n in range(6))
+
+
+@given(st.lists(st.floats(0.1, 9.0), min_size=7, max_size=7), st.integers(2, 4), st.randoms(use_true_random=False))
+def test_no_cut_between_blocks_is_better(seconds: list[float], stages: int, source: random.Random) -> None:
+    graph = mlp_graph(layers=7)
+    plan = planned(graph, {f"linear_{n}": own for n, own in enumerate(seconds)})
+
+    def longest(starts: list[int]) -> float:
+        ends = [*starts[1:], len(plan.ops)]
+        return max(sum(op.forward_seconds for op in plan.ops[a:b]) for a, b in zip(starts, ends, strict=True))
+
+    names = [op.name for op in graph.ops]
+    found = longest([names.index(part.first_op) for part in balanced_parts(plan, graph, stages, 1)])
+    other = sorted(source.sample(range(1, 7), stages - 1))
+    assert found <= longest([0, *(2 * block for block in other)]) + 1e-9
+
+
+def test_pins_of_stages_are_kept_or_refused() -> None:
+    graph = mlp_graph(layers=6)
+    parts = balanced_parts(planned(graph), graph, 2, 1, read_stage_pins(("stage:h.0-4=0",)))
+    assert parts[1].first_op in ("linear_5", "relu_5", "loss")
+    for pins in (("stage:h.0=1", "stage:h.5=0"), ("stage:h.0=0", "stage:h.0.fc=1"), ("stage:none=0",)):
+        with pytest.raises(UsageError):
+            balanced_parts(planned(graph), graph, 2, 1, read_stage_pins(pins))
