@@ -1,0 +1,222 @@
+"""Stages by dynamic programming: for a fixed maximum the least sum, and the maximum searched until no other is better.
+
+    T = sum over stages of t / v + (m - 1 / v) max t        (t: a micro-batch on a stage; m of them; v chunks)
+
+and the certificate R, below every step of every plan, in whatever order its undivided forwards and backwards run:
+
+    R = max over stages of (m t + what a micro-batch takes before it, forward and backward) + the first stage's tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.ir.problem import Floats
+from autoshard.solvers.stages.block_sums import point_bytes
+from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
+from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
+
+_INF = float("inf")
+_GROW = 1.3
+_ROUND = 1e-12
+
+
+@dataclass(frozen=True)
+class StageSolution:
+    """`plans`: the best by the closed form, first, and others met on the way, no two equal. `model_bound` is below the
+    closed form of every plan, `any_order_bound` below every step of every plan."""
+
+    plans: tuple[StagePlan, ...]
+    model_bound: float
+    any_order_bound: float
+
+
+def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> StageSolution | None:
+    """The best plan and up to `count` in all; None where none fits. The search over the maximum ends when what is left
+    is at most `tolerance` (relative) better."""
+    if not _possible(problem):
+        return None
+    costs = RangeCosts(problem, 1.0, 1 / problem.micro_batches)
+    first = _first_feasible(problem, costs)
+    if first is None:
+        return None
+    plans, bound = _swept(problem, costs, first, tolerance)
+    ranked = sorted(set(plans), key=lambda plan: (plan.seconds, plan.parts, plan.points))
+    return StageSolution(tuple(ranked[:count]), bound, certificate(problem, ranked[0].seconds))
+
+
+def _possible(problem: StageProblem) -> bool:
+    """False where there are fewer blocks than parts, where chunks don't divide them, or where the least bytes of the
+    line don't fit: each stage takes as many blocks as it can hold."""
+    start, stop = problem.run
+    dealt = stop - start if problem.chunks > 1 else len(problem.line)
+    if dealt < problem.stages * problem.chunks or (problem.chunks > 1 and dealt % problem.chunks):
+        return False
+    block = 0
+    for stage in range(problem.stages):
+        least = [float(point_bytes(front, float(problem.live[stage])).min()) for front in problem.fronts]
+        room = float(problem.capacity_bytes[stage]) * (1 + _ROUND)
+        if block < len(problem.line) and least[problem.line[block]] > room:
+            return False
+        while block < len(problem.line) and least[problem.line[block]] <= room:
+            room -= least[problem.line[block]]
+            block += 1
+    return block == len(problem.line)
+
+
+def _formula(problem: StageProblem, total: float, most: float) -> float:
+    return total / problem.chunks + (problem.micro_batches - 1 / problem.chunks) * most
+
+
+def _first_feasible(problem: StageProblem, costs: RangeCosts) -> tuple[float, list[int], float] | None:
+    """(sum, cuts, maximum) of some plan: the limit on a stage is raised until there is one."""
+    whole = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
+    limit = _GROW * whole / problem.stages
+    most = [float(front.seconds.max() + front.tail_seconds.max()) for front in problem.fronts]
+    top = whole + sum(most[kind] for kind in problem.line)
+    while True:
+        found = _least_sum(costs.table(limit), limit)
+        if found is not None or limit >= top:
+            return found
+        limit = min(top, limit * _GROW) if limit > 0 else top
+
+
+def _swept(
+    problem: StageProblem, costs: RangeCosts, first: tuple[float, list[int], float], tolerance: float
+) -> tuple[list[StagePlan], float]:
+    """Plans at the maxima that may be best, and the bound on all."""
+    best = _formula(problem, first[0], first[2])
+    factor = problem.micro_batches - 1 / problem.chunks
+    free = float(costs.line_least[-1]) + sum(map(costs.sent, range(problem.stages)))
+    highest = max(first[2], (best - free / problem.chunks) / factor) if factor > 0 else _INF
+    table = costs.table(highest)
+    values = np.unique(np.concatenate([own[np.isfinite(own)] for own in table]))
+    values = values[values <= highest * (1 + _ROUND)]
+    low, high = 0, len(values) - 1  # bisected to the first feasible maximum
+    while low < high:
+        middle = (low + high) // 2
+        if _least_sum(table, float(values[middle])) is None:
+            low = middle + 1
+        else:
+            high = middle
+    loosest = _least_sum(table, float(values[-1]))
+    assert loosest is not None, "the plan that set the limit is in the table"
+    met: dict[tuple[int, ...], tuple[float, list[int], float]] = {tuple(loosest[1]): loosest}
+    best, left, index = min(best, _formula(problem, loosest[0], loosest[2])), _INF, low
+    while index < len(values):
+        bound = _formula(problem, loosest[0], float(values[index]))
+        if bound >= best * (1 - tolerance):
+            left = bound
+            break
+        found = _least_sum(table, float(values[index]))
+        if found is not None:
+            met.setdefault(tuple(found[1]), found)
+            best = min(best, _formula(problem, found[0], found[2]))
+        index += 1
+    plans = [_plan(problem, costs, cuts) for _, cuts, _ in met.values()]
+    exact = min(plan.seconds for plan in plans)
+    return plans, min(left, exact)
+
+
+def _least_sum(table: list[Floats], limit: float) -> tuple[float, list[int], float] | None:
+    """(sum, cuts as places, maximum) of the least sum of stages that take at most `limit`; None where there is none."""
+    ends, lengths = table[0].shape
+    begin = np.arange(ends)[:, None] - np.arange(lengths)[None, :]
+    inside, begin = begin >= 0, np.maximum(begin, 0)
+    sums = np.full(ends, _INF)
+    sums[0] = 0.0
+    taken = []
+    for own in table:
+        total = np.where(inside & (own <= limit * (1 + _ROUND)), sums[begin] + own, _INF)
+        length = total.argmin(axis=1)
+        sums = total[np.arange(ends), length]
+        taken.append(length)
+    if not np.isfinite(sums[-1]):
+        return None
+    cuts, most, end = [ends - 1], 0.0, ends - 1
+    for own, length in zip(reversed(table), reversed(taken), strict=True):
+        most = max(most, float(own[end, length[end]]))
+        end -= int(length[end])
+        cuts.append(end)
+    return float(sums[-1]), cuts[::-1], most
+
+
+def _plan(problem: StageProblem, costs: RangeCosts, cuts: list[int]) -> StagePlan:
+    positions = [costs.places[cut] for cut in cuts]
+    parts = parts_of(problem, positions)
+    points = [-1] * len(problem.line)
+    for stage in range(problem.stages):
+        _deal(problem, stage, parts, costs.points(stage, positions[stage], positions[stage + 1]), points)
+    return StagePlan(tuple(parts), tuple(points), closed_form(problem, parts, points))
+
+
+def _deal(problem: StageProblem, stage: int, parts: list[Part], by_kind: list[list[int]], points: list[int]) -> None:
+    """The points of a stage onto its blocks, in turn onto the chunks, so that they take alike."""
+    own = [part for part in parts if part.stage == stage]
+    for kind, chosen in enumerate(by_kind):
+        blocks = [[k for k in range(p.first, p.stop) if problem.line[k] == kind] for p in own]
+        turns = sorted((place, chunk) for chunk, mine in enumerate(blocks) for place in range(len(mine)))
+        for (place, chunk), point in zip(turns, chosen, strict=True):
+            points[blocks[chunk][place]] = point
+
+
+def certificate(problem: StageProblem, seconds: float) -> float:
+    """R, where it is below `seconds`, those of a known plan; else `seconds`: what is slower is left out."""
+    limit = seconds / problem.micro_batches
+    costs = RangeCosts(problem, 1.0, 0.0)
+    table = costs.table(limit)
+    passes = [_passing(problem, costs, s, table[s]) for s in range(problem.stages)]
+    rest = np.full(len(costs.places), _INF)  # of the stages after, from each place
+    rest[-1] = 0.0
+    for stage in range(problem.stages - 1, 0, -1):
+        rest = _behind(problem.micro_batches * table[stage], passes[stage], rest)
+    if all(not front.tail_seconds.any() for front in problem.fronts):
+        found = float(_behind(problem.micro_batches * table[0], passes[0], rest)[0])
+    else:
+        found = _with_tail(problem, costs, rest)
+    return min(found, seconds)
+
+
+def _behind(busy: Floats, passing: Floats, rest: Floats) -> Floats:
+    """From each place: the least, over ranges that begin there, of what is longer: the stage busy, or the others after
+    a micro-batch has passed it. Shapes: [end, length], and [place]."""
+    every = np.maximum(busy, passing + rest[:, None])
+    found = np.full(len(busy), _INF)
+    end, length = np.nonzero(np.isfinite(every))
+    np.minimum.at(found, end - length, every[end, length])
+    return found
+
+
+def _passing(problem: StageProblem, costs: RangeCosts, stage: int, own: Floats) -> Floats:
+    """Seconds of one micro-batch through the first chunk of each range: its own with one chunk, else the least that its
+    blocks can take."""
+    if problem.chunks == 1:
+        return own
+    found = np.where(np.isfinite(own), 0.0, _INF)
+    start, stop = problem.run
+    one = float(problem.fronts[problem.line[start]].seconds.min())
+    hands = problem.send_seconds * (1 + (stage > 0))
+    for end, length in zip(*np.nonzero(np.isfinite(own)), strict=True):
+        first, last = costs.places[end - length], costs.places[end]
+        found[end, length] = one * ((min(last, stop) - max(first, start)) // problem.chunks) + hands
+    return found
+
+
+def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
+    """The first stage is busy with its tail too, which comes after everything else in any case."""
+    busy = RangeCosts(problem, float(problem.micro_batches), 1.0)
+    if problem.stages == 1:
+        return busy.least(0, 0, len(problem.line))
+    passing = RangeCosts(problem, 1.0 if problem.chunks == 1 else 0.0, 1.0)
+    start, stop = problem.run
+    one = float(problem.fronts[problem.line[start]].seconds.min())
+    found = _INF
+    for place, behind in zip(costs.places, rest, strict=True):
+        if place and np.isfinite(behind):
+            own = passing.least(0, 0, place)
+            if problem.chunks > 1:
+                own += one * ((min(place, stop) - start) // problem.chunks) + problem.send_seconds
+            found = min(found, max(busy.least(0, 0, place), own + float(behind)))
+    return found

@@ -1,0 +1,147 @@
+"""The stage problem: a line of blocks, the front of each, a schedule; what a plan takes by its closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.ir.problem import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """The ways to run one block, an entry of each array a point, for one micro-batch.
+
+    `tail_seconds` come once a step, after the last backward. `kept_bytes` are held from a micro-batch's forward to its
+    backward, `static_bytes` always; `working_bytes` while the block runs, of one block of a stage at a time.
+    """
+
+    forward_seconds: Floats
+    backward_seconds: Floats
+    kept_bytes: Floats
+    static_bytes: Floats
+    tail_seconds: Floats
+    working_bytes: Floats
+
+    @property
+    def points(self) -> int:
+        return len(self.forward_seconds)
+
+    @property
+    def seconds(self) -> Floats:
+        total: Floats = self.forward_seconds + self.backward_seconds
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class StageProblem:
+    """Block k of the line is of kind `line[k]`, an index into `fronts`.
+
+    Part `chunk * stages + stage` of the line is chunk `chunk` of its stage. `live[s]`: micro-batches whose kept bytes
+    stage s holds at most, a chunk counted as 1/chunks. `send_seconds`: of one slot, to the next part; the giver is busy
+    until it is sent. `allowed[s, k]`: may block k be on stage s; with one chunk only.
+    """
+
+    fronts: tuple[Front, ...]
+    line: tuple[int, ...]
+    stages: int
+    micro_batches: int
+    live: Floats
+    capacity_bytes: Floats
+    chunks: int = 1
+    send_seconds: float = 0.0
+    allowed: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        assert self.allowed is None or self.chunks == 1, "ranges of the line are no stages where chunks take turns"
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """The longest run of equal blocks, [start, stop): with several chunks, it is what is dealt out."""
+        edges = [0, *(k for k in range(1, len(self.line)) if self.line[k] != self.line[k - 1]), len(self.line)]
+        return max(pairwise(edges), key=lambda span: (span[1] - span[0], -span[0]))
+
+    def sends(self, stage: int) -> tuple[int, int]:
+        """How often a stage hands a micro-batch on, forward and backward: the last part has nobody after it, the first
+        nobody before."""
+        if self.stages == 1:
+            return 0, 0
+        return self.chunks - (stage == self.stages - 1), self.chunks - (stage == 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Blocks [first, stop) of the line, on a stage."""
+
+    stage: int
+    chunk: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """`parts` in the order of the line; `points[k]` of block k. `seconds` by the closed form."""
+
+    parts: tuple[Part, ...]
+    points: tuple[int, ...]
+    seconds: float
+
+
+def stage_seconds(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> tuple[Floats, Floats, Floats]:
+    """Forward and backward seconds of a micro-batch on each stage, its sends with them, and the seconds of its tail."""
+    found = np.zeros((3, problem.stages))
+    for part in parts:
+        for block in range(part.first, part.stop):
+            front, point = problem.fronts[problem.line[block]], points[block]
+            found[0, part.stage] += front.forward_seconds[point]
+            found[1, part.stage] += front.backward_seconds[point]
+            found[2, part.stage] += front.tail_seconds[point]
+    for stage in range(problem.stages):
+        found[:2, stage] += np.array(problem.sends(stage)) * problem.send_seconds
+    return found[0], found[1], found[2]
+
+
+def closed_form(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> float:
+    """Seconds of a step where the slowest stage is never waited for but while the pipeline fills and drains; each
+    micro-batch carries its part of the tail. Exact for equal stages without a tail."""
+    forward, backward, tail = stage_seconds(problem, parts, points)
+    each = forward + backward + tail / problem.micro_batches
+    return float(each.sum() / problem.chunks + (problem.micro_batches - 1 / problem.chunks) * each.max())
+
+
+def bytes_of(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> Floats:
+    """Bytes of each stage: static, what live micro-batches keep, and the most that one block works with."""
+    total, working = np.zeros(problem.stages), np.zeros(problem.stages)
+    for part in parts:
+        for block in range(part.first, part.stop):
+            front, point = problem.fronts[problem.line[block]], points[block]
+            total[part.stage] += front.static_bytes[point] + problem.live[part.stage] * front.kept_bytes[point]
+            working[part.stage] = max(working[part.stage], front.working_bytes[point])
+    both: Floats = total + working
+    return both
+
+
+def any_order_bound(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> float:
+    """No order of undivided forwards and backwards ends this plan earlier.
+
+    A stage has its first input after one micro-batch has passed the first chunk of every stage before it, then runs all
+    of its own, and after its last backward the same chunks return, before the first stage's tail; or its own tail.
+    """
+    forward, backward, tail = stage_seconds(problem, parts, points)
+    first = [part for part in parts if part.chunk == 0]
+    passes = np.zeros((2, problem.stages))
+    for part in first:
+        for block in range(part.first, part.stop):
+            front, point = problem.fronts[problem.line[block]], points[block]
+            passes[:, part.stage] += front.forward_seconds[point], front.backward_seconds[point]
+        if problem.stages > 1:
+            hands = part.stage < problem.stages - 1 or problem.chunks > 1, part.stage > 0
+            passes[:, part.stage] += np.array(hands) * problem.send_seconds
+    before = np.concatenate([np.zeros((2, 1)), passes.cumsum(axis=1)[:, :-1]], axis=1)
+    busy = before[0] + problem.micro_batches * (forward + backward)
+    return float(np.maximum(busy + before[1] + tail[0], busy + tail).max())
