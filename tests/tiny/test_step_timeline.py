@@ -1,0 +1,77 @@
+"""A whole step of all stages: times, memory of each stage, its trace and its picture."""
+
+from __future__ import annotations
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from autoshard.report.picture.stages_picture import stages_svg
+from autoshard.simulate.pipeline_schedule import SCHEDULES, most_in_flight
+from autoshard.simulate.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches, simulate_step
+from autoshard.simulate.step_trace import step_trace
+
+
+def costs(schedule: str, stages: int, micro_batches: int, chunks: int, **part: float) -> StepCosts:
+    own = PartCosts(**{"forward_seconds": 1.0, "backward_seconds": 2.0, **part})
+    return StepCosts(schedule, micro_batches, (own,) * (stages * chunks), (StageCosts(),) * stages)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_the_step_of_equal_stages_is_the_closed_form(schedule: str, chunks: int) -> None:
+    made = simulate_step(costs(schedule, 4, 8, chunks))
+    assert made.step_seconds == pytest.approx(8 * chunks * 3 + 3 * 3)  # a bubble of stages - 1 parts
+    assert made.busy_seconds(2) == pytest.approx(8 * chunks * 3)
+
+
+def test_a_hand_made_step_of_two_stages() -> None:
+    """F0 (1 s and 0.5 to send), F0 on stage 1 from 1.5; backward there 2.5 to 4.5 and 0.5 to send; tails after."""
+    first = PartCosts(1.0, 2.0, kept_bytes=10.0, working_bytes=3.0)
+    second = PartCosts(1.0, 2.0, kept_bytes=20.0, received_bytes=4.0, receive_seconds=0.5)
+    tails = (StageCosts(100.0, (("reduce", 1.0), ("optimizer", 0.25))), StageCosts(50.0))
+    made = simulate_step(StepCosts("1f1b", 1, (first, second), tails))
+    assert [(p.stage, p.slot.kind, p.start_seconds, p.end_seconds) for p in made.placed] == [
+        (0, "F", 0.0, 1.5), (1, "F", 1.5, 2.5), (1, "B", 2.5, 5.0), (0, "B", 5.0, 7.0),
+    ]  # fmt: skip
+    assert made.stage_seconds == (8.25, 5.0) and made.last_stage == 0
+    assert made.memory[0] == ((0.0, 104.0), (0.0, 117.0), (1.5, 114.0), (5.0, 117.0), (7.0, 104.0))
+    assert made.peak_bytes == (117.0, 74.0)  # a buffer for a gradient on the first, for an input on the second
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 3)])
+def test_a_stage_holds_what_its_schedule_has_in_flight(schedule: str, chunks: int) -> None:
+    made = simulate_step(costs(schedule, 4, 12, chunks, kept_bytes=1.0, received_bytes=1e-3))
+    for stage, peak in enumerate(made.peak_bytes):
+        order = SCHEDULES[schedule](stage, 4, 12, chunks)
+        parts = range(stage, 4 * chunks, 4)
+        buffers = sum((part > 0) + (part < 4 * chunks - 1) for part in parts) * 12e-3
+        assert peak == pytest.approx(most_in_flight(order) + buffers)
+        assert live_micro_batches(schedule, 4, 12, chunks)[stage] == pytest.approx(most_in_flight(order) / chunks)
+
+
+def test_the_trace_and_the_picture_show_every_stage() -> None:
+    part = PartCosts(1e-3, 2e-3, kept_bytes=1e9)
+    stages = (StageCosts(1e9, (("optimizer", 5e-3),)),) * 3
+    made = simulate_step(StepCosts("1f1b", 6, (part,) * 3, stages))
+    trace = step_trace(made)
+    slots = [e for e in trace["traceEvents"] if e.get("cat") in ("forward", "backward")]
+    assert len(slots) == 2 * 3 * 6 and {e["pid"] for e in slots} == {0, 1, 2}
+    for stage in range(3):
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in slots if e["pid"] == stage)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(own))
+    counters = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
+    assert max(counters) == made.peak_bytes[0]
+    root = ElementTree.fromstring(stages_svg(made))
+    drawn = [e for e in root.iter() if e.tag.endswith("path")]
+    assert len(drawn) == 2 * 3 and sum(e.get("d", "").count("M") for e in drawn) == 2 * 3 * 6
+
+
+def test_a_thousand_devices_are_as_quick_as_their_slots() -> None:
+    """64 stages of 16 devices, 512 micro-batches: every slot once; its picture joins what is too narrow to see."""
+    made = simulate_step(costs("1f1b", 64, 512, 1, kept_bytes=1.0))
+    assert len(made.placed) == 2 * 64 * 512
+    assert made.step_seconds == pytest.approx((512 + 63) * 3)
+    np.testing.assert_allclose(made.peak_bytes, [64 - stage for stage in range(64)])
+    assert len(stages_svg(made)) < 1_000_000
