@@ -19,7 +19,7 @@ from pathlib import Path
 
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import RULES, instance
+from autoshard.rules import OPERATORS, instance
 from autoshard.rules.algebra.notation import Rule, RuleError, Term
 from autoshard.rules.cases import ALL
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
@@ -97,12 +97,12 @@ def _with(rule: Rule, position: int, term: Term) -> Rule:
 @contextmanager
 def planted(target: str, text: str) -> Iterator[None]:
     """The table with this rule in it."""
-    right = RULES[target]
-    RULES[target] = lambda call: text
+    right = OPERATORS[target]
+    OPERATORS[target] = replace(right, rule=text)
     try:
         yield
     finally:
-        RULES[target] = right
+        OPERATORS[target] = right
 
 
 def outcome(case: OpCase, graph: Graph, text: str, right: dict[str, frozenset[object]]) -> str:
@@ -221,7 +221,7 @@ def main() -> int:
     options = parser.parse_args()
     start = time.perf_counter()
     found: list[Mutant] = []
-    for target in options.operators or sorted(RULES):
+    for target in options.operators or sorted(target for target, known in OPERATORS.items() if known.rule is not None):
         found += mutants(target)
         print(f"{target}: {len(found)} mutants so far", file=sys.stderr)
     seconds = time.perf_counter() - start

@@ -30,7 +30,7 @@ from autoshard.emit import emit
 from autoshard.errors import UserError
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
-from autoshard.rules.operators.random import is_random
+from autoshard.rules.operators import is_random
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verify.case import written

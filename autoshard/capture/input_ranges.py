@@ -14,16 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from autoshard.capture.constructor.recipes import replay
 from autoshard.ir.graph import Graph, InputRange, RecipeCall
+from autoshard.rules.operators import record
 
 LARGEST_ELEMENTS = 2**24  # of one example that is made again
-_MOVES = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view", "reshape", "flatten", "unsqueeze", "squeeze", "slice", "select", "clone", "contiguous", "to",
-        "_to_copy", "expand", "transpose", "permute", "t", "alias", "detach", "split", "chunk", "unbind", "roll", "pad",
-        "constant_pad_nd", "cat", "stack", "where", "masked_fill",
-    )
-)  # fmt: skip
+_ALSO_MOVES = frozenset(f"aten.{name}" for name in ("unbind", "stack", "where", "masked_fill"))
 
 
 def input_ranges(
@@ -64,7 +58,7 @@ def _is_computed_with(graph: Graph, name: str) -> bool:
     while todo:
         for op, _ in graph.consumers[todo.pop()]:
             fresh = [x for x in op.results if x not in seen and graph.tensor(x).dtype.startswith(("int", "uint"))]
-            if fresh and op.target not in _MOVES:
+            if fresh and not (record(op.target).moves or op.target in _ALSO_MOVES):
                 return True
             seen.update(fresh)
             todo += fresh

@@ -6,7 +6,8 @@ import torch
 
 from autoshard.capture.passes.recurrent_layers import RECURRENT  # which took out their dropout
 from autoshard.errors import CaptureError
-from autoshard.ir.graph import DRAWN, Graph, Op
+from autoshard.ir.graph import Graph, Op
+from autoshard.rules.operators import record
 
 _HINT = "torch.rand, randn, randint, bernoulli, multinomial or dropout; or pass random tensors as inputs"
 
@@ -22,7 +23,8 @@ def refuse_random(graph: Graph) -> Graph:
 
 def _draws(op: Op) -> bool:
     given = dict(op.attributes)
-    if op.target in DRAWN or op.target in RECURRENT or given.get("train") is False or given.get("training") is False:
+    drawn = record(op.target).draws is not None or op.target in RECURRENT
+    if drawn or given.get("train") is False or given.get("training") is False:
         return False
     namespace, _, name = op.target.partition(".")
     packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None

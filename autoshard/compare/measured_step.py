@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autoshard.compare.trace_events import OPTIMIZER, TraceSpan, step_limits
+from autoshard.rules.operators import OPERATORS
 
 ENGINE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
@@ -175,8 +176,8 @@ def canonical(name: str) -> str:
         text = text.removeprefix(before)
     for after in ("_in_out", "_loss"):
         text = text.removesuffix(after)
-    return _SAME.get(text, text)
+    return _OTHER_NAMES.get(text, text)
 
 
-_SAME = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "scaled_dot_product": "scaled_dot_product_attention",
-         "redistribution": "redistribute"}  # fmt: skip
+_OTHER_NAMES = {name: target.partition(".")[2] for target, known in OPERATORS.items() for name in known.traced_as}
+_OTHER_NAMES["redistribution"] = "redistribute"

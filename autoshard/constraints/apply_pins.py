@@ -18,6 +18,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import candidates
+from autoshard.rules.operators import constants
 
 _NARROWER = "a pattern that matches less, or one of the two pins only"
 _RESULTS = "after ->, a count for each dim of each result: {}"
@@ -83,7 +84,7 @@ def _names(formulation: Formulation) -> dict[str, dict[str, list[int]]]:
             found["parameter"] |= {path: [n] for path in paths[site.name]}
         elif site.kind == "input":
             found["input"][site.name] = [n]
-        elif site.kind == "op" and not set(graph.by_op[site.name].results) <= graph.constants:
+        elif site.kind == "op" and not set(graph.by_op[site.name].results) <= constants(graph):
             found["op"][site.name] = [n]
             found["module"].setdefault(graph.by_op[site.name].module, []).append(n)
     return found

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.compute import ATTENTION, PRODUCTS
+from autoshard.rules.algebra.operator_record import Product, Work
+from autoshard.rules.operators import record
 
 NAMES = {
     "matmul": "products",
@@ -48,7 +49,8 @@ class Band:
 
 def family(target: str) -> str:
     """The constants that price an operator: matmul, attention or memory."""
-    return "matmul" if target in PRODUCTS else "attention" if target in ATTENTION else "memory"
+    work = record(target).work
+    return "matmul" if isinstance(work, Product) else "attention" if work is Work.ATTENTION else "memory"
 
 
 def error_of(hardware: Hardware, name: str, dtype: str = "") -> float:

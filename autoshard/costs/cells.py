@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
+from autoshard.costs.compute import local_op_seconds
 from autoshard.ir.graph import Op
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.rules.operators import record
 
 Operands = tuple[LocalTensor | None, ...]
-WEIGHTS = {
-    "aten.gru_cell": 2,
-    "aten.lstm_cell": 3,
-    "aten.rnn_relu_cell": 2,
-    "aten.rnn_tanh_cell": 2,
-}  # the first's place
 
 
 def cell_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str) -> tuple[float, float]:
     """Forward and backward."""
-    first = WEIGHTS[op.target]
+    first = record(op.target).cell_weights
+    assert first is not None
     x, h, w_x, w_h = operands[0], operands[1], operands[first], operands[first + 1]
     assert x is not None and h is not None and w_x is not None and w_h is not None
     gates = LocalTensor((x.shape[0], w_x.shape[0]), x.dtype, True)

@@ -18,231 +18,31 @@ for whoever keeps a clock of the host.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
-from autoshard.ir.graph import DTYPE_BYTES, Op, Saved
+from autoshard.ir.local_op import LocalOp
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, Product, Work
+from autoshard.rules.operators import VARIANTS, record
 
-
-@dataclass(frozen=True)
-class LocalTensor:
-    """A tensor as one device holds it: its local shape."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    requires_grad: bool
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        return self.numel * DTYPE_BYTES[self.dtype]
-
-
-_NOTHING = Saved()
-
-
-@dataclass(frozen=True)
-class LocalOp:
-    """An operator on local tensors: all its seconds depend on. `extra_bytes` is the local part of what it saves."""
-
-    target: str
-    operands: tuple[LocalTensor | None, ...]
-    results: tuple[LocalTensor, ...]
-    saved: Saved = _NOTHING
-    extra_bytes: float = 0.0
-    causal: bool = False
-    variant: str = ""
-
-    def operand(self, position: int) -> LocalTensor:
-        """An operand that must be there."""
-        tensor = self.operands[position]
-        assert tensor is not None, (self.target, position)
-        return tensor
-
-
-def local_op(
-    op: Op, operands: tuple[LocalTensor | None, ...], results: tuple[LocalTensor, ...], extra_bytes: float, variant: str
-) -> LocalOp:
-    """The local operator of a graph operator; `extra_bytes` is what one device saves beside values."""
-    causal = dict(op.attributes).get("is_causal") is True
-    saved = replace(op.saved, extra_bytes=0)
-    return LocalOp(op.target, operands, results, saved, extra_bytes, causal, variant)
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product: the operands that are multiplied, the one added (or None), the length of the summed loop."""
-
-    multiplied: tuple[int, int]
-    added: int | None
-    depth: Callable[[LocalOp], int]
-
-
-def _last_dim(position: int) -> Callable[[LocalOp], int]:
-    return lambda op: op.operand(position).shape[-1]
-
-
-def _filter_size(op: LocalOp) -> int:
-    return math.prod(op.operand(1).shape[1:])
-
-
-_LINEAR = Product((0, 1), 2, _last_dim(0))
-_MATMUL = Product((0, 1), None, _last_dim(0))
-_ADDMM = Product((1, 2), 0, _last_dim(1))
-_CONVOLUTION = Product((0, 1), 2, _filter_size)
-PRODUCTS: dict[str, Product] = {
-    "aten.linear": _LINEAR,
-    "autoshard.linear_in_out": _LINEAR,
-    "aten.matmul": _MATMUL,
-    "aten.mm": _MATMUL,
-    "aten.bmm": _MATMUL,
-    "aten.addmm": _ADDMM,
-    "aten.baddbmm": _ADDMM,
-    "aten.convolution": _CONVOLUTION,
-    "aten.conv1d": _CONVOLUTION,
-    "aten.conv2d": _CONVOLUTION,
-    "aten.conv3d": _CONVOLUTION,
-}
-ATTENTION = frozenset({"aten.scaled_dot_product_attention"})
 ATTENTION_BACKWARD_FLOPS = 2.5  # five products against two: the scores are computed again
 
-VIEWS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view", "transpose", "permute", "t", "expand", "split", "split_with_sizes", "chunk", "unbind",
-        "unsqueeze", "squeeze", "slice", "select", "narrow", "detach", "alias", "view_as", "expand_as",
-        "unflatten", "movedim", "numpy_T",
-    )
-)  # fmt: skip
-_EFFICIENCY = {
-    "aten.layer_norm": "memory.normalisation",
-    "aten.native_layer_norm": "memory.normalisation",
-    "aten.rms_norm": "memory.normalisation",
-    "aten._weight_norm": "memory.normalisation",
-    "aten.group_norm": "memory.normalisation",
-    "aten.batch_norm": "memory.normalisation",
-    "aten.softmax": "memory.softmax",
-    "aten.log_softmax": "memory.softmax",
-    "aten.dropout": "memory.softmax",  # its source measured both together
-    "aten.cross_entropy_loss": "memory.loss",
-    "parallel_cross_entropy": "memory.parallel_loss",
-    "aten.gelu": "memory.activation",
-    "aten.silu": "memory.activation",
-    "aten.tanh": "memory.activation",
-    "aten.sigmoid": "memory.activation",
-    "aten.add": "memory.elementwise",
-    "aten.sub": "memory.elementwise",
-    "aten.mul": "memory.elementwise",
-    "aten.relu": "memory.elementwise",
-    "aten.embedding": "memory.gather",
-    "vocabulary_parallel_embedding": "memory.gather",
-    "autoshard.embedding_bags": "memory.gather",
-    "parallel_embedding_bag": "memory.gather",
-    "aten.index_select": "memory.gather",
-    "aten.gather": "memory.gather",
-    "aten.index": "memory.gather",
-    "aten.to": "memory.elementwise",
-    "aten._to_copy": "memory.elementwise",
-}
-
 _ELSE = {"memory.loss": "memory.normalisation", "memory.parallel_loss": "memory.default"}  # where a constant is 0
-
-
-def _embedding_traffic(op: LocalOp) -> tuple[float, float]:
-    """Forward touches the gathered rows only; backward zeroes a whole gradient table and adds rows to it."""
-    table, rows = op.operand(0).bytes, op.results[0].bytes
-    return 2 * rows + op.operand(1).bytes, table + 3 * rows
-
-
-def _bags_traffic(op: LocalOp) -> tuple[float, float]:
-    """Forward reads the row of each id; backward zeroes a whole gradient table and adds a row to it for each id."""
-    table, ids, bags = op.operand(0), op.operand(1), op.results[0]
-    rows = float(table.bytes / max(table.shape[0], 1) * ids.numel)
-    return rows + bags.bytes + ids.bytes, table.bytes + 2 * rows + bags.bytes
-
-
-def _parallel_bags_traffic(op: LocalOp) -> tuple[float, float]:
-    """As the bags, with a weight for each id that says whether its row is here, made in four passes."""
-    forward, backward = _bags_traffic(op)
-    return forward + 4 * op.operand(1).bytes, backward
-
-
-def _cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
-    """Log-softmax reads and writes the logits; backward fills a gradient, then reads it and the log-probabilities."""
-    return 2 * op.operand(0).bytes, 4 * op.operand(0).bytes
-
-
-def _parallel_cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
-    """The runtime's own kernels in float32: maximum, difference, exponential, sum, quotient; backward two passes."""
-    logits = op.operand(0)
-    cast = 0 if logits.dtype in ("float32", "float64") else logits.bytes + 4 * logits.numel
-    wide = max(logits.bytes, 4 * logits.numel)
-    return 8 * wide + cast, 4 * wide + cast
-
-
-def _parallel_embedding_traffic(op: LocalOp) -> tuple[float, float]:
-    """As the embedding, with rows of other devices masked out."""
-    forward, backward = _embedding_traffic(op)
-    return forward + 2 * op.results[0].bytes, backward + 2 * op.results[0].bytes
-
-
-def _sum_traffic(op: LocalOp) -> tuple[float, float]:
-    """Backward hands the gradient on, and sums it for an operand that was broadcast. Where two whole branches join,
-    their gradients are added once more where they parted (a residual): that addition is charged here."""
-    result = op.results[0]
-    operands = [tensor for tensor in op.operands if tensor is not None]
-    differentiable = [tensor for tensor in operands if tensor.requires_grad]
-    sums = sum(result.bytes + tensor.bytes for tensor in differentiable if tensor.numel < result.numel)
-    branches = sum(tensor.numel == result.numel for tensor in differentiable)
-    return sum(tensor.bytes for tensor in (*operands, result)), sums + (3 * result.bytes if branches > 1 else 0)
-
-
-def _passes(forward: int, backward: int) -> Callable[[LocalOp], tuple[float, float]]:
-    """Passes of the runtime's own kernels over the first operand, in float32 at least, and its casts."""
-
-    def traffic(op: LocalOp) -> tuple[float, float]:
-        x = op.operand(0)
-        wide = max(x.bytes, 4 * x.numel)
-        cast = 0 if wide == x.bytes else 2 * (x.bytes + wide)
-        return forward * wide + cast, backward * wide + cast
-
-    return traffic
-
-
-_VARIANT_TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
-    "parallel_cross_entropy": _parallel_cross_entropy_traffic,
-    "vocabulary_parallel_embedding": _parallel_embedding_traffic,
-    "parallel_embedding_bag": _parallel_bags_traffic,
-    **dict.fromkeys(("parallel_group_norm", "parallel_layer_norm", "synchronised_batch_norm"), _passes(7, 21)),
-    "parallel_rms_norm": _passes(7, 17),
-    **dict.fromkeys(("parallel_softmax", "parallel_log_softmax"), _passes(8, 9)),
-}
-_TRAFFIC: dict[str, Callable[[LocalOp], tuple[float, float]]] = {
-    "aten.add": _sum_traffic,
-    "aten.sub": _sum_traffic,
-    "aten.embedding": _embedding_traffic,
-    "autoshard.embedding_bags": _bags_traffic,
-    "aten.cross_entropy_loss": _cross_entropy_traffic,
-}
 
 
 @lru_cache(maxsize=65536)
 def local_op_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
     """Forward and backward seconds; no backward where no operand needs a gradient."""
+    work = record(op.target).work
     if is_view(op):
         forward, backward = 0.0, _view_backward_seconds(hardware, op)
-    elif op.target in PRODUCTS:
-        forward, backward = _product_seconds(hardware, op, PRODUCTS[op.target])
-    elif op.target in ATTENTION:
+    elif isinstance(work, Product):
+        forward, backward = _product_seconds(hardware, op, work)
+    elif work is Work.ATTENTION:
         forward, backward = _attention_seconds(hardware, op)
     else:
-        kernel = op.variant or op.target
+        kernel = VARIANTS.get(op.variant) or record(op.target)
         forward, backward = (_memory_seconds(hardware, kernel, size) for size in _traffic(op))
     return forward, backward if any(t is not None and t.requires_grad for t in op.operands) else 0.0
 
@@ -250,12 +50,18 @@ def local_op_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
 def is_view(op: LocalOp) -> bool:
     """True where the operator only makes a new description of the same storage."""
     aliased = {result for result, _ in op.saved.aliases}
-    return op.target in VIEWS or (bool(op.results) and aliased >= set(range(len(op.results))))
+    return record(op.target).work is Work.VIEW or (bool(op.results) and aliased >= set(range(len(op.results))))
 
 
 def product_flops(op: LocalOp, product: Product) -> float:
     """2 per multiplication and addition, of the forward."""
-    return 2.0 * op.results[0].numel * product.depth(op)
+    return 2.0 * op.results[0].numel * summed_length(op, product)
+
+
+def summed_length(op: LocalOp, product: Product) -> int:
+    """Of the loop that a product sums over."""
+    position, first = product.summed
+    return math.prod(op.operand(position).shape[first:])
 
 
 def attention_flops(op: LocalOp) -> float:
@@ -269,7 +75,7 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
     """Backward: a product of the same size for each multiplied operand that needs a gradient, a sum for the added."""
     multiplied = [op.operand(position) for position in product.multiplied]
     size = float(sum(tensor.bytes for tensor in (*multiplied, op.results[0])))
-    flops, inner, dtype = product_flops(op, product), float(product.depth(op)), multiplied[0].dtype
+    flops, inner, dtype = product_flops(op, product), float(summed_length(op, product)), multiplied[0].dtype
     forward = one_product_seconds(hardware, dtype, flops, inner, size)
     backward = 0.0
     for tensor, part in zip(multiplied, ("dgrad", "wgrad"), strict=True):
@@ -278,7 +84,7 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
             backward += one_product_seconds(hardware, dtype, flops, inner, size, hardware.constant(f"matmul.{part}"))
     added = op.operands[product.added] if product.added is not None and product.added < len(op.operands) else None
     if added is not None and added.requires_grad:
-        backward += _memory_seconds(hardware, op.target, op.results[0].bytes + added.bytes)
+        backward += _memory_seconds(hardware, record(op.target), op.results[0].bytes + added.bytes)
     return forward, backward
 
 
@@ -331,13 +137,13 @@ def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:
     source = next((tensor for tensor in op.operands if tensor is not None), None)
     if source is None or (len(op.results) == 1 and op.results[0].numel == source.numel):
         return 0.0
-    return _memory_seconds(hardware, op.target, source.bytes + sum(result.bytes for result in op.results))
+    return _memory_seconds(hardware, record(op.target), source.bytes + sum(result.bytes for result in op.results))
 
 
-def _memory_seconds(hardware: Hardware, target: str, size_bytes: float) -> float:
+def _memory_seconds(hardware: Hardware, kernel: Operator | OperatorVariant, size_bytes: float) -> float:
     if size_bytes == 0:
         return 0.0
-    key = _EFFICIENCY.get(target, "memory.default")
+    key = f"memory.{kernel.bandwidth}"
     share = hardware.constant(key) or hardware.constant(_ELSE[key])
     bandwidth = hardware.memory_bandwidth * share
     gain, cache_bytes = hardware.constant("memory.cache"), hardware.constant("memory.cache_size")
@@ -346,8 +152,9 @@ def _memory_seconds(hardware: Hardware, target: str, size_bytes: float) -> float
 
 def _traffic(op: LocalOp) -> tuple[float, float]:
     """Bytes read and written: forward operands and results, backward what is saved and the gradients."""
-    special = _VARIANT_TRAFFIC.get(op.variant) or _TRAFFIC.get(op.target)
-    if special:
+    variant = VARIANTS.get(op.variant)
+    special = (variant and variant.traffic) or record(op.target).traffic
+    if special is not None:
         return special(op)
     operands = [tensor for tensor in op.operands if tensor is not None]
     forward = sum(tensor.bytes for tensor in (*operands, *op.results)) + op.extra_bytes

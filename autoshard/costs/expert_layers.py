@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
+from autoshard.costs.compute import local_op_seconds
 from autoshard.ir.graph import Graph, Op
+from autoshard.ir.local_op import LocalOp, LocalTensor
 
 EXPERTS = "autoshard.experts"
 Operands = tuple[LocalTensor | None, ...]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.compute import ATTENTION, PRODUCTS, LocalOp, LocalTensor, attention_flops, product_flops
+from autoshard.costs.compute import attention_flops, product_flops
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.rules.algebra.operator_record import Product, Work
+from autoshard.rules.operators import record
 
 
 def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
@@ -21,15 +24,15 @@ def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
 
 
 def _op_seconds(graph: Graph, hardware: Hardware, op: Op) -> float:
-    if op.target not in PRODUCTS and op.target not in ATTENTION:
-        return 0.0
+    work = record(op.target).work
     whole = _whole(graph, op)
-    if op.target in ATTENTION:
+    if work is Work.ATTENTION:
         forward, passes = attention_flops(whole), 2 * any(t.requires_grad for t in whole.operands if t)
+    elif isinstance(work, Product):
+        forward = product_flops(whole, work)
+        passes = sum(whole.operand(position).requires_grad for position in work.multiplied)
     else:
-        product = PRODUCTS[op.target]
-        forward = product_flops(whole, product)
-        passes = sum(whole.operand(position).requires_grad for position in product.multiplied)
+        return 0.0
     return forward * (1 + passes * (graph.loss is not None)) / hardware.peak_flops(whole.results[0].dtype)
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.cells import WEIGHTS, cell_seconds
+from autoshard.costs.cells import cell_seconds
 from autoshard.costs.collective import collective_seconds
-from autoshard.costs.compute import LocalTensor, local_op, local_op_seconds
+from autoshard.costs.compute import local_op_seconds
 from autoshard.costs.expert_layers import EXPERTS, expert_share, experts_seconds
 from autoshard.costs.variants import SEQUENCE, Operands, attended, unfused_bytes, variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, largest_shape
+from autoshard.ir.local_op import LocalTensor, local_op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Strategy
-
-# operators of several steps
-_OF_SEVERAL = {EXPERTS: experts_seconds, **dict.fromkeys(WEIGHTS, cell_seconds)}
+from autoshard.rules.operators import record
 
 
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
@@ -42,8 +41,9 @@ def compute_seconds(
 ) -> tuple[float, float]:
     """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
     local = local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
-    if op.target in _OF_SEVERAL:
-        forward, backward = _OF_SEVERAL[op.target](hardware, op, operands, variant)
+    several = experts_seconds if op.target == EXPERTS else cell_seconds if _is_cell(op) else None  # steps
+    if several is not None:
+        forward, backward = several(hardware, op, operands, variant)
         return forward, backward if graph.loss is not None else 0.0
     if variant in SEQUENCE:
         whole = tuple(None if name is None else graph.tensor(name).shape for name in op.operands)
@@ -63,12 +63,16 @@ def extra_bytes(graph: Graph, op: Op, operands: Operands, results: tuple[LocalTe
         return 0.0
     if op.target == EXPERTS:
         return op.saved.extra_bytes * expert_share(graph, op, operands)
-    if op.target in WEIGHTS:
+    if _is_cell(op):
         return op.saved.extra_bytes * results[0].numel / max(graph.tensor(op.results[0]).numel, 1)
     local = zip((*op.results, *op.operands), (*results, *operands), strict=True)
     parts = [(graph.tensor(name).numel, part.numel) for name, part in local if name is not None and part is not None]
     whole, part = max(parts, key=lambda pair: pair[0])
     return op.saved.extra_bytes * part / whole if whole else 0.0
+
+
+def _is_cell(op: Op) -> bool:
+    return record(op.target).cell_weights is not None
 
 
 def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.variants import (
     HALOS,
     Layouts,
@@ -19,6 +18,7 @@ from autoshard.costs.variants import (
     variant_collectives,
 )
 from autoshard.ir.graph import DTYPE_BYTES, Op
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 
 ACCUMULATED = 4  # bytes of an element in float32

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from autoshard.costs.compute import LocalOp, LocalTensor
 from autoshard.ir.graph import DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, Shard
+from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 
 Call = tuple[int, str, float]  # (axis index, kind, full bytes)

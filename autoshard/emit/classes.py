@@ -8,13 +8,14 @@ from functools import cached_property
 from autoshard.code_text import braced, fresh, identifier, printable, quoted
 from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.members import TAKEN, Members, access, container, members, unsaved
-from autoshard.emit.spelling import CREATES, Speller
+from autoshard.emit.spelling import Speller
 from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.program import Compute, LocalAttribute, Program, ProgramParameter
 from autoshard.program.module_scopes import RANDOM, inside, relative
 from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, ModuleTree
+from autoshard.rules.operators import record
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ClassContext:
     def _talks(self, item: object) -> bool:
         if not isinstance(item, Compute):
             return True
-        created = item.target.rpartition(".")[2] in CREATES
+        created = record(item.target).takes_device
         uneven = any(not size.is_even(self.program.mesh) for _, value in item.attributes for size in _sizes(value))
         return bool(item.axes) or item.variant in RANDOM or created or uneven
 

@@ -11,6 +11,7 @@ from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
 from autoshard.replay.command_line import command
+from autoshard.rules.operators import record
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,6 @@ def integer_bound(graph: Graph, tensor: str) -> int:
     return max(1, min(bounds, default=2))
 
 
-_ROWS = frozenset({"aten.embedding", "aten.embedding_bag", "autoshard.embedding_bags"})
-_CLASSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"))
-_ALONG = frozenset(
-    f"aten.{name}"
-    for name in (
-        "gather", "index_add", "index_copy", "index_fill", "index_reduce", "index_select", "scatter", "scatter_add",
-        "scatter_reduce",
-    )
-)  # fmt: skip
-
-
 def _indexed(graph: Graph, op: Op, position: int) -> int | None:
     """How many the operand at `position` chooses among; None where it is no index."""
     if op.target == "aten.one_hot":
@@ -106,11 +96,12 @@ def _indexed(graph: Graph, op: Op, position: int) -> int | None:
     if position == 0 or op.operands[0] is None:
         return None
     shape = graph.tensor(op.operands[0]).shape
-    if position == 1 and op.target in _ROWS:
+    chooses = record(op.target).chooses if position == 1 else ""
+    if chooses == "rows":
         return shape[0]
-    if position == 1 and op.target in _CLASSES:
+    if chooses == "classes":
         return shape[1] if len(shape) > 1 else shape[0]
-    if position == 1 and op.target in _ALONG:
+    if chooses == "along":
         dim = op.attribute("dim")
         return shape[dim] if isinstance(dim, int) and shape else None
     if op.target == "aten.index" or (op.target == "aten.index_put" and position < len(op.operands) - 1):

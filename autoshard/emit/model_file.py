@@ -16,7 +16,7 @@ from autoshard.ir.program import Compute, Program
 from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import parameter_paths
 from autoshard.program.weights import careful_casts, gathered_weights
-from autoshard.rules.operator_table import VARIANTS
+from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({

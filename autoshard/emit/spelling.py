@@ -1,6 +1,9 @@
-"""One operator as one expression: from the table in `spellings.py`, where that says all that the op says.
+"""One operator as one expression: by the spelling of its record, where that says all that the op says.
 
-Otherwise from its schema, by which any operator can be written.
+Otherwise from its schema, by which any operator can be written. In a template `{0}` is an operand, `{name}` an
+attribute, `{a|2}` attribute a or else operand 2, `{*}` all operands, `{*name}` the items of a tuple, `{device}` the
+device. `<name=x>` is a keyword argument, left out where it is absent, None or x; `<@name=x>` the same as a positional
+one; `<2>` and `<name:2>` an operand, left out where it is absent.
 """
 
 from __future__ import annotations
@@ -12,23 +15,20 @@ from dataclasses import dataclass
 from functools import cache
 
 from autoshard.code_text import quoted
-from autoshard.emit.spelling_table import BY_TORCH, INFIX, TEMPLATES
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.program import LocalAttribute
 from autoshard.ir.schemas import PLACEMENT, Schema, bind, fitting, parse
 from autoshard.ir.schemas import Operands as Taken
+from autoshard.rules.operators import record
 
 Operands = Sequence[str | None]
 Attributes = Mapping[str, LocalAttribute]
 
 DTYPES = frozenset(DTYPE_BYTES) | {"complex64", "complex128"}
 IGNORED = PLACEMENT | {"implicit"}
-CREATES = frozenset({"arange", "constant", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"})
-RETURNS_LIST = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split", "meshgrid"})
 REDUCTIONS = ("none", "mean", "sum")  # torch's numbers for them
 _PIECES = re.compile(r"([^<{]+)|<([^>]*)>|\{([^}]*)\}")  # of a template: text, <optional>, {field}
-FOREVER = 2**63 - 1  # how an open end of a slice is captured
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,15 @@ class Speller:
 
     def spell(self, target: str, operands: Operands, attributes: Attributes) -> str:
         """One expression. Operands are names or calls, or None where an optional one is absent."""
-        name = re.sub(r"^(aten|autoshard)\.", "", target)
         given = {key: value for key, value in attributes.items() if key not in IGNORED}
         schema = self.schema(target, operands, attributes)
-        text = _SPECIAL[name](self, operands, given) if name in _SPECIAL else None
-        if text is None and name in INFIX:
-            text = self._infix(INFIX[name], operands, given)
-        if text is None and name in TEMPLATES and _says_all(TEMPLATES[name], operands, given, schema):
-            text = self._fill(TEMPLATES[name], operands, given)
+        known = record(target)
+        template = known.spelling if isinstance(known.spelling, str) else ""
+        text = known.spelling(self, operands, given) if callable(known.spelling) else None
+        if text is None and known.infix:
+            text = self._infix(known.infix, operands, given)
+        if text is None and template and _says_all(template, operands, given, schema):
+            text = self._fill(template, operands, given)
         if text is None and schema is not None:
             text = self._by_schema(schema, operands, given)
         return text if text is not None else self._generic(target, operands, given)
@@ -60,10 +61,11 @@ class Speller:
 
     def assigned(self, target: str, operands: Operands, attributes: Attributes, names: Sequence[str]) -> str:
         """What stands left of the `=`, for results of these names (`_`: not used)."""
-        if target == "aten.batch_norm" and len(names) > 1:
-            return ", ".join([names[0], "_", "_", *names[1:]])  # see _batch_norm
+        known = record(target)
+        if known.statistics and len(names) > 1:
+            return ", ".join([names[0], "_", "_", *names[1:]])  # torch hands out those of the batch before the new ones
         schema = self.schema(target, operands, attributes)
-        listed = schema.returns_list if schema else target.rpartition(".")[2] in RETURNS_LIST
+        listed = schema.returns_list if schema else known.returns_list
         return f"({names[0]},)" if listed and len(names) == 1 else ", ".join(names)
 
     def literal(self, value: LocalAttribute) -> str:
@@ -165,7 +167,7 @@ class Speller:
         arguments = [self.literal(given["self"])] if "self" in given else []
         arguments += [str(operand) for operand in operands]
         arguments += [f"{key}={self.literal(value)}" for key, value in given.items() if key != "self"]
-        if target.startswith("aten.") and name in CREATES:
+        if record(target).takes_device:
             arguments.append(f"device={self.device}")
         return f"torch.ops.{namespace}.{name}({', '.join(arguments)})"
 
@@ -173,7 +175,7 @@ class Speller:
 def _callee(schema: Schema) -> str:
     """`torch.hstack`, `torch.ops.aten.index_fill.int_Scalar`, `torch.ops.mine.op`."""
     namespace, _, name = schema.target.partition(".")
-    if namespace == "aten" and name in BY_TORCH:
+    if record(schema.target).in_torch:
         return f"torch.{name}"
     overload = schema.overload or ("default" if namespace == "aten" else "")
     return f"torch.ops.{namespace}.{name}" + (f".{overload}" if overload else "")
@@ -225,74 +227,3 @@ def _spellings(default: str) -> set[str]:
     plain = default.replace("'", '"')
     repeated = {f"({', '.join([default] * count)})" for count in (2, 3)}
     return {plain, f"{default}.0", f"({default},)", *repeated} if default else set()
-
-
-def _slice(speller: Speller, operands: Operands, given: Attributes) -> str | None:
-    dim, start, end, step = (given.get(key) for key in ("dim", "start", "end", "step"))
-    if not isinstance(dim, int) or dim < -1:
-        return None
-    first = "" if start in (None, 0) else speller.literal(start)
-    last = "" if end is None or (isinstance(end, int) and end >= FOREVER) else speller.literal(end)
-    stride = "" if step in (None, 1) else f":{speller.literal(step)}"
-    before = "..., " if dim == -1 else ":, " * dim
-    return f"{operands[0]}[{before}{first}:{last}{stride}]"
-
-
-def _constant(speller: Speller, operands: Operands, given: Attributes) -> str:
-    """A literal tensor; `values` are flat."""
-    values, shape = given["values"], given["shape"]
-    assert isinstance(values, tuple) and isinstance(shape, tuple)
-    text = speller.literal(values[0]) if not shape else f"[{', '.join(map(speller.literal, values))}]"
-    made = f"torch.tensor({text}, dtype={speller.literal(given['dtype'])}, device={speller.device})"
-    return made if len(shape) < 2 else f"{made}.reshape({', '.join(map(speller.literal, shape))})"
-
-
-def _index(speller: Speller, operands: Operands, given: Attributes) -> str:
-    return f"{operands[0]}[{', '.join(operand or ':' for operand in operands[1:])}]"
-
-
-def _index_put(speller: Speller, operands: Operands, given: Attributes) -> str:
-    accumulate = ", accumulate=True" if given.get("accumulate") else ""
-    indices = ", ".join(str(operand) for operand in operands[1:-1])
-    return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
-
-
-def _cast(speller: Speller, operands: Operands, given: Attributes) -> str:
-    to = operands[1] if len(operands) > 1 else given.get("dtype") and speller.literal(given["dtype"])
-    return f"{operands[0]}.to({to})" if to else str(operands[0])
-
-
-def _rsub(speller: Speller, operands: Operands, given: Attributes) -> str | None:
-    other = operands[1] if len(operands) > 1 else speller.literal(given.get("other"))
-    return f"{other} - {operands[0]}" if given.get("alpha", 1) == 1 else None
-
-
-def _where(speller: Speller, operands: Operands, given: Attributes) -> str:
-    sides = [*([speller.literal(given["self"])] if "self" in given else []), *map(str, operands[1:])]
-    sides += [speller.literal(given["other"])] if "other" in given else []
-    return f"torch.where({', '.join([str(operands[0]), *sides])})"
-
-
-def _batch_norm(speller: Speller, operands: Operands, given: Attributes) -> str:
-    """Operands: input, weight, bias, mean, variance. In training its results hold the new statistics too."""
-    x, weight, bias, mean, variance = (operands[i] if i < len(operands) else None for i in range(5))
-    training = bool(given.get("training"))
-    numbers = f"{training}, {speller.literal(given.get('momentum'))}, {speller.literal(given.get('eps'))}"
-    if training and mean is not None:
-        # Autograd keeps the statistics that it is given, and the new ones are written over the buffers.
-        inputs = f"{x}, {weight}, {bias}, {mean}.clone(), {variance}.clone()"
-        return f"torch.ops.aten._native_batch_norm_legit_functional({inputs}, {numbers})"
-    return f"F.batch_norm({x}, {mean}, {variance}, {weight}, {bias}, {numbers})"
-
-
-_SPECIAL: dict[str, Callable[[Speller, Operands, Attributes], str | None]] = {
-    "_to_copy": _cast,
-    "batch_norm": _batch_norm,
-    "constant": _constant,
-    "index": _index,
-    "index_put": _index_put,
-    "rsub": _rsub,
-    "slice": _slice,
-    "to": _cast,
-    "where": _where,
-}

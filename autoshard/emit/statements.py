@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from autoshard import redistribute
 from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
-from autoshard.emit.variable_names import MOVES
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.module_scopes import RANDOM, random_index, reads_of, results_of
 from autoshard.program.module_tree import Loop, ModuleCall
+from autoshard.rules.operators import record
 
 if TYPE_CHECKING:
     from autoshard.emit.classes import ClassWriter
@@ -179,7 +179,9 @@ class Body:
 
     def _merges(self, op: Compute, following: object, expression: str) -> bool:
         """True where the next statement is a method call on this value alone: `x.reshape(...).transpose(1, 2)`."""
-        if not isinstance(following, Compute) or following.variant or not {op.target, following.target} <= MOVES:
+        if not isinstance(following, Compute) or following.variant:
+            return False
+        if not (record(op.target).keeps_name and record(following.target).keeps_name):
             return False
         value = op.results[0]
         alone = self.uses.get(value) == 1 and value not in self.kept and following.operands[0] == value
@@ -189,7 +191,7 @@ class Body:
         """The layout of a result that lies otherwise than the first operand."""
         first = next((v for v in op.operands if v is not None and v in self.names), None)
         result = self.program.value(op.results[0])
-        moves = op.target in MOVES or op.target in _ELEMENTWISE
+        moves = record(op.target).keeps_name or op.target in _ELEMENTWISE
         if moves or first is None or self.program.value(first).layout == result.layout or not result.shape:
             return ""
         return f"{result.shape} {result.layout.on(self.program.mesh)}"

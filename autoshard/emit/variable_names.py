@@ -10,19 +10,9 @@ from autoshard.code_text import fresh, identifier
 from autoshard.ir.program import Collective, Compute, Program
 from autoshard.program.module_scopes import operands_of, reads_of, results_of
 from autoshard.program.module_tree import Definition, Item, Loop, ModuleCall
+from autoshard.rules.operators import record
 
 POOLS = {"float": ("x", "y", "z", "u", "w"), "int": ("index", "positions"), "bool": ("condition",)}
-_MOVES = (
-    "view", "_unsafe_view", "reshape", "flatten", "transpose", "permute", "contiguous", "unsqueeze", "squeeze",
-    "expand", "to", "clone", "alias",
-)  # fmt: skip
-MOVES = frozenset(f"aten.{name}" for name in _MOVES)
-_ROLES = {
-    "aten.scaled_dot_product_attention": ("q", "k", "v", "attention_mask"),
-    "aten.cross_entropy_loss": ("logits",),
-    "aten.nll_loss_nd": ("log_probabilities",),
-}
-_HINTS = {"aten.softmax": "probabilities", "aten.arange": "positions", "aten.embedding": "x", "aten.cumsum": "total"}
 
 
 @dataclass
@@ -96,7 +86,7 @@ class _Namer:
 
     def _inherited(self, item: Compute | Collective | None, operands: tuple[str, ...]) -> str:
         """The parameter's name for a parameter that is only redistributed or cast."""
-        if item is None or not (isinstance(item, Collective) or item.target in MOVES) or not operands:
+        if item is None or not (isinstance(item, Collective) or record(item.target).keeps_name) or not operands:
             return ""
         source = operands[0]
         if source in self.state and source not in self.naming.names:
@@ -116,7 +106,7 @@ class _Namer:
         for variable in dying:
             if variable in POOLS[kind] or (kind != "float" and self.kinds.get(variable) == kind):
                 return variable
-        hint = _HINTS.get(item.target, "") if isinstance(item, Compute) else ""
+        hint = record(item.target).result_name if isinstance(item, Compute) else ""
         if hint and hint not in self.live:
             return hint
         return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
@@ -182,10 +172,10 @@ class _Namer:
                 continue
             operands = operands_of(item)
             if isinstance(item, Compute):
-                for operand, role in zip(operands, _ROLES.get(item.target, ()), strict=False):
+                for operand, role in zip(operands, record(item.target).operand_names, strict=False):
                     if operand is not None and uses[operand] == 1:
                         roles[operand] = role
-            moves = isinstance(item, Collective) or item.target in MOVES
+            moves = isinstance(item, Collective) or record(item.target).keeps_name
             found = [roles.get(result, "") for result in results_of(item)]
             if moves and found[0] and operands[0] is not None and uses[operands[0]] == 1:
                 roles[operands[0]] = found[0]

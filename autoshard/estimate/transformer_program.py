@@ -23,6 +23,7 @@ from autoshard.ir.problem import Node
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.operators import constants
 from autoshard.search.build_plan import Origin, plan_of
 
 DATA, TENSOR = 0, 1  # mesh axes
@@ -78,7 +79,7 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
 
 
 def _constants(written: TransformerGraph) -> frozenset[str]:
-    return frozenset(op.name for op in written.graph.ops if op.results[0] in written.graph.constants)
+    return frozenset(op.name for op in written.graph.ops if op.results[0] in constants(written.graph))
 
 
 def _shape(written: TransformerGraph, op: Op) -> tuple[int, ...]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import compute_seconds
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Layout, Shard, largest_shape
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Parts
 from autoshard.ir.problem import Floats, Problem, Value, kept, memory

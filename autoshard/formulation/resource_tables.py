@@ -12,7 +12,6 @@ import numpy as np
 
 from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.links import joint_link
 from autoshard.costs.operator import compute_seconds
 from autoshard.costs.variants import variant_collectives
@@ -20,6 +19,7 @@ from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
 from autoshard.redistribute.way_parts import FORWARD, GATHER, SUM, Axes, WayParts, axes_of, way_parts
 from autoshard.rules.algebra.strategy import Strategy

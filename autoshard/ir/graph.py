@@ -9,9 +9,12 @@ Where an op has several lists of tensors, the length of each but the last is an 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar, cast
 
+T = TypeVar("T")
 SCHEMA_VERSION = 2
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
@@ -19,18 +22,6 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 CAST = "aten.to"
-DRAWN = frozenset(
-    {
-        "autoshard.random",
-        "aten.alpha_dropout",
-        "aten.bernoulli",
-        "aten.dropout",
-        "aten.feature_alpha_dropout",
-        "aten.feature_dropout",
-        "aten.multinomial",
-        "aten.scaled_dot_product_attention",
-    }
-)  # operators that draw random numbers, some of them only where they are told to
 PRECISIONS = ("fp32", "bf16-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -207,14 +198,15 @@ class Graph:
         """Result tensor name -> the op that makes it (inputs, parameters and buffers have none)."""
         return {result: op for op in self.ops for result in op.results}
 
+    def once(self, derive: Callable[[Graph], T]) -> T:
+        """What `derive` makes of this graph, made once."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        return cast(T, self._derived[derive])
+
     @cached_property
-    def constants(self) -> frozenset[str]:
-        """Tensors that depend on no input, parameter, buffer or random number: the same on every device, always."""
-        result: set[str] = set()
-        for op in self.ops:
-            if op.target not in DRAWN and all(operand is None or operand in result for operand in op.operands):
-                result.update(op.results)
-        return frozenset(result)
+    def _derived(self) -> dict[object, object]:
+        return {}
 
     @cached_property
     def weights(self) -> dict[str, str]:

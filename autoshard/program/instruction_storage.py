@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard.costs.compute import VIEWS
 from autoshard.ir.graph import Graph, Saved
 from autoshard.ir.program import Collective, Instruction
+from autoshard.rules.algebra.operator_record import Work
+from autoshard.rules.operators import record
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,6 @@ def facts(instruction: Instruction, graph: Graph) -> InstructionStorage:
         return InstructionStorage((instruction.operand,), (instruction.result,), aliases, Saved())
     op = graph.by_op[instruction.op]
     aliases = dict(op.saved.aliases)
-    if op.target in VIEWS and not aliases:
+    if record(op.target).work is Work.VIEW and not aliases:
         aliases = dict.fromkeys(range(len(op.results)), 0)
     return InstructionStorage(instruction.operands, instruction.results, aliases, op.saved)

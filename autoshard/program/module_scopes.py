@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoshard.ir.program import Collective, Compute, Instruction, Program, ProgramParameter
-from autoshard.rules.operator_table import VARIANTS
+from autoshard.rules.operators import VARIANTS
 
 CONTAINERS = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 # variants whose `index` counts random operators over the whole model

@@ -1,4 +1,4 @@
-"""Rules: each operator's loops, and the ways to split it that follow. Reading `RULES` is reading what we know."""
+"""Rules: each operator's loops, and the ways to split it that follow. Reading `OPERATORS` is reading what we know."""
 
 from autoshard.rules.algebra.instance import Instance, TensorFacts, bind
 from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term
@@ -6,10 +6,11 @@ from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, candidates
 from autoshard.rules.enumerate import carry, explain, find, offered, strategies
 from autoshard.rules.localise import LocalCall, localise
-from autoshard.rules.operator_table import RULES, has_rule, instance
+from autoshard.rules.operator_table import has_rule, instance
+from autoshard.rules.operators import OPERATORS
 
 __all__ = [
-    "RULES",
+    "OPERATORS",
     "Candidates",
     "Choice",
     "Dim",

@@ -21,6 +21,7 @@ from autoshard.rules.algebra.derive import part_sizes
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.nesting import dim_cut, factor_problem
 from autoshard.rules.operator_table import instance
+from autoshard.rules.operators import constants
 
 Refinement = tuple[int, int]
 Refinements = tuple[tuple[str, tuple[Refinement, ...]], ...]
@@ -112,7 +113,7 @@ def _signatures(graph: Graph) -> dict[str, Signature]:
     found: dict[str, Signature] = {}
     for op in graph.ops:
         tensors = tuple(None if name is None else facts[name] for name in (*op.operands, *op.results))
-        constant = all(name in graph.constants for name in op.results)
+        constant = constants(graph).issuperset(op.results)
         key = (op.target, op.attributes, tensors, len(op.operands), constant, graph.rule_of.get(op.name))
         if key not in known:
             known[key] = _signature(instance(graph, op))

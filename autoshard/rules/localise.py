@@ -8,7 +8,8 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import Local, LocalAttribute
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.operator_table import LOCALISE, VARIANTS, instance
+from autoshard.rules.operator_table import instance
+from autoshard.rules.operators import VARIANTS, random_index, record
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class LocalCall:
 
 def localise(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> LocalCall:
     """The local call of `op` under `strategy`: sizes that an axis cuts are LocalSize, all others plain."""
-    local = Local(graph, op, instance(graph, op), strategy, mesh)
+    local = Local(graph, op, instance(graph, op), strategy, mesh, random_index(graph, op))
     if strategy.variant:
-        attributes, axes = VARIANTS[strategy.variant](local)
+        attributes, axes = VARIANTS[strategy.variant].localise(local)
         return LocalCall(op.target, tuple(attributes.items()), strategy.variant, axes)
-    function = LOCALISE.get(op.target)
+    function = record(op.target).localise
     changed = function(local) if function else {}
     return LocalCall(op.target, tuple((name, changed.get(name, value)) for name, value in op.attributes))

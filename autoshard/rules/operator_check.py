@@ -9,10 +9,8 @@ from autoshard.ir.graph import OPTIMIZERS, PRECISIONS, Graph, Op
 from autoshard.ir.graph_fault import GraphFault, require
 from autoshard.rules.algebra.argument_rules import NoRule
 from autoshard.rules.algebra.notation import Rule, RuleError
-from autoshard.rules.operator_table import RULES, bound, depends_on_nothing, rule_text
-from autoshard.rules.operators import creation
-
-_MADE = creation.REPEATED | {"autoshard.constant"}  # without a rule: every device makes them by itself
+from autoshard.rules.operator_table import bound, depends_on_nothing, rule_text
+from autoshard.rules.operators import record
 
 
 def check_saved(graph: Graph, where: str) -> Graph:
@@ -43,7 +41,8 @@ def check_rules(graph: Graph) -> None:
 def _is_known(target: str) -> bool:
     """Those of other namespaces are registered by code that a graph only names."""
     namespace = target.partition(".")[0]
-    if target in RULES or target in _MADE or namespace not in ("aten", "autoshard"):
+    known = record(target)
+    if known.rule is not None or known.repeated or namespace not in ("aten", "autoshard"):
         return True
     from autoshard.capture.overloads import is_operator  # imports torch
 

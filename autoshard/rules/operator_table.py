@@ -5,34 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from autoshard.ir.graph import Graph, Op, Tensor
-from autoshard.rules.algebra.argument_rules import Localise, LocaliseVariant, NoRule, OperatorCall, RuleFor, integers
+from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall, integers
 from autoshard.rules.algebra.instance import Instance, TensorFacts, bind, unbound
 from autoshard.rules.algebra.notation import Rule, RuleError
-from autoshard.rules.operators import (
-    attention,
-    convolution,
-    creation,
-    elementwise,
-    experts,
-    images,
-    indexing,
-    linear_algebra,
-    losses,
-    normalisation,
-    random,
-    recurrent,
-    reductions,
-    views,
-    writing,
-)
-
-KINDS = (
-    linear_algebra, attention, experts, normalisation, elementwise, reductions, views,
-    indexing, writing, convolution, images, recurrent, losses, random, creation,
-)  # fmt: skip
-RULES: dict[str, str | RuleFor] = {target: rule for kind in KINDS for target, rule in kind.RULES.items()}
-LOCALISE: dict[str, Localise] = {target: function for kind in KINDS for target, function in kind.LOCALISE.items()}
-VARIANTS: dict[str, LocaliseVariant] = {name: function for kind in KINDS for name, function in kind.VARIANTS.items()}
+from autoshard.rules.operators import constants, record
 
 
 def has_rule(graph: Graph, op: Op) -> bool:
@@ -45,7 +21,7 @@ def rule_text(graph: Graph, op: Op) -> str:
 
     Raises NoRule where there is none.
     """
-    rule = RULES.get(op.target) or graph.rule_of.get(op.name)
+    rule = record(op.target).rule or graph.rule_of.get(op.name)
     if rule is None:
         raise NoRule(op.target)
     return rule if isinstance(rule, str) else rule(call(graph, op))
@@ -71,7 +47,7 @@ def instance(graph: Graph, op: Op) -> Instance:
 
 def depends_on_nothing(graph: Graph, op: Op) -> bool:
     """What each device makes by itself, whatever the plan."""
-    return op.target in creation.REPEATED or all(name in graph.constants for name in op.results)
+    return record(op.target).repeated or constants(graph).issuperset(op.results)
 
 
 def bound(graph: Graph, op: Op, text: str) -> Instance:

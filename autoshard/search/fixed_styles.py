@@ -10,31 +10,21 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.operators import record
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.heuristics import random_plans
 
-# By target: the factors that tensor parallelism splits, the further factors of a weight that stay whole, and
-# whether the tensor axis may also leave the op whole.
-_WEIGHTS = {
-    "aten.linear": (("n", "m"), (), False),
-    "autoshard.linear_in_out": (("n", "m"), (), False),
-    "aten.embedding": (("vocabulary",), ("d",), False),
-    "aten.conv2d": (("o", "c"), (), False),
-    "aten.scaled_dot_product_attention": (("h",), (), True),
-    "aten.cross_entropy_loss": (("vocabulary",), (), True),
-}
-
 
 def megatron(op: Op, strategy: Strategy) -> bool:
     """Megatron's style: the last axis splits heads, hidden and vocabulary, the others the batch."""
-    if op.target not in _WEIGHTS:
+    style = record(op.target).tensor_parallel
+    if style is None:
         return True
-    split, whole, optional = _WEIGHTS[op.target]
     *data, tensor = strategy.choices
-    if any(choice.factor in (*split, *whole) for choice in data):
+    if any(choice.factor in (*style.split, *style.whole) for choice in data):
         return False
-    return tensor.factor in split or (optional and tensor.kind == "repeat")
+    return tensor.factor in style.split or (style.optional and tensor.kind == "repeat")
 
 
 STYLES: dict[str, Allowed] = {"megatron": megatron}  # name -> the strategies that it leaves

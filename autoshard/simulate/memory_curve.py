@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.device_bytes import parameter_parts
 from autoshard.ir.graph import DTYPE_BYTES, Graph
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.program import Compute, GradientBucket, Program
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.instruction_storage import InstructionStorage, facts

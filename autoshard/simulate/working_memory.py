@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from autoshard.costs.buffers import buffers
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import extra_bytes
 from autoshard.costs.temporaries import Temporary, kept, temporary
 from autoshard.costs.variants import Layouts, Operands
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import LocalSize
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, LocalValue, Program
 from autoshard.simulate.shared_storage import Storage

@@ -11,31 +11,8 @@ from autoshard.ir.layout import Layout, Partial, Replicate, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan
 from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.rules.operators import record
 
-# (target, operand position, dim of it) -> what a user calls a split of that dim.
-_NAMED_SPLITS = {
-    ("aten.linear", 1, 0): "column-parallel",
-    ("aten.linear", 1, 1): "row-parallel",
-    ("autoshard.linear_in_out", 1, 1): "column-parallel",
-    ("autoshard.linear_in_out", 1, 0): "row-parallel",
-    ("aten.embedding", 0, 0): "vocabulary-parallel",
-    ("aten.embedding", 0, 1): "hidden dim split",
-    ("autoshard.embedding_bags", 0, 0): "rows of the table split",
-    ("autoshard.embedding_bags", 0, 1): "columns of the table split",
-    ("aten.scaled_dot_product_attention", 0, 0): "batch split",
-    ("aten.scaled_dot_product_attention", 0, 1): "heads split",
-    ("aten.scaled_dot_product_attention", 0, 2): "query positions split",
-    ("aten.cross_entropy_loss", 0, 1): "vocabulary-parallel",
-    ("aten.conv2d", 1, 0): "output channels split",
-    ("aten.conv2d", 1, 1): "input channels split",
-    ("aten.conv2d", 0, 2): "height split",
-    ("aten.conv2d", 0, 3): "width split",
-    ("aten.gru_cell", 2, 0): "hidden units split",
-    ("aten.lstm_cell", 3, 0): "hidden units split",
-    ("autoshard.experts", 1, 0): "experts split",
-    ("autoshard.experts", 1, 1): "experts' inner dim split",
-}
-_NAMED_CHOICES = {("autoshard.experts", "t+e"): "experts split, tokens sent to them"}
 _NUMBER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 
 
@@ -147,12 +124,13 @@ def _axis_words(op: Op, strategy: Strategy, choice: Choice, axis: int, graph: Gr
         return "repeated with partial gradients"
     if choice.kind == "linear":
         return "partial sums passed on"
-    if (op.target, choice.factor) in _NAMED_CHOICES:
-        return _NAMED_CHOICES[op.target, choice.factor]
+    known = record(op.target)
+    if known.factor_words is not None and choice.factor in known.factor_words:
+        return known.factor_words[choice.factor]
     for position, layout in enumerate(strategy.operands):
         dim = _split_dim(layout, axis)
-        if dim is not None and (op.target, position, dim) in _NAMED_SPLITS:
-            return _NAMED_SPLITS[op.target, position, dim]
+        if dim is not None and known.split_words is not None and (position, dim) in known.split_words:
+            return known.split_words[position, dim]
     return _plain_split(op, strategy, axis, graph)
 
 

@@ -11,7 +11,8 @@ from types import ModuleType
 from autoshard.rules.algebra.argument_rules import RuleFor
 from autoshard.rules.algebra.notation import Rule, Together
 from autoshard.rules.cases import ALL
-from autoshard.rules.operator_table import KINDS, instance, rule_text
+from autoshard.rules.operator_table import instance, rule_text
+from autoshard.rules.operators import KINDS
 from autoshard.rules.proof.rule_proof import OpCase, one_op_graph
 
 PATH = Path("docs/rules.md")
@@ -51,12 +52,11 @@ def page() -> str:
 
 def _section(kind: ModuleType) -> Iterator[str]:
     """One file of the table: operators with the same rule share a row."""
-    if not kind.RULES:
-        return
+    rules = {target: known.rule for target, known in kind.OPERATORS.items() if known.rule is not None}
     yield from ("", f"## {kind.__name__.rpartition('.')[2].replace('_', ' ').capitalize()}", "")
     yield from ((kind.__doc__ or "").strip(), "", *_HEAD)
     groups: dict[str | RuleFor, list[str]] = {}
-    for target, rule in sorted(kind.RULES.items()):
+    for target, rule in sorted(rules.items()):
         groups.setdefault(rule, []).append(target)
     for rule, targets in groups.items():
         names = ", ".join(f"`{target.removeprefix('aten.')}`" for target in targets)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import RULES, LocalCall, Strategy, instance, localise
+from autoshard.rules import OPERATORS, LocalCall, Strategy, instance, localise
 from autoshard.rules.candidates import Refinements
 from autoshard.rules.cases import ALL, case_id
 from autoshard.rules.proof.operator_call import plain
@@ -58,7 +58,7 @@ def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: 
     """One outcome an operator, alphabetical: of the named ones (`aten.` may be left out), or of all."""
     if seeds < 1:
         raise UsageError(f"--seeds {seeds} would prove nothing", "--seeds 1")
-    wanted = [_named(target) for target in targets] or list(RULES)
+    wanted = [_named(target) for target in targets] or _ruled()
     parsed = [_mesh(text) for text in meshes or MESHES]
     for target in sorted(set(wanted)):
         start = time.perf_counter()
@@ -133,10 +133,15 @@ def _known(case: OpCase) -> bool:
     return instance(graph, graph.ops[0]).known
 
 
+def _ruled() -> list[str]:
+    return [target for target, known in OPERATORS.items() if known.rule is not None]
+
+
 def _named(target: str) -> str:
-    name = target if target in RULES else f"aten.{target}"
-    if name not in RULES:
-        near = difflib.get_close_matches(name, RULES, 3)
+    ruled = _ruled()
+    name = target if target in ruled else f"aten.{target}"
+    if name not in ruled:
+        near = difflib.get_close_matches(name, ruled, 3)
         raise UsageError(f"there is no rule for {target!r}", ", ".join(near) or "autoshard prove, which lists them all")
     return name
 

@@ -12,14 +12,12 @@ import torch
 
 from autoshard.capture.capture import capture_model
 from autoshard.capture.passes.canonical import canonical
-from autoshard.capture.passes.dim_arguments import OF_OPERAND, OF_RESULT
 from autoshard.cli import commands
 from autoshard.emit import spelling
-from autoshard.emit.spelling_table import BY_TORCH, TEMPLATES
 from autoshard.errors import CaptureError
 from autoshard.ir.graph import Attribute
 from autoshard.rules.cases import ALL, case, case_id, floats, integers, positive
-from autoshard.rules.operators.random import is_random
+from autoshard.rules.operators import OPERATORS, is_random
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, one_op_graph, random_operands
 from autoshard.verify.operator_calls import check_calls, run_emitted, statement_of
@@ -102,8 +100,9 @@ def test_the_emitted_call_gives_what_the_schema_says(one: OpCase) -> None:
 
 
 def test_every_name_that_is_written_as_torchs_is_called_here() -> None:
-    assert {f"aten.{name}" for name in BY_TORCH} <= {one.target for one in [*ROWS, *OUTSIDE]}
-    assert {one.target.removeprefix("aten.") for one in OUTSIDE} <= BY_TORCH
+    by_torch = {target for target, known in OPERATORS.items() if known.in_torch}
+    assert by_torch <= {one.target for one in [*ROWS, *OUTSIDE]}
+    assert {one.target for one in OUTSIDE} <= by_torch
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_every_name_that_is_written_as_torchs_is_called_here() -> None:
 def test_a_spelling_that_is_wrong_is_no_proof(
     target: str, template: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(TEMPLATES, target, template)
+    monkeypatch.setitem(OPERATORS, f"aten.{target}", replace(OPERATORS[f"aten.{target}"], spelling=template))
     monkeypatch.setattr(spelling, "_says_all", lambda *_: True)
     assert commands.main(["prove", target, "--mesh", "tp=2"]) == 6
     assert "WRONG" in capsys.readouterr().out
@@ -133,7 +132,8 @@ def test_a_call_that_cant_run_or_gives_another_shape_is_refused_at_capture(monke
     )
     with pytest.raises(CaptureError, match=r"F.softmax.* gives .*was captured"):
         check_calls(wide)
-    monkeypatch.setitem(TEMPLATES, "softmax", "F.softmaks({0}<dim><dtype>)")
+    wrong = replace(OPERATORS["aten.softmax"], spelling="F.softmaks({0}<dim><dtype>)")
+    monkeypatch.setitem(OPERATORS, "aten.softmax", wrong)
     with pytest.raises(CaptureError, match=r"aten.softmax.*does not run"):
         check_calls(graph)
 
@@ -185,12 +185,13 @@ def test_dims_counted_from_the_end_mean_what_they_meant(one: OpCase, position: i
 
 
 def test_dims_are_made_positive_where_it_is_known_in_which_tensor_they_count() -> None:
-    """Every operator of those tables is one that torch knows, with those arguments."""
+    """Every operator whose record says so is one that torch knows, with those arguments."""
     from autoshard.capture.overloads import schemas_of
 
-    for target, names in (OF_OPERAND | OF_RESULT).items():
-        known = {argument.name for schema in schemas_of(target) for argument in schema.arguments}
-        assert known.issuperset(names), target
+    for target, record in OPERATORS.items():
+        if names := f"{record.dims} {record.dims_of_result}".split():
+            known = {argument.name for schema in schemas_of(target) for argument in schema.arguments}
+            assert known.issuperset(names), target
 
 
 def test_a_part_of_torchs_own_samples_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:

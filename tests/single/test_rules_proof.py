@@ -11,7 +11,7 @@ import pytest
 from autoshard.cli import commands
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import RULES, find, has_rule, strategies
+from autoshard.rules import OPERATORS, find, has_rule, strategies
 from autoshard.rules import enumerate as enumerate_room
 from autoshard.rules.algebra import derive as derive_room
 from autoshard.rules.algebra import nesting
@@ -135,8 +135,9 @@ def _forget(remembered: tuple[Any, ...]) -> None:
 
 def test_every_operator_of_the_table_has_a_case() -> None:
     """Or a reason that `autoshard prove` shows."""
-    assert set(RULES) - {one.target for one in ALL} == set(UNPROVED)
-    assert {one.target for one in ALL} <= set(RULES)
+    ruled = {target for target, known in OPERATORS.items() if known.rule is not None}
+    assert ruled - {one.target for one in ALL} == set(UNPROVED)
+    assert {one.target for one in ALL} <= ruled
 
 
 def test_a_wrong_rule_in_the_table_fails_the_command(
@@ -145,7 +146,7 @@ def test_a_wrong_rule_in_the_table_fails_the_command(
     words = ["prove", "softmax", "relu", "empty_like", "--mesh", "tp=2", "--seeds", "2"]
     assert commands.main(words) == 0
     assert "2 of 3 operators proved" in capsys.readouterr().out
-    monkeypatch.setitem(RULES, "aten.softmax", "... -> ...")
+    monkeypatch.setitem(OPERATORS, "aten.softmax", replace(OPERATORS["aten.softmax"], rule="... -> ..."))
     assert commands.main([*words, "--json"]) == 6
     printed = json.loads(capsys.readouterr().out)
     assert printed["proved"] == 1
@@ -156,7 +157,8 @@ def test_a_wrong_rule_in_the_table_fails_the_command(
 def test_an_operator_that_is_only_repeated_is_not_called_proved(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(RULES, "aten.log_softmax", "... -> ... | whole: ...")
+    wrong = replace(OPERATORS["aten.log_softmax"], rule="... -> ... | whole: ...")
+    monkeypatch.setitem(OPERATORS, "aten.log_softmax", wrong)
     assert commands.main(["prove", "log_softmax", "relu", "--mesh", "tp=2"]) == 0
     printed = capsys.readouterr().out
     assert "1 of 2 operators proved, 1 whole only" in printed
@@ -166,7 +168,7 @@ def test_an_operator_that_is_only_repeated_is_not_called_proved(
 
 
 def test_a_rule_that_does_not_fit_its_operator_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RULES, "aten.relu", "a b c -> a b c")
+    monkeypatch.setitem(OPERATORS, "aten.relu", replace(OPERATORS["aten.relu"], rule="a b c -> a b c"))
     assert commands.main(["prove", "relu", "--mesh", "tp=2"]) == 6
 
 

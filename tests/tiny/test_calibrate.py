@@ -18,7 +18,8 @@ from autoshard.calibrate.measured_shapes import attentions, group_sizes, message
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
-from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
+from autoshard.costs.compute import local_op_seconds
+from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 
 A100, CPU = load_hardware("a100-80g-sxm"), load_hardware("cpu-local")

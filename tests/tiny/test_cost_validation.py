@@ -15,7 +15,8 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs import collective_seconds
-from autoshard.costs.compute import LocalOp, LocalTensor, local_op_seconds
+from autoshard.costs.compute import local_op_seconds
+from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"

@@ -9,7 +9,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.capture.training.strides import contiguous, viewed
+from autoshard.rules.algebra.view_strides import contiguous, viewed
 
 
 def places(shape: Sequence[int], strides: Sequence[int]) -> list[int]:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import compute_seconds
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.layout import Shard, largest_shape
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem, memory, objective
 from autoshard.search.objectives import (

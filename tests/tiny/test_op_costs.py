@@ -10,21 +10,15 @@ from hypothesis import strategies as st
 
 from autoshard import costs
 from autoshard.cluster.hardware import load_hardware
-from autoshard.costs.compute import PRODUCTS as PRODUCT_TABLE
-from autoshard.costs.compute import (
-    LocalOp,
-    LocalTensor,
-    attention_flops,
-    local_op_seconds,
-    one_product_seconds,
-    product_flops,
-)
+from autoshard.costs.compute import attention_flops, local_op_seconds, one_product_seconds, product_flops
 from autoshard.costs.variants import Inside, variant_collectives
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
 from autoshard.ir.layout import Layout
+from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.rules.operators import record
 
 A100 = load_hardware("a100-80g-sxm")
 
@@ -55,7 +49,7 @@ def counted(*loops: int) -> float:
     ids=lambda value: value.target if isinstance(value, LocalOp) else "",
 )
 def test_flops_are_those_of_the_loops(local, loops):
-    assert product_flops(local, PRODUCT_TABLE[local.target]) == counted(*loops)
+    assert product_flops(local, record(local.target).work) == counted(*loops)
 
 
 def test_causal_attention_does_half():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.rules import RULES, Choice, Dim, Rule, RuleError, TensorFacts, Term, bind
+from autoshard.rules import OPERATORS, Choice, Dim, Rule, RuleError, TensorFacts, Term, bind
 
 NAMES = st.sampled_from(["m", "n", "h", "d", "vocabulary", "i0", "x_1"])
 DIMS = st.one_of(
@@ -63,9 +63,9 @@ def test_a_wrong_choice_of_several_factors_is_named(option: str) -> None:
         Rule.parse(f"s, t -> s | whole: t | together: {option}")
 
 
-@pytest.mark.parametrize("target", sorted(target for target, rule in RULES.items() if isinstance(rule, str)))
+@pytest.mark.parametrize("target", sorted(target for target, known in OPERATORS.items() if isinstance(known.rule, str)))
 def test_the_table_is_written_as_it_prints(target: str) -> None:
-    text = RULES[target]
+    text = OPERATORS[target].rule
     assert isinstance(text, str)
     assert str(Rule.parse(text)) == text
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from autoshard import costs
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.costs.compute import LocalTensor
 from autoshard.costs.operator import compute_seconds
 from autoshard.errors import UsageError
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, GradientBucket, Program
 from autoshard.program.gradient_buckets import backward_ends

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
-from autoshard.capture.passes.dim_arguments import OF_OPERAND, OF_RESULT
 from autoshard.capture.passes.rewrite import rewrite
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
+from autoshard.rules.operators import record
 
 Tensors = Mapping[str, Tensor]
 Rule = Callable[[Op, Tensors], Op]
@@ -187,10 +187,11 @@ _RULES: dict[str, Rule] = {
 
 def _positive_dims(op: Op, tensors: Tensors) -> Op:
     """Dims counted from 0, where it is known in which tensor they count."""
-    if op.target in OF_RESULT:
-        names, counted = OF_RESULT[op.target], op.results[0]
-    elif op.target in OF_OPERAND and op.operands and op.operands[0] is not None:
-        names, counted = OF_OPERAND[op.target], op.operands[0]
+    known = record(op.target)
+    if known.dims_of_result:
+        names, counted = known.dims_of_result.split(), op.results[0]
+    elif known.dims and op.operands and op.operands[0] is not None:
+        names, counted = known.dims.split(), op.operands[0]
     else:
         return op
     rank = len(tensors[counted].shape)

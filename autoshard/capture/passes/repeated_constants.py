@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.capture.passes.rewrite import rewrite
-from autoshard.ir.graph import DRAWN, Graph, Op, Tensor
+from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.rules.operators import record
 
 
 def twice_made(graph: Graph) -> Graph:
@@ -32,5 +33,5 @@ def twice_made(graph: Graph) -> Graph:
 
 def _is_constant(graph: Graph, maker: Op) -> bool:
     """Random numbers are none: made twice, they would be others."""
-    plain = not maker.operands and maker.target not in DRAWN
+    plain = not maker.operands and record(maker.target).draws is None
     return plain and len(maker.results) == 1 and "float" in graph.tensor(maker.results[0]).dtype

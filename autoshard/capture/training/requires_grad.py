@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.ir.graph import Graph, Op
-
-_CUT_NAMES = """
-    detach zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
-    new_empty
-"""
-_CUTS = frozenset(f"aten.{name}" for name in _CUT_NAMES.split())
-_STATISTICS = ("aten.batch_norm",)  # results after the first are new running statistics
+from autoshard.rules.operators import record
 
 
 def mark_gradients(graph: Graph) -> Graph:
@@ -37,19 +31,19 @@ def _reached(graph: Graph) -> set[str]:
     marked = {p.tensor for p in graph.parameters if p.trainable and graph.training}
     marked |= {name for name in graph.inputs if graph.tensor(name).requires_grad and graph.training}
     for op in graph.ops:
-        if op.target not in _CUTS and any(operand in marked for operand in op.operands):
+        if not record(op.target).no_gradient and any(operand in marked for operand in op.operands):
             marked.update(result for result in differentiable(op) if "float" in graph.tensor(result).dtype)
     return marked
 
 
 def differentiable(op: Op) -> tuple[str, ...]:
-    return op.results[:1] if op.target in _STATISTICS else op.results
+    return op.results[:1] if record(op.target).statistics else op.results
 
 
 def _behind(graph: Graph, loss: str) -> set[str]:
     """What the loss depends on by operators that have a gradient."""
     found = {loss}
     for op in reversed(graph.ops):
-        if op.target not in _CUTS and not found.isdisjoint(differentiable(op)):
+        if not record(op.target).no_gradient and not found.isdisjoint(differentiable(op)):
             found.update(operand for operand in op.operands if operand is not None)
     return found

@@ -13,6 +13,7 @@ from typing import Literal
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.plan import Plan, RedistributionPlan
+from autoshard.rules.operators import constants
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import collectives, is_shown, move_lines
 from autoshard.units import format_bytes, format_seconds
@@ -120,7 +121,7 @@ class _FlowOfBlock:
         tensor = self.graph.tensor(name)
         if self.graph.loss is not None:
             return tensor.requires_grad and name not in self.graph.weights
-        return "float" in tensor.dtype and name not in self.graph.constants and name not in self.graph.weights
+        return "float" in tensor.dtype and name not in constants(self.graph) and name not in self.graph.weights
 
     def _sources(self, operands: Iterable[str | None]) -> tuple[str, ...]:
         """The boxes that values come from, in order; those of another block are inputs."""

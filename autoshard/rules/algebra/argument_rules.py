@@ -68,13 +68,15 @@ class OperatorCall:
 
 @dataclass(frozen=True)
 class Local:
-    """One operator with its strategy, as the functions that rewrite arguments see it."""
+    """One operator with its strategy, as the functions that rewrite arguments see it. `drawn` is its ordinal among the
+    operators that draw random numbers."""
 
     graph: Graph
     op: Op
     instance: Instance
     strategy: Strategy
     mesh: Mesh
+    drawn: int = -1
 
     def sizes(self, shape: Sequence[int], layout: Layout) -> tuple[LocalAttribute, ...]:
         """The local shape: plain integers where nothing cuts a dim."""

@@ -1,1 +1,71 @@
 """The table of operators, one file a kind."""
+
+from __future__ import annotations
+
+from autoshard.ir.graph import Graph, Op
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant
+from autoshard.rules.operators import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    experts,
+    images,
+    indexing,
+    linear_algebra,
+    losses,
+    normalisation,
+    random,
+    recurrent,
+    reductions,
+    views,
+    writing,
+)
+
+KINDS = (
+    linear_algebra, attention, experts, normalisation, elementwise, reductions, views,
+    indexing, writing, convolution, images, recurrent, losses, random, creation,
+)  # fmt: skip
+OPERATORS: dict[str, Operator] = {target: record for kind in KINDS for target, record in kind.OPERATORS.items()}
+VARIANTS: dict[str, OperatorVariant] = {
+    name: record for kind in KINDS for name, record in getattr(kind, "VARIANTS", {}).items()
+}
+_UNKNOWN = Operator()
+
+
+def record(target: str) -> Operator:
+    """What is known of an operator; of one that the table lacks, the defaults."""
+    return OPERATORS.get(target, _UNKNOWN)
+
+
+def is_random(op: Op) -> bool:
+    """Does the op draw? Its ordinal among those that do is part of the seed."""
+    draws = record(op.target).draws
+    if draws is None:
+        return False
+    given = dict(op.attributes)
+    return all(given.get(name) for name in draws)
+
+
+def random_index(graph: Graph, op: Op) -> int:
+    """Ordinal of a random op in execution order; -1 of one that draws nothing."""
+    return graph.once(_ordinals).get(op.name, -1)
+
+
+def _ordinals(graph: Graph) -> dict[str, int]:
+    drawing = [op.name for op in graph.ops if is_random(op)]
+    return {name: ordinal for ordinal, name in enumerate(drawing)}
+
+
+def constants(graph: Graph) -> frozenset[str]:
+    """Tensors that depend on no input, parameter, buffer or random number: the same on every device, always."""
+    return graph.once(_constants)
+
+
+def _constants(graph: Graph) -> frozenset[str]:
+    result: set[str] = set()
+    for op in graph.ops:
+        fixed = record(op.target).draws is None
+        if fixed and all(operand is None or operand in result for operand in op.operands):
+            result.update(op.results)
+    return frozenset(result)

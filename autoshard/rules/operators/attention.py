@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from autoshard.ir.graph import Op, Tensor
 from autoshard.ir.layout import Layout
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
 )
 from autoshard.rules.algebra.derive import term_layout
-from autoshard.rules.operators.random import random_index
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, TensorParallel, Work
+from autoshard.rules.algebra.saved_for_backward import Kept, Operands, accumulator_bytes
 
 
 def attention(call: OperatorCall) -> str:
@@ -87,15 +86,39 @@ def localise_random(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     values, axes = localise_parallel(local)
     shape, layout = scores(local)
     own: dict[str, LocalAttribute] = {"dropout_p": local.op.attribute("dropout_p")}
-    own |= {"index": random_index(local.graph, local.op), "shape": shape, "layout": str(layout)}
+    own |= {"index": local.drawn, "shape": shape, "layout": str(layout)}
     return {**own, **values}, axes
 
 
 _DEFAULTS: dict[str, float | bool | None] = {"is_causal": False, "scale": None, "enable_gqa": False}
-RULES: dict[str, str | RuleFor] = {"aten.scaled_dot_product_attention": attention}
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "parallel_attention": localise_parallel,
-    "random_attention": localise_random,
-    "ring_attention": localise_parallel,
+
+
+def attention_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """Fused attention: query, key, value, mask, the result, and a logsumexp per query."""
+    query = operands[0]
+    assert query is not None
+    return (0, 1, 2, 3), (0,), query.numel // max(query.shape[-1], 1) * accumulator_bytes(query)
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.scaled_dot_product_attention": Operator(
+        rule=attention,
+        saves=attention_saves,
+        autocast="low",
+        order=(0, 2, 1, 3),  # the flash kernels write (batch, sequence, heads, dim)
+        work=Work.ATTENTION,
+        spelling="F.scaled_dot_product_attention({0}, {1}, {2}"
+        "<attn_mask:3><dropout_p=0.0><is_causal=False><scale><enable_gqa=False>)",
+        operand_names=("q", "k", "v", "attention_mask"),
+        tensor_parallel=TensorParallel(("h",), (), True),
+        split_words={(0, 0): "batch split", (0, 1): "heads split", (0, 2): "query positions split"},
+        traced_as=("scaled_dot_product",),
+        draws=("dropout_p",),
+    ),
+    "aten._scaled_dot_product_flash_attention": Operator(autocast="low"),
+}
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_attention": OperatorVariant(localise=localise_parallel),
+    "random_attention": OperatorVariant(localise=localise_random),
+    "ring_attention": OperatorVariant(localise=localise_parallel),
 }

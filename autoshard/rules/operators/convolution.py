@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     integers,
     term,
 )
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, Product, TensorParallel, each
+from autoshard.rules.algebra.saved_for_backward import FIRST, Kept, Operands, keeps
 
 ROLES = ("depth", "height", "width")
 
@@ -265,21 +265,91 @@ def localise_avg_pool(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 CONVOLUTIONS = ["conv", "conv_transpose"]
-RULES: dict[str, str | RuleFor] = {
-    **{f"aten.{name}{n}d": pooling for name in ("avg_pool", "max_pool") for n in (1, 2, 3)},
-    **{f"aten.adaptive_{name}_pool{n}d": adaptive for name in ("avg", "max") for n in (1, 2, 3)},
-    **{f"aten.max_pool{n}d_with_indices": pooling for n in (2, 3)},
-    **{f"aten.conv{n}d": convolution for n in (1, 2, 3)},
-    **{f"aten.conv_transpose{n}d": transposed for n in (1, 2, 3)},
+
+
+def max_pool_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """The input, and where each maximum lies."""
+    return (0,), (), results[0].numel * DTYPE_BYTES["int64"]
+
+
+CONVOLUTION = Product((0, 1), 2, (1, 1))
+_CONV = "({0}, {1}<2><stride=1><padding=0><dilation=1><groups=1>)"
+_CONV_TRANSPOSE = "({0}, {1}<2><stride=1><padding=0><output_padding=0><groups=1><dilation=1>)"
+_POOL = "({0}, {kernel_size}<stride=()><padding=0>"
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.adaptive_avg_pool1d": Operator(
+        rule=adaptive, localise=localise_adaptive, spelling="F.adaptive_avg_pool1d({0}, {output_size})"
+    ),
+    "aten.adaptive_avg_pool2d": Operator(
+        rule=adaptive, localise=localise_adaptive, saves=FIRST, spelling="F.adaptive_avg_pool2d({0}, {output_size})"
+    ),
+    **each(
+        "adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
+        Operator(rule=adaptive, localise=localise_adaptive),
+    ),
+    "aten.adaptive_max_pool1d": Operator(rule=adaptive, localise=localise_adaptive, in_torch=True),
+    "aten.avg_pool1d": Operator(rule=pooling, in_torch=True),
+    "aten.avg_pool2d": Operator(
+        rule=pooling,
+        saves=FIRST,
+        spelling="F.avg_pool2d" + _POOL + "<ceil_mode=False><count_include_pad=True><divisor_override>)",
+    ),
+    **each("avg_pool3d max_pool2d_with_indices max_pool3d_with_indices", Operator(rule=pooling)),
+    "aten.conv1d": Operator(
+        rule=convolution,
+        localise=localise_groups,
+        saves=keeps(0, 1),
+        autocast="low",
+        work=CONVOLUTION,
+        spelling="F.conv1d" + _CONV,
+    ),
+    "aten.conv2d": Operator(
+        rule=convolution,
+        localise=localise_groups,
+        saves=keeps(0, 1),
+        autocast="low",
+        work=CONVOLUTION,
+        spelling="F.conv2d" + _CONV,
+        tensor_parallel=TensorParallel(("o", "c"), (), False),
+        split_words={
+            (1, 0): "output channels split",
+            (1, 1): "input channels split",
+            (0, 2): "height split",
+            (0, 3): "width split",
+        },
+    ),
+    "aten.conv3d": Operator(
+        rule=convolution,
+        localise=localise_groups,
+        saves=keeps(0, 1),
+        autocast="low",
+        work=CONVOLUTION,
+        spelling="F.conv3d" + _CONV,
+    ),
+    "aten.conv_tbc": Operator(autocast="low"),
+    "aten.conv_transpose1d": Operator(
+        rule=transposed, localise=localise_groups, autocast="low", spelling="F.conv_transpose1d" + _CONV_TRANSPOSE
+    ),
+    "aten.conv_transpose2d": Operator(
+        rule=transposed, localise=localise_groups, autocast="low", spelling="F.conv_transpose2d" + _CONV_TRANSPOSE
+    ),
+    "aten.conv_transpose3d": Operator(
+        rule=transposed, localise=localise_groups, autocast="low", spelling="F.conv_transpose3d" + _CONV_TRANSPOSE
+    ),
+    "aten._convolution": Operator(autocast="low"),
+    "aten.convolution": Operator(saves=keeps(0, 1), autocast="low", work=CONVOLUTION),
+    "aten.max_pool1d": Operator(rule=pooling, saves=max_pool_saves, in_torch=True),
+    "aten.max_pool2d": Operator(
+        rule=pooling, saves=max_pool_saves, spelling="F.max_pool2d" + _POOL + "<dilation=1><ceil_mode=False>)"
+    ),
+    "aten.max_pool3d": Operator(rule=pooling, saves=max_pool_saves, in_torch=True),
 }
-LOCALISE: dict[str, Localise] = {
-    **{f"aten.{name}{n}d": localise_groups for name in CONVOLUTIONS for n in (1, 2, 3)},
-    **{f"aten.adaptive_{name}_pool{n}d": localise_adaptive for name in ("avg", "max") for n in (1, 2, 3)},
-}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "parallel_global_pool": lambda local: ({"sizes": _image(local)}, ()),
-    "halo_convolution": localise_convolution,
-    "halo_transposed_convolution": localise_transposed,
-    "halo_max_pool": localise_max_pool,
-    "halo_avg_pool": localise_avg_pool,
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_global_pool": OperatorVariant(localise=lambda local: ({"sizes": _image(local)}, ())),
+    "halo_convolution": OperatorVariant(localise=localise_convolution),
+    "halo_transposed_convolution": OperatorVariant(localise=localise_transposed),
+    "halo_max_pool": OperatorVariant(localise=localise_max_pool),
+    "halo_avg_pool": OperatorVariant(localise=localise_avg_pool),
 }

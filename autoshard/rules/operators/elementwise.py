@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from autoshard.rules.algebra.argument_rules import Localise, LocaliseVariant, OperatorCall, RuleFor
-
-UNARY = """
-abs bitwise_not ceil celu clamp clamp_max clamp_min cos elu erf erfc exp expm1 floor frac gelu hardsigmoid hardswish
-hardtanh isfinite isinf isnan leaky_relu log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num reciprocal
-relu relu6 round rsqrt rsub selu sigmoid sign signbit silu sin softplus sqrt square tan tanh trunc
-"""
-BINARY = """
-__and__ __or__ __xor__ atan2 bitwise_and bitwise_or bitwise_xor eq floor_divide fmod ge gt le logical_and logical_or
-logical_xor lt maximum minimum ne pow remainder xlogy
-"""
-LINEAR = "_to_copy alias clone contiguous neg positive"
+from autoshard.ir.graph import Op, Tensor
+from autoshard.ir.local_op import LocalOp
+from autoshard.rules.algebra.argument_rules import OperatorCall
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, Work, each
+from autoshard.rules.algebra.saved_for_backward import (
+    FACTORS,
+    FIRST,
+    NOTHING,
+    RESULT,
+    Kept,
+    Operands,
+    keeps,
+    needs_grad,
+)
+from autoshard.rules.algebra.view_strides import same
 
 
 def elementwise(call: OperatorCall) -> str:
@@ -58,23 +61,188 @@ def lerp(call: OperatorCall) -> str:
     return elementwise(call) + " | linear: 0+1"
 
 
-RULES: dict[str, str | RuleFor] = {
-    **{f"aten.{name}": elementwise for name in (UNARY + BINARY).split()},
-    **{f"aten.{name}": "... -> ... | linear: 0" for name in LINEAR.split()},
-    "aten.add": add,
-    "aten.addcdiv": elementwise,
-    "aten.addcmul": elementwise,
-    "aten.detach": "... -> ...",
-    "aten.div": div,
-    "aten.fill": fill,
-    "aten.lerp": lerp,
-    "aten.masked_fill": masked_fill,
-    "aten.mul": mul,
-    "aten.sub": add,
-    "aten.to": cast,
-    "aten.true_divide": div,
-    "aten.type_as": cast,
-    "aten.where": where,
+def quotient_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    return ((0, 1) if needs_grad(operands, 1) else (1,)), (), 0
+
+
+def power_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    return ((0,), (), 0) if len(operands) == 1 else ((0, 1), (0,), 0)
+
+
+def sum_traffic(op: LocalOp) -> tuple[float, float]:
+    """Backward hands the gradient on, and sums it for an operand that was broadcast. Where two whole branches join,
+    their gradients are added once more where they parted (a residual): that addition is charged here."""
+    result = op.results[0]
+    operands = [tensor for tensor in op.operands if tensor is not None]
+    differentiable = [tensor for tensor in operands if tensor.requires_grad]
+    sums = sum(result.bytes + tensor.bytes for tensor in differentiable if tensor.numel < result.numel)
+    branches = sum(tensor.numel == result.numel for tensor in differentiable)
+    return sum(tensor.bytes for tensor in (*operands, result)), sums + (3 * result.bytes if branches > 1 else 0)
+
+
+def spell_cast(writer: CodeWriter, operands: Names, given: Given) -> str:
+    to = operands[1] if len(operands) > 1 else given.get("dtype") and writer.literal(given["dtype"])
+    return f"{operands[0]}.to({to})" if to else str(operands[0])
+
+
+def spell_rsub(writer: CodeWriter, operands: Names, given: Given) -> str | None:
+    other = operands[1] if len(operands) > 1 else writer.literal(given.get("other"))
+    return f"{other} - {operands[0]}" if given.get("alpha", 1) == 1 else None
+
+
+def spell_where(writer: CodeWriter, operands: Names, given: Given) -> str:
+    sides = [*([writer.literal(given["self"])] if "self" in given else []), *map(str, operands[1:])]
+    sides += [writer.literal(given["other"])] if "other" in given else []
+    return f"torch.where({', '.join([str(operands[0]), *sides])})"
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.abs": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.abs()"),
+    "aten.acos": Operator(autocast="high", spelling="{0}.acos()"),
+    "aten.add": Operator(
+        rule=add, saves=NOTHING, order="operand", bandwidth="elementwise", traffic=sum_traffic, infix="+", in_torch=True
+    ),
+    "aten.addcdiv": Operator(rule=elementwise, autocast="widest", in_torch=True),
+    "aten.addcmul": Operator(rule=elementwise, autocast="widest", in_torch=True),
+    "aten.alias": Operator(
+        rule="... -> ... | linear: 0",
+        saves=NOTHING,
+        view=same,
+        work=Work.VIEW,
+        spelling="{0}",
+        keeps_name=True,
+        moves=True,
+    ),
+    "aten.__and__": Operator(rule=elementwise, infix="&"),
+    "aten.asin": Operator(autocast="high", spelling="{0}.asin()"),
+    "aten.atan": Operator(spelling="{0}.atan()"),
+    "aten.atan2": Operator(rule=elementwise, autocast="widest", spelling="{0}.atan2({1})"),
+    "aten.bitwise_and": Operator(rule=elementwise, infix="&"),
+    "aten.bitwise_not": Operator(rule=elementwise, spelling="~{0}"),
+    "aten.bitwise_or": Operator(rule=elementwise, infix="|"),
+    "aten.bitwise_xor": Operator(rule=elementwise, infix="^"),
+    "aten.ceil": Operator(rule=elementwise, spelling="{0}.ceil()"),
+    **each("celu erfc fmod logit maximum minimum nan_to_num signbit xlogy", Operator(rule=elementwise, in_torch=True)),
+    "aten.clamp": Operator(
+        rule=elementwise, saves=FIRST, order="operand", spelling="{0}.clamp(<min><max><min:1><max:2>)"
+    ),
+    "aten.clamp_max": Operator(rule=elementwise),
+    "aten.clamp_min": Operator(rule=elementwise, spelling="{0}.clamp(min={min})"),
+    "aten.clone": Operator(rule="... -> ... | linear: 0", spelling="{0}.clone()", keeps_name=True, moves=True),
+    "aten.contiguous": Operator(
+        rule="... -> ... | linear: 0", spelling="{0}.contiguous()", keeps_name=True, moves=True
+    ),
+    **each("copysign hardshrink isclose isin lgamma logaddexp", Operator(in_torch=True)),
+    "aten.cos": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.cos()"),
+    "aten.cosh": Operator(autocast="high", spelling="{0}.cosh()"),
+    "aten.detach": Operator(
+        rule="... -> ...",
+        saves=NOTHING,
+        no_gradient=True,
+        view=same,
+        work=Work.VIEW,
+        spelling="{0}.detach()",
+        moves=True,
+    ),
+    "aten.div": Operator(rule=div, saves=quotient_saves, order="operand", infix="/"),
+    "aten.elu": Operator(rule=elementwise, spelling="F.elu({0}<alpha=1>)"),
+    "aten.eq": Operator(rule=elementwise, infix="=="),
+    "aten.erf": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.erf()"),
+    "aten.erfinv": Operator(autocast="high", in_torch=True),
+    "aten.exp": Operator(rule=elementwise, saves=RESULT, autocast="high", order="operand", spelling="{0}.exp()"),
+    "aten.exp2": Operator(spelling="{0}.exp2()"),
+    "aten.expm1": Operator(rule=elementwise, autocast="high", spelling="{0}.expm1()"),
+    "aten.fill": Operator(rule=fill, in_torch=True),
+    "aten.floor": Operator(rule=elementwise, spelling="{0}.floor()"),
+    "aten.floor_divide": Operator(rule=elementwise, infix="//"),
+    "aten.frac": Operator(rule=elementwise, spelling="{0}.frac()"),
+    "aten.ge": Operator(rule=elementwise, infix=">="),
+    "aten.gelu": Operator(
+        rule=elementwise,
+        saves=FIRST,
+        order="operand",
+        bandwidth="activation",
+        spelling="F.gelu({0}<approximate='none'>)",
+    ),
+    "aten.gt": Operator(rule=elementwise, infix=">"),
+    "aten.hardsigmoid": Operator(rule=elementwise, spelling="F.hardsigmoid({0})"),
+    "aten.hardswish": Operator(rule=elementwise, spelling="F.hardswish({0})"),
+    "aten.hardtanh": Operator(rule=elementwise, saves=FIRST, spelling="F.hardtanh({0}, {min_val}, {max_val})"),
+    "aten.isfinite": Operator(rule=elementwise, spelling="{0}.isfinite()"),
+    "aten.isinf": Operator(rule=elementwise, spelling="{0}.isinf()"),
+    "aten.isnan": Operator(rule=elementwise, spelling="{0}.isnan()"),
+    "aten.le": Operator(rule=elementwise, infix="<="),
+    "aten.leaky_relu": Operator(rule=elementwise, saves=FIRST, spelling="F.leaky_relu({0}<@negative_slope=0.01>)"),
+    "aten.lerp": Operator(rule=lerp, in_torch=True),
+    "aten.lift_fresh_copy": Operator(spelling="{0}"),
+    "aten.log": Operator(rule=elementwise, saves=FIRST, autocast="high", order="operand", spelling="{0}.log()"),
+    "aten.log10": Operator(rule=elementwise, autocast="high", spelling="{0}.log10()"),
+    "aten.log1p": Operator(rule=elementwise, autocast="high", spelling="{0}.log1p()"),
+    "aten.log2": Operator(rule=elementwise, autocast="high", spelling="{0}.log2()"),
+    "aten.log_sigmoid": Operator(rule=elementwise),
+    "aten.logical_and": Operator(rule=elementwise, spelling="{0}.logical_and({1})"),
+    "aten.logical_not": Operator(rule=elementwise, spelling="{0}.logical_not()"),
+    "aten.logical_or": Operator(rule=elementwise, spelling="{0}.logical_or({1})"),
+    "aten.logical_xor": Operator(rule=elementwise, spelling="{0}.logical_xor({1})"),
+    "aten.logsigmoid": Operator(spelling="F.logsigmoid({0})"),
+    "aten.lt": Operator(rule=elementwise, infix="<"),
+    "aten.masked_fill": Operator(
+        rule=masked_fill, saves=keeps(1), order="operand", spelling="{0}.masked_fill({1}, {value|2})"
+    ),
+    "aten.mish": Operator(rule=elementwise, spelling="F.mish({0})"),
+    "aten.mul": Operator(rule=mul, saves=FACTORS, order="operand", bandwidth="elementwise", infix="*"),
+    "aten.ne": Operator(rule=elementwise, infix="!="),
+    "aten.neg": Operator(rule="... -> ... | linear: 0", saves=NOTHING, order="operand", spelling="-{0}"),
+    "aten.__or__": Operator(rule=elementwise, infix="|"),
+    "aten.positive": Operator(rule="... -> ... | linear: 0", in_torch=True),
+    "aten.pow": Operator(rule=elementwise, saves=power_saves, autocast="high", order="operand", infix="**"),
+    "aten.reciprocal": Operator(rule=elementwise, saves=RESULT, autocast="high", spelling="{0}.reciprocal()"),
+    "aten.relu": Operator(
+        rule=elementwise, saves=RESULT, order="operand", bandwidth="elementwise", spelling="F.relu({0})"
+    ),
+    "aten.relu6": Operator(rule=elementwise, spelling="F.relu6({0})"),
+    "aten.remainder": Operator(rule=elementwise, infix="%"),
+    "aten.round": Operator(rule=elementwise, spelling="{0}.round()"),
+    "aten.rsqrt": Operator(rule=elementwise, saves=RESULT, autocast="high", order="operand", spelling="{0}.rsqrt()"),
+    "aten.rsub": Operator(rule=elementwise, spelling=spell_rsub),
+    "aten.selu": Operator(rule=elementwise, spelling="F.selu({0})"),
+    "aten.sigmoid": Operator(
+        rule=elementwise, saves=RESULT, order="operand", bandwidth="activation", spelling="{0}.sigmoid()"
+    ),
+    "aten.sign": Operator(rule=elementwise, spelling="{0}.sign()"),
+    "aten.silu": Operator(
+        rule=elementwise, saves=FIRST, order="operand", bandwidth="activation", spelling="F.silu({0})"
+    ),
+    "aten.sin": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.sin()"),
+    "aten.sinh": Operator(autocast="high", spelling="{0}.sinh()"),
+    "aten.softplus": Operator(
+        rule=elementwise, saves=FIRST, autocast="high", spelling="F.softplus({0}<beta=1><threshold=20>)"
+    ),
+    "aten.softsign": Operator(spelling="F.softsign({0})"),
+    "aten.sqrt": Operator(rule=elementwise, saves=RESULT, order="operand", spelling="{0}.sqrt()"),
+    "aten.square": Operator(rule=elementwise, autocast="high", spelling="{0}.square()"),
+    "aten.sub": Operator(
+        rule=add, saves=NOTHING, order="operand", bandwidth="elementwise", traffic=sum_traffic, infix="-"
+    ),
+    "aten.tan": Operator(rule=elementwise, autocast="high", spelling="{0}.tan()"),
+    "aten.tanh": Operator(
+        rule=elementwise, saves=RESULT, order="operand", bandwidth="activation", spelling="{0}.tanh()"
+    ),
+    "aten.tanhshrink": Operator(spelling="F.tanhshrink({0})"),
+    "aten.to": Operator(
+        rule=cast,
+        saves=NOTHING,
+        own_dtype=True,
+        order="operand",
+        bandwidth="elementwise",
+        spelling=spell_cast,
+        keeps_name=True,
+        moves=True,
+    ),
+    "aten._to_copy": Operator(rule="... -> ... | linear: 0", bandwidth="elementwise", spelling=spell_cast, moves=True),
+    "aten.true_divide": Operator(rule=div),
+    "aten.trunc": Operator(rule=elementwise, spelling="{0}.trunc()"),
+    "aten.type_as": Operator(rule=cast),
+    "aten.where": Operator(rule=where, saves=FIRST, order="operand", spelling=spell_where),
+    "aten.__xor__": Operator(rule=elementwise, infix="^"),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {}

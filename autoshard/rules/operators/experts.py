@@ -5,15 +5,15 @@ tokens travel to their experts and back, all-to-all."""
 
 from __future__ import annotations
 
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     OperatorCall,
-    RuleFor,
 )
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant
+from autoshard.rules.algebra.saved_for_backward import Kept, Operands
 
 
 def experts(call: OperatorCall) -> str:
@@ -32,6 +32,24 @@ def localise_experts(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return dict(local.op.attributes), tuple((role, axes) for role, axes in roles if axes)
 
 
-RULES: dict[str, str | RuleFor] = {"autoshard.experts": experts}
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {"parallel_experts": localise_experts, "dispatched_experts": localise_experts}
+def experts_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """The operands, and for each pair of token and expert its row, what is between the two products, its result."""
+    x, up, down, chosen, _ = operands[:5]
+    assert x is not None and up is not None and down is not None and chosen is not None
+    row = x.shape[1] + (up.shape[1] if len(operands) == 5 else up.shape[2]) + down.shape[2] + down.shape[1]
+    return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
+
+
+OPERATORS: dict[str, Operator] = {
+    "autoshard.experts": Operator(
+        rule=experts,
+        saves=experts_saves,
+        low_operands=(0, 1, 2),
+        split_words={(1, 0): "experts split", (1, 1): "experts' inner dim split"},
+        factor_words={"t+e": "experts split, tokens sent to them"},
+    ),
+}
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_experts": OperatorVariant(localise=localise_experts),
+    "dispatched_experts": OperatorVariant(localise=localise_experts),
+}

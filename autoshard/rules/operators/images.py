@@ -5,14 +5,12 @@ from __future__ import annotations
 from autoshard.rules.algebra.argument_rules import (
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     letters,
     term,
 )
+from autoshard.rules.algebra.operator_record import Operator, each
 
 
 def resize(call: OperatorCall) -> str:
@@ -72,18 +70,23 @@ def prelu(call: OperatorCall) -> str:
     return f"{term(names)}, {own} -> {term(names)}"
 
 
-RESIZES = (
-    *(f"aten.{name}{n}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
-    "aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d", "aten.upsample_trilinear3d",
-)  # fmt: skip
-RULES: dict[str, str | RuleFor] = {
-    **dict.fromkeys(RESIZES, resize),
-    "aten.grid_sampler": sample,
-    "aten.im2col": patches,
-    "aten.instance_norm": instance_norm,
-    "aten.pixel_shuffle": pixel_shuffle,
-    "aten.pixel_unshuffle": pixel_shuffle,
-    "aten.prelu": prelu,
+OPERATORS: dict[str, Operator] = {
+    "aten.grid_sampler": Operator(rule=sample, autocast="widest", in_torch=True),
+    "aten.im2col": Operator(rule=patches),
+    "aten.instance_norm": Operator(
+        rule=instance_norm,
+        first_decides_dtype=True,
+        spelling="F.instance_norm({0}<running_mean:3><running_var:4><weight:1><bias:2><use_input_stats=True><momentum=0.1><eps=1e-05>)",
+    ),
+    "aten.pixel_shuffle": Operator(rule=pixel_shuffle, spelling="F.pixel_shuffle({0}, {upscale_factor})"),
+    "aten.pixel_unshuffle": Operator(rule=pixel_shuffle, spelling="F.pixel_unshuffle({0}, {downscale_factor})"),
+    "aten.prelu": Operator(rule=prelu, autocast="low", spelling="F.prelu({0}, {1})"),
+    **each(
+        "upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d "
+        "upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+        "upsample_trilinear3d",
+        Operator(rule=resize, localise=localise_resize, autocast="high"),
+    ),
+    "aten._upsample_bicubic2d_aa": Operator(autocast="high"),
+    "aten._upsample_bilinear2d_aa": Operator(autocast="high"),
 }
-LOCALISE: dict[str, Localise] = dict.fromkeys(RESIZES, localise_resize)
-VARIANTS: dict[str, LocaliseVariant] = {}

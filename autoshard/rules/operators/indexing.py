@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
+from autoshard.ir.local_op import LocalOp
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     letters,
     replaced,
     term,
 )
+from autoshard.rules.algebra.operator_record import (
+    CodeWriter,
+    Given,
+    Names,
+    Operator,
+    OperatorVariant,
+    TensorParallel,
+    each,
+)
+from autoshard.rules.algebra.saved_for_backward import NOTHING, Kept, Operands, keeps, needs_grad
 
 
 def embedding(call: OperatorCall) -> str:
@@ -129,20 +138,100 @@ def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axe
     return {"size": facts.shape[0], **given}, tuple((role, axes) for role, axes in roles if axes)
 
 
-RULES: dict[str, str | RuleFor] = {
-    "aten.embedding": embedding,
-    "autoshard.embedding_bags": embedding_bag,
-    "aten.gather": gather,
-    "aten.index": index,
-    "aten.index_add": index_add,
-    "aten.index_select": index_select,
-    "aten.scatter": scatter,
-    "aten.scatter_add": scatter,
-    "aten.select_scatter": slice_scatter,
-    "aten.slice_scatter": slice_scatter,
+def index_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """The indices."""
+    return tuple(range(1, len(operands))), (), 0
+
+
+def bags_save(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """Ids, offsets and their weights, the table only for the gradient of these; the bag of each id and its length."""
+    ids, bags, eight = operands[1], results[0].shape[0], DTYPE_BYTES["int64"]
+    assert ids is not None
+    extra = results[0].numel if op.attribute("mode") == "max" else ids.numel
+    return (1, 2, 3, *([0] if needs_grad(operands, 3) else [])), (), (extra + 2 * bags) * eight
+
+
+def embedding_traffic(op: LocalOp) -> tuple[float, float]:
+    """Forward touches the gathered rows only; backward zeroes a whole gradient table and adds rows to it."""
+    table, rows = op.operand(0).bytes, op.results[0].bytes
+    return 2 * rows + op.operand(1).bytes, table + 3 * rows
+
+
+def parallel_embedding_traffic(op: LocalOp) -> tuple[float, float]:
+    """As the embedding, with rows of other devices masked out."""
+    forward, backward = embedding_traffic(op)
+    return forward + 2 * op.results[0].bytes, backward + 2 * op.results[0].bytes
+
+
+def bags_traffic(op: LocalOp) -> tuple[float, float]:
+    """Forward reads the row of each id; backward zeroes a whole gradient table and adds a row to it for each id."""
+    table, ids, bags = op.operand(0), op.operand(1), op.results[0]
+    rows = float(table.bytes / max(table.shape[0], 1) * ids.numel)
+    return rows + bags.bytes + ids.bytes, table.bytes + 2 * rows + bags.bytes
+
+
+def parallel_bags_traffic(op: LocalOp) -> tuple[float, float]:
+    """As the bags, with a weight for each id that says whether its row is here, made in four passes."""
+    forward, backward = bags_traffic(op)
+    return forward + 4 * op.operand(1).bytes, backward
+
+
+def spell_index(writer: CodeWriter, operands: Names, given: Given) -> str:
+    return f"{operands[0]}[{', '.join(operand or ':' for operand in operands[1:])}]"
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.embedding": Operator(
+        rule=embedding,
+        saves=keeps(1),
+        bandwidth="gather",
+        traffic=embedding_traffic,
+        spelling="F.embedding({1}, {0}<padding_idx=-1><scale_grad_by_freq=False><sparse=False>)",
+        result_name="x",
+        tensor_parallel=TensorParallel(("vocabulary",), ("d",), False),
+        split_words={(0, 0): "vocabulary-parallel", (0, 1): "hidden dim split"},
+        chooses="rows",
+    ),
+    "aten.embedding_bag": Operator(in_torch=True, chooses="rows"),
+    "autoshard.embedding_bags": Operator(
+        rule=embedding_bag,
+        saves=bags_save,
+        bandwidth="gather",
+        traffic=bags_traffic,
+        spelling="F.embedding_bag({1}, {0}<2><mode='mean'><per_sample_weights:3><padding_idx>)",
+        split_words={(0, 0): "rows of the table split", (0, 1): "columns of the table split"},
+        chooses="rows",
+    ),
+    "aten.gather": Operator(
+        rule=gather, saves=keeps(1), bandwidth="gather", spelling="{0}.gather({dim}, {1})", chooses="along", dims="dim"
+    ),
+    "aten.index": Operator(rule=index, saves=index_saves, bandwidth="gather", spelling=spell_index),
+    "aten.index_add": Operator(
+        rule=index_add, spelling="{0}.index_add({dim}, {1}, {2}<alpha=1>)", chooses="along", dims="dim"
+    ),
+    "aten.index_select": Operator(
+        rule=index_select,
+        saves=keeps(1),
+        bandwidth="gather",
+        spelling="{0}.index_select({dim}, {1})",
+        chooses="along",
+        dims="dim",
+    ),
+    "aten.scatter": Operator(rule=scatter, spelling="{0}.scatter({dim}, {1}, {value|2})", chooses="along", dims="dim"),
+    "aten.scatter_add": Operator(
+        rule=scatter, autocast="widest", spelling="{0}.scatter_add({dim}, {1}, {2})", chooses="along", dims="dim"
+    ),
+    **each("searchsorted take take_along_dim", Operator(in_torch=True)),
+    "aten.select_scatter": Operator(
+        rule=slice_scatter, saves=NOTHING, spelling="torch.select_scatter({0}, {1}, {dim}, {index})", dims="dim"
+    ),
+    "aten.slice_scatter": Operator(rule=slice_scatter, saves=NOTHING, in_torch=True, dims="dim"),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "parallel_embedding_bag": localise_embedding_bag,
-    "vocabulary_parallel_embedding": localise_embedding,
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_embedding_bag": OperatorVariant(
+        localise=localise_embedding_bag, bandwidth="gather", traffic=parallel_bags_traffic
+    ),
+    "vocabulary_parallel_embedding": OperatorVariant(
+        localise=localise_embedding, bandwidth="gather", traffic=parallel_embedding_traffic
+    ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autoshard.rules.algebra.argument_rules import Localise, LocaliseVariant, NoRule, OperatorCall, RuleFor
+from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall
+from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
+from autoshard.rules.algebra.saved_for_backward import FACTORS, product
 
 
 def matmul(call: OperatorCall) -> str:
@@ -39,17 +41,59 @@ def einsum(call: OperatorCall) -> str:
     return f"{operands} -> {' '.join(right) or '()'}" + (f" | sum: {' '.join(summed)}" if summed else "")
 
 
-RULES: dict[str, str | RuleFor] = {
-    "aten.addmm": addmm,
-    "aten.baddbmm": baddbmm,
-    "aten.bmm": "b m k, b k n -> b m n | sum: k",
-    "aten.dot": "k, k -> () | sum: k",
-    "aten.einsum": einsum,
-    "aten.linear": "... m, n m, +n? -> ... n | sum: m",
-    "aten.matmul": matmul,
-    "aten.mm": "m k, k n -> m n | sum: k",
-    "aten.mv": "m k, k -> m | sum: k",
-    "autoshard.linear_in_out": "... m, m n, +n? -> ... n | sum: m",
+LINEAR = Product((0, 1), 2, (0, -1))
+MATMUL = Product((0, 1), None, (0, -1))
+ADDMM = Product((1, 2), 0, (1, -1))
+
+
+OPERATORS: dict[str, Operator] = {
+    **each("addbmm chain_matmul linalg_multi_dot linalg_vecdot", Operator(autocast="low")),
+    "aten.addmm": Operator(
+        rule=addmm,
+        saves=product(1, 2),
+        autocast="low",
+        work=ADDMM,
+        spelling="torch.addmm({0}, {1}, {2}<beta=1><alpha=1>)",
+    ),
+    "aten.addmv": Operator(autocast="low", in_torch=True),
+    "aten.addr": Operator(autocast="low", in_torch=True),
+    "aten.baddbmm": Operator(rule=baddbmm, saves=product(1, 2), autocast="low", work=ADDMM, in_torch=True),
+    "aten.bilinear": Operator(autocast="widest", in_torch=True),
+    "aten.bmm": Operator(
+        rule="b m k, b k n -> b m n | sum: k",
+        saves=FACTORS,
+        autocast="low",
+        work=MATMUL,
+        infix="@",
+    ),
+    "aten.cross": Operator(autocast="widest", in_torch=True),
+    "aten.dot": Operator(rule="k, k -> () | sum: k", autocast="widest", in_torch=True),
+    "aten.einsum": Operator(rule=einsum, autocast="low", spelling="torch.einsum({equation}, {*})"),
+    **each("inner kron outer trace", Operator(in_torch=True)),
+    "aten.linear": Operator(
+        rule="... m, n m, +n? -> ... n | sum: m",
+        saves=FACTORS,
+        autocast="low",
+        traced_as=("addmm",),
+        work=LINEAR,
+        spelling="F.linear({0}, {1}<2>)",
+        tensor_parallel=TensorParallel(("n", "m"), (), False),
+        split_words={(1, 0): "column-parallel", (1, 1): "row-parallel"},
+    ),
+    "autoshard.linear_in_out": Operator(
+        rule="... m, m n, +n? -> ... n | sum: m",
+        saves=FACTORS,
+        autocast="low",
+        work=LINEAR,
+        spelling="F.linear({0}, {1}.t()<2>)",
+        tensor_parallel=TensorParallel(("n", "m"), (), False),
+        split_words={(1, 1): "column-parallel", (1, 0): "row-parallel"},
+    ),
+    "aten.matmul": Operator(
+        rule=matmul, saves=FACTORS, autocast="low", traced_as=("mm", "bmm"), work=MATMUL, infix="@"
+    ),
+    "aten.mm": Operator(rule="m k, k n -> m n | sum: k", saves=FACTORS, autocast="low", work=MATMUL, infix="@"),
+    "aten.mv": Operator(rule="m k, k -> m | sum: k", autocast="low", infix="@"),
+    "aten.tensordot": Operator(autocast="widest"),
+    "aten.vdot": Operator(autocast="widest"),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {}

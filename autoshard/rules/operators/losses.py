@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from math import prod
 
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
+from autoshard.ir.local_op import LocalOp
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     term,
 )
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, TensorParallel, each
+from autoshard.rules.algebra.saved_for_backward import Kept, Operands, keeps
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's reduction argument
 REDUCTIONS = ("none", "mean", "sum")
@@ -124,22 +125,76 @@ def localise_loss(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {"loss": local.op.target.removeprefix("aten."), "count": count, **given}, ()
 
 
-ELEMENTWISE = (
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "huber_loss", "kl_div",
-    "l1_loss", "margin_ranking_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
-)  # fmt: skip
-RULES: dict[str, str | RuleFor] = {
-    "aten.cross_entropy_loss": cross_entropy,
-    "aten.mse_loss": mse,
-    "aten.nll_loss": nll,
-    "aten.nll_loss_nd": nll,
-    "aten.cosine_embedding_loss": embedding_pairs,
-    **{f"aten.{name}": elementwise for name in ELEMENTWISE},
+def cross_entropy_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """The labels, class weights, the log-probabilities, and the total weight."""
+    logits = operands[0]
+    assert logits is not None
+    return (1, 2), (), logits.bytes + DTYPE_BYTES[logits.dtype]
+
+
+def cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
+    """Log-softmax reads and writes the logits; backward fills a gradient, then reads it and the log-probabilities."""
+    return 2 * op.operand(0).bytes, 4 * op.operand(0).bytes
+
+
+def parallel_cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
+    """The runtime's own kernels in float32: maximum, difference, exponential, sum, quotient; backward two passes."""
+    logits = op.operand(0)
+    cast = 0 if logits.dtype in ("float32", "float64") else logits.bytes + 4 * logits.numel
+    wide = max(logits.bytes, 4 * logits.numel)
+    return 8 * wide + cast, 4 * wide + cast
+
+
+_NLL = "F.nll_loss({0}, {1}<weight:2><ignore_index=-100><reduction='mean'>)"
+OPERATORS: dict[str, Operator] = {
+    "aten.binary_cross_entropy": Operator(
+        rule=elementwise, autocast="high", spelling="F.binary_cross_entropy({0}, {1}<weight:2><reduction='mean'>)"
+    ),
+    "aten.binary_cross_entropy_with_logits": Operator(
+        rule=elementwise,
+        autocast="high",
+        spelling="F.binary_cross_entropy_with_logits({0}, {1}<weight:2><reduction='mean'><pos_weight:3>)",
+    ),
+    "aten.cosine_embedding_loss": Operator(rule=embedding_pairs, autocast="high"),
+    "aten.cross_entropy_loss": Operator(
+        rule=cross_entropy,
+        saves=cross_entropy_saves,
+        autocast="high",
+        bandwidth="loss",
+        traffic=cross_entropy_traffic,
+        spelling="F.cross_entropy({0}, {1}<weight:2><ignore_index=-100><reduction='mean'><label_smoothing=0.0>)",
+        operand_names=("logits",),
+        tensor_parallel=TensorParallel(("vocabulary",), (), True),
+        split_words={(0, 1): "vocabulary-parallel"},
+        chooses="classes",
+    ),
+    **each("hinge_embedding_loss kl_div margin_ranking_loss", Operator(rule=elementwise, autocast="high")),
+    "aten.huber_loss": Operator(
+        rule=elementwise, autocast="high", spelling="F.huber_loss({0}, {1}<reduction='mean'><delta=1.0>)"
+    ),
+    "aten.l1_loss": Operator(rule=elementwise, autocast="high", spelling="F.l1_loss({0}, {1}<reduction='mean'>)"),
+    "aten.mse_loss": Operator(
+        rule=mse, saves=keeps(0, 1), autocast="high", spelling="F.mse_loss({0}, {1}<reduction='mean'>)"
+    ),
+    **each("multi_margin_loss multilabel_margin_loss triplet_margin_loss", Operator(autocast="high")),
+    "aten.nll_loss": Operator(rule=nll, autocast="high", spelling=_NLL, chooses="classes"),
+    "aten.nll_loss2d": Operator(autocast="high", chooses="classes"),
+    "aten.nll_loss_nd": Operator(
+        rule=nll, autocast="high", spelling=_NLL, operand_names=("log_probabilities",), chooses="classes"
+    ),
+    "aten.poisson_nll_loss": Operator(rule=elementwise, autocast="high", in_torch=True),
+    "aten.smooth_l1_loss": Operator(
+        rule=elementwise, autocast="high", spelling="F.smooth_l1_loss({0}, {1}<reduction='mean'><beta=1.0>)"
+    ),
+    "aten.soft_margin_loss": Operator(
+        rule=elementwise, autocast="high", spelling="F.soft_margin_loss({0}, {1}<reduction='mean'>)"
+    ),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "parallel_cross_entropy": localise_classes,
-    "parallel_nll_loss": localise_classes,
-    "parallel_loss": localise_loss,
-    "parallel_mse_loss": localise_mse,
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_cross_entropy": OperatorVariant(
+        localise=localise_classes, bandwidth="parallel_loss", traffic=parallel_cross_entropy_traffic
+    ),
+    "parallel_nll_loss": OperatorVariant(localise=localise_classes),
+    "parallel_loss": OperatorVariant(localise=localise_loss),
+    "parallel_mse_loss": OperatorVariant(localise=localise_mse),
 }

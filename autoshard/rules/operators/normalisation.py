@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from math import prod
 
+from autoshard.ir.graph import Op, Tensor
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     integers,
     letters,
     term,
 )
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, OperatorVariant, passes
+from autoshard.rules.algebra.saved_for_backward import RESULT, Kept, Operands, accumulator_bytes
 
 
 def over_dim(call: OperatorCall) -> str:
@@ -113,23 +113,91 @@ def weight_norm(call: OperatorCall) -> str:
     return f"{term(names)}, {term(magnitude)} -> {term(names)} | whole: {' '.join(whole)} | linear: 1"
 
 
-RULES: dict[str, str | RuleFor] = {
-    "aten._log_softmax": softmax,
-    "aten._softmax": softmax,
-    "aten._weight_norm": weight_norm,
-    "aten.batch_norm": batch_norm,
-    "aten.group_norm": group_norm,
-    "aten.layer_norm": "... d*, d*?, d*? -> ... d* | plain: d | variant: parallel_layer_norm d",
-    "aten.log_softmax": softmax,
-    "aten.rms_norm": "... d*, d*? -> ... d* | plain: d | variant: parallel_rms_norm d",
-    "aten.softmax": softmax,
+def layer_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """The input, weight, bias, and a mean and a reciprocal deviation per row."""
+    rows = results[0].numel
+    for size in integers(op.attribute("normalized_shape")):
+        rows //= max(size, 1)
+    return (0, 1, 2), (), 2 * rows * accumulator_bytes(operands[0])
+
+
+def batch_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """The input, weight, running statistics, and the batch's mean and reciprocal deviation per channel."""
+    given = operands[0]
+    assert given is not None
+    return (0, 1, 3, 4), (), 2 * given.shape[1] * accumulator_bytes(given) if op.attribute("training") else 0
+
+
+def spell_batch_norm(writer: CodeWriter, operands: Names, given: Given) -> str:
+    """Operands: input, weight, bias, mean, variance. In training its results hold the new statistics too."""
+    x, weight, bias, mean, variance = (operands[i] if i < len(operands) else None for i in range(5))
+    training = bool(given.get("training"))
+    numbers = f"{training}, {writer.literal(given.get('momentum'))}, {writer.literal(given.get('eps'))}"
+    if training and mean is not None:
+        # Autograd keeps the statistics that it is given, and the new ones are written over the buffers.
+        inputs = f"{x}, {weight}, {bias}, {mean}.clone(), {variance}.clone()"
+        return f"torch.ops.aten._native_batch_norm_legit_functional({inputs}, {numbers})"
+    return f"F.batch_norm({x}, {mean}, {variance}, {weight}, {bias}, {numbers})"
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.batch_norm": Operator(
+        rule=batch_norm,
+        saves=batch_norm_saves,
+        statistics=True,
+        first_decides_dtype=True,
+        bandwidth="normalisation",
+        spelling=spell_batch_norm,
+    ),
+    "aten.group_norm": Operator(
+        rule=group_norm,
+        localise=localise_group_norm,
+        autocast="high",
+        bandwidth="normalisation",
+        spelling="F.group_norm({0}, {num_groups}<weight:1><bias:2><eps=1e-05>)",
+    ),
+    "aten.layer_norm": Operator(
+        rule="... d*, d*?, d*? -> ... d* | plain: d | variant: parallel_layer_norm d",
+        saves=layer_norm_saves,
+        autocast="high",
+        bandwidth="normalisation",
+        spelling="F.layer_norm({0}, {normalized_shape}<weight:1><bias:2><eps=1e-05>)",
+    ),
+    "aten._log_softmax": Operator(rule=softmax, autocast="high_unless_told", dims="dim"),
+    "aten.log_softmax": Operator(
+        rule=softmax,
+        saves=RESULT,
+        autocast="high_unless_told",
+        bandwidth="softmax",
+        spelling="F.log_softmax({0}, dim={dim}<dtype>)",
+        dims="dim",
+    ),
+    "aten.native_layer_norm": Operator(autocast="high", bandwidth="normalisation"),
+    "aten.renorm": Operator(autocast="high", in_torch=True),
+    "aten.rms_norm": Operator(
+        rule="... d*, d*? -> ... d* | plain: d | variant: parallel_rms_norm d",
+        autocast="high",
+        bandwidth="normalisation",
+        spelling="F.rms_norm({0}, {normalized_shape}<weight:1><eps>)",
+    ),
+    "aten._softmax": Operator(rule=softmax, saves=RESULT, autocast="high_unless_told", dims="dim"),
+    "aten.softmax": Operator(
+        rule=softmax,
+        saves=RESULT,
+        autocast="high_unless_told",
+        bandwidth="softmax",
+        spelling="F.softmax({0}, dim={dim}<dtype>)",
+        result_name="probabilities",
+        dims="dim",
+    ),
+    "aten.softmin": Operator(autocast="high_unless_told"),
+    "aten._weight_norm": Operator(rule=weight_norm, bandwidth="normalisation"),
 }
-LOCALISE: dict[str, Localise] = {"aten.group_norm": localise_group_norm}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "parallel_group_norm": localise_parallel_group_norm,
-    "parallel_layer_norm": localise_norm,
-    "parallel_log_softmax": localise_softmax,
-    "parallel_rms_norm": localise_norm,
-    "parallel_softmax": localise_softmax,
-    "synchronised_batch_norm": localise_batch_norm,
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_group_norm": OperatorVariant(localise=localise_parallel_group_norm, traffic=passes(7, 21)),
+    "parallel_layer_norm": OperatorVariant(localise=localise_norm, traffic=passes(7, 21)),
+    "parallel_log_softmax": OperatorVariant(localise=localise_softmax, traffic=passes(8, 9)),
+    "parallel_rms_norm": OperatorVariant(localise=localise_norm, traffic=passes(7, 17)),
+    "parallel_softmax": OperatorVariant(localise=localise_softmax, traffic=passes(8, 9)),
+    "synchronised_batch_norm": OperatorVariant(localise=localise_batch_norm, traffic=passes(7, 21)),
 }

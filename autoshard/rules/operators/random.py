@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph import Op, Tensor
 from autoshard.ir.layout import REPLICATE, Layout, Shard
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     OperatorCall,
-    RuleFor,
     letters,
     term,
 )
-
-_DROPS = ("aten.dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout", "aten.feature_dropout")
-_DRAWS = ("autoshard.random", "aten.bernoulli", "aten.multinomial")
+from autoshard.rules.algebra.operator_record import ALWAYS, Operator, OperatorVariant, each
+from autoshard.rules.algebra.saved_for_backward import Kept, Operands
 
 
 def dropout(call: OperatorCall) -> str:
@@ -29,7 +25,8 @@ def dropout(call: OperatorCall) -> str:
 def noise(call: OperatorCall) -> str:
     """Whole features, or with an offset that keeps the mean (`alpha`: affine)."""
     linear = "" if "alpha" in call.op.target else " | linear: 0"
-    return f"... -> ...{linear}" + (" | variant: random_noise" if is_random(call.op) else "")
+    draws = call.get("train") and call.get("p")
+    return f"... -> ...{linear}" + (" | variant: random_noise" if draws else "")
 
 
 def made(call: OperatorCall) -> str:
@@ -45,33 +42,10 @@ def multinomial(call: OperatorCall) -> str:
     return f"{weights} -> {chosen} | variant: random_multinomial"
 
 
-def is_random(op: Op) -> bool:
-    """Does the op draw? Its ordinal among those that do is part of the seed."""
-    given = dict(op.attributes)
-    if op.target in _DROPS:
-        return bool(given.get("train") and given.get("p"))
-    return op.target in _DRAWS or (op.target == "aten.scaled_dot_product_attention" and bool(given.get("dropout_p")))
-
-
-def random_index(graph: Graph, op: Op) -> int:
-    """Ordinal of a random op in execution order."""
-    return _ordinals(graph)[op.name]
-
-
-_recent: list[tuple[Graph, dict[str, int]]] = []  # of the last graph that was asked about
-
-
-def _ordinals(graph: Graph) -> dict[str, int]:
-    if not _recent or _recent[0][0] is not graph:
-        drawing = [op.name for op in graph.ops if is_random(op)]
-        _recent[:] = [(graph, {name: ordinal for ordinal, name in enumerate(drawing)})]
-    return _recent[0][1]
-
-
 def _where(local: Local) -> dict[str, LocalAttribute]:
     """What is drawn: the ordinal, the global shape and layout of the (first) result."""
     shape, layout = local.instance.results[0].shape, str(local.strategy.results[0])
-    return {"index": random_index(local.graph, local.op), "shape": shape, "layout": layout}
+    return {"index": local.drawn, "shape": shape, "layout": layout}
 
 
 def localise_dropout(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
@@ -101,20 +75,32 @@ def localise_multinomial(local: Local) -> tuple[dict[str, LocalAttribute], Axes]
     return {**values, "shape": weights.shape}, axes
 
 
-RULES: dict[str, str | RuleFor] = {
-    "autoshard.random": made,
-    "aten.alpha_dropout": noise,
-    "aten.bernoulli": "... -> ... | variant: random_bernoulli",
-    "aten.dropout": dropout,
-    "aten.feature_alpha_dropout": noise,
-    "aten.feature_dropout": noise,
-    "aten.multinomial": multinomial,
+def dropout_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """A byte an element."""
+    return (), (), results[0].numel
+
+
+OPERATORS: dict[str, Operator] = {
+    **each(
+        "alpha_dropout feature_alpha_dropout feature_dropout", Operator(rule=noise, in_torch=True, draws=("train", "p"))
+    ),
+    "aten.bernoulli": Operator(rule="... -> ... | variant: random_bernoulli", in_torch=True, draws=ALWAYS),
+    "aten.dropout": Operator(
+        rule=dropout,
+        saves=dropout_saves,
+        order="operand",
+        bandwidth="softmax",
+        spelling="F.dropout({0}, {p}, training={train})",
+        draws=("train", "p"),
+    ),
+    "aten.multinomial": Operator(rule=multinomial, in_torch=True, draws=ALWAYS),
+    **each("rand_like randint_like randn_like", Operator(no_gradient=True)),
+    "autoshard.random": Operator(rule=made, draws=ALWAYS),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "random_bernoulli": localise_given,
-    "random_dropout": localise_dropout,
-    "random_multinomial": localise_multinomial,
-    "random_noise": localise_noise,
-    "random_tensor": localise_given,
+VARIANTS: dict[str, OperatorVariant] = {
+    "random_bernoulli": OperatorVariant(localise=localise_given),
+    "random_dropout": OperatorVariant(localise=localise_dropout),
+    "random_multinomial": OperatorVariant(localise=localise_multinomial),
+    "random_noise": OperatorVariant(localise=localise_noise),
+    "random_tensor": OperatorVariant(localise=localise_given),
 }

@@ -6,17 +6,17 @@ units can be cut, each gate's block of the weights alike; every device then read
 
 from __future__ import annotations
 
+from autoshard.ir.graph import Op, Tensor
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     term,
 )
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, each
+from autoshard.rules.algebra.saved_for_backward import Kept, Operands
 
 STATES = {"aten.gru": 1, "aten.lstm": 2, "aten.rnn_relu": 1, "aten.rnn_tanh": 1}
 
@@ -50,18 +50,39 @@ def localise_rnn_cell(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 _ONE_GATE = "b i, b k, n i, n k, n?, n? -> b n | whole: i k | plain: n | variant: parallel_rnn_cell n"
-RULES: dict[str, str | RuleFor] = {
-    **dict.fromkeys(STATES, recurrent),
-    "aten.gru_cell": "b i, b k, (3 n) i, (3 n) k, (3 n)?, (3 n)? -> b n | whole: i k | plain: n "
-    "| variant: parallel_gru_cell n",
-    "aten.lstm_cell": "b i, b k, b n, (4 n) i, (4 n) k, (4 n)?, (4 n)? -> b n, b n | whole: i k | plain: n "
-    "| variant: parallel_lstm_cell n",
-    "aten.rnn_relu_cell": _ONE_GATE,
-    "aten.rnn_tanh_cell": _ONE_GATE,
+
+
+def cell_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """All but the biases, the gates, and what is between them and the new state."""
+    matrices = tuple(i for i, operand in enumerate(operands) if operand is not None and len(operand.shape) == 2)
+    gates = 1 if "rnn" in op.target else 5
+    return matrices, (), gates * results[0].bytes
+
+
+OPERATORS: dict[str, Operator] = {
+    **each("gru lstm rnn_relu rnn_tanh", Operator(rule=recurrent, autocast="low", in_torch=True)),
+    "aten.gru_cell": Operator(
+        rule="b i, b k, (3 n) i, (3 n) k, (3 n)?, (3 n)? -> b n | whole: i k | plain: n | variant: parallel_gru_cell n",
+        saves=cell_saves,
+        autocast="low",
+        cell_weights=2,
+        split_words={(2, 0): "hidden units split"},
+    ),
+    "aten.lstm_cell": Operator(
+        rule="b i, b k, b n, (4 n) i, (4 n) k, (4 n)?, (4 n)? -> b n, b n | whole: i k | plain: n "
+        "| variant: parallel_lstm_cell n",
+        saves=cell_saves,
+        autocast="low",
+        cell_weights=3,
+        split_words={(3, 0): "hidden units split"},
+    ),
+    "aten.rnn_relu_cell": Operator(rule=_ONE_GATE, saves=cell_saves, autocast="low", cell_weights=2),
+    "aten.rnn_tanh_cell": Operator(rule=_ONE_GATE, saves=cell_saves, autocast="low", cell_weights=2),
+    "aten._thnn_fused_gru_cell": Operator(autocast="low"),
+    "aten._thnn_fused_lstm_cell": Operator(autocast="low"),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {
-    "parallel_gru_cell": localise_gru_cell,
-    "parallel_lstm_cell": localise_lstm_cell,
-    "parallel_rnn_cell": localise_rnn_cell,
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_gru_cell": OperatorVariant(localise=localise_gru_cell),
+    "parallel_lstm_cell": OperatorVariant(localise=localise_lstm_cell),
+    "parallel_rnn_cell": OperatorVariant(localise=localise_rnn_cell),
 }

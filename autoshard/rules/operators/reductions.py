@@ -8,14 +8,13 @@ from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
-    Localise,
-    LocaliseVariant,
     OperatorCall,
-    RuleFor,
     letters,
     replaced,
     term,
 )
+from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, each
+from autoshard.rules.algebra.saved_for_backward import NOTHING
 from autoshard.rules.operators.normalisation import over_dim
 
 
@@ -87,33 +86,60 @@ def localise_mean(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {"dim": call.dims(), "keepdim": bool(call.get("keepdim")), "count": count}, ()
 
 
-RULES: dict[str, str | RuleFor] = {
-    "aten.all": whole_over,
-    "aten.amax": whole_over,
-    "aten.amin": whole_over,
-    "aten.any": whole_over,
-    "aten.argmax": whole_over_one,
-    "aten.argmin": whole_over_one,
-    "aten.argsort": along_dim,
-    "aten.cummax": over_dim,
-    "aten.cumprod": over_dim,
-    "aten.cumsum": cumulative,
-    "aten.diff": diff,
-    "aten.linalg_vector_norm": whole_over,
-    "aten.logcumsumexp": over_dim,
-    "aten.logsumexp": whole_over,
-    "aten.max": whole_over_one,
-    "aten.mean": mean,
-    "aten.min": whole_over_one,
-    "aten.norm": whole_over,
-    "aten.prod": whole_over_one,
-    "aten.sort": along_dim,
-    "aten.std": whole_over,
-    "aten.sum": sum_over,
-    "aten.topk": along_dim,
-    "aten.tril": triangle,
-    "aten.triu": triangle,
-    "aten.var": whole_over,
+OPERATORS: dict[str, Operator] = {
+    "aten.all": Operator(rule=whole_over, spelling="{0}.all(<@dim><keepdim=False>)", dims="dim"),
+    "aten.amax": Operator(rule=whole_over, spelling="{0}.amax({dim}<keepdim=False>)", dims="dim"),
+    "aten.amin": Operator(rule=whole_over, spelling="{0}.amin({dim}<keepdim=False>)", dims="dim"),
+    "aten.any": Operator(rule=whole_over, spelling="{0}.any(<@dim><keepdim=False>)", dims="dim"),
+    "aten.argmax": Operator(rule=whole_over_one, spelling="{0}.argmax(<@dim><keepdim=False>)", dims="dim"),
+    "aten.argmin": Operator(rule=whole_over_one, spelling="{0}.argmin(<@dim><keepdim=False>)", dims="dim"),
+    "aten.argsort": Operator(rule=along_dim, in_torch=True, dims="dim"),
+    **each("cdist frobenius_norm nuclear_norm pdist", Operator(autocast="high")),
+    "aten.cosine_similarity": Operator(autocast="high", in_torch=True),
+    **each("count_nonzero gradient pairwise_distance quantile", Operator(in_torch=True)),
+    "aten.cummax": Operator(rule=over_dim, in_torch=True, dims="dim"),
+    **each("cummin kthvalue median mode nansum std_mean var_mean", Operator(in_torch=True, dims="dim")),
+    "aten.cumprod": Operator(
+        rule=over_dim, autocast="high_unless_told", spelling="{0}.cumprod({dim}<dtype>)", dims="dim"
+    ),
+    "aten.cumsum": Operator(
+        rule=cumulative,
+        saves=NOTHING,
+        autocast="high_unless_told",
+        spelling="{0}.cumsum({dim}<dtype>)",
+        result_name="total",
+        dims="dim",
+    ),
+    "aten.diff": Operator(rule=diff, spelling="torch.diff({0}<n=1><dim=-1><prepend:1><append:2>)", dims="dim"),
+    "aten.dist": Operator(autocast="high", in_torch=True),
+    "aten.linalg_matrix_norm": Operator(autocast="high_unless_told"),
+    "aten.linalg_norm": Operator(autocast="high_unless_told"),
+    "aten.linalg_vector_norm": Operator(rule=whole_over, autocast="high_unless_told", dims="dim"),
+    "aten.logcumsumexp": Operator(rule=over_dim, in_torch=True, dims="dim"),
+    "aten.logsumexp": Operator(
+        rule=whole_over, autocast="high", spelling="{0}.logsumexp({dim}<keepdim=False>)", dims="dim"
+    ),
+    "aten.max": Operator(rule=whole_over_one, in_torch=True, dims="dim"),
+    "aten.mean": Operator(rule=mean, saves=NOTHING, spelling="{0}.mean(<@dim><keepdim=False><dtype>)", dims="dim"),
+    "aten.min": Operator(rule=whole_over_one, in_torch=True, dims="dim"),
+    "aten.nanmean": Operator(dims="dim"),
+    "aten.nanmedian": Operator(dims="dim"),
+    "aten.norm": Operator(rule=whole_over, autocast="high", in_torch=True, dims="dim"),
+    "aten.prod": Operator(rule=whole_over_one, autocast="high_unless_told", in_torch=True, dims="dim"),
+    "aten.sort": Operator(rule=along_dim, in_torch=True, dims="dim"),
+    "aten.std": Operator(rule=whole_over, in_torch=True, dims="dim"),
+    "aten.sum": Operator(
+        rule=sum_over,
+        saves=NOTHING,
+        autocast="high_unless_told",
+        spelling="{0}.sum(<@dim=()><keepdim=False><dtype>)",
+        dims="dim",
+    ),
+    "aten.topk": Operator(rule=along_dim, spelling="{0}.topk({k}<dim=-1><largest=True><sorted=True>)", dims="dim"),
+    "aten.tril": Operator(rule=triangle, spelling="{0}.tril(<@diagonal=0>)"),
+    "aten.triu": Operator(rule=triangle, spelling="{0}.triu(<@diagonal=0>)"),
+    "aten.var": Operator(rule=whole_over, in_torch=True, dims="dim"),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {"parallel_mean": localise_mean}
+VARIANTS: dict[str, OperatorVariant] = {
+    "parallel_mean": OperatorVariant(localise=localise_mean),
+}

@@ -7,16 +7,17 @@ from autoshard.rules.algebra.argument_rules import (
     Local,
     LocalAttribute,
     Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     integers,
     letters,
     parts,
     replaced,
     term,
 )
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, OperatorVariant, Work, each
+from autoshard.rules.algebra.saved_for_backward import NOTHING
+from autoshard.rules.algebra.view_strides import expanded, permuted, reshaped, same, sliced, transposed, without_dim
 
 
 def reshape(call: OperatorCall) -> str:
@@ -264,49 +265,171 @@ def localise_repeated(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {"repeats": given["repeats"], "dim": given["dim"] % len(x.shape)}, (("heads", local.axes("heads")),)
 
 
-SAME = "... -> ... | linear: 0"
-RULES: dict[str, str | RuleFor] = {
-    "aten._unsafe_view": reshape,
-    "aten.broadcast_to": expand,
-    "aten.cat": cat,
-    "aten.chunk": split,
-    "aten.concat": cat,
-    "aten.constant_pad_nd": pad,
-    "aten.expand": expand,
-    "aten.flatten": reshape,
-    "aten.flip": moved,
-    "aten.glu": glu,
-    "aten.mT": reverse,
-    "aten.narrow": slice_dims,
-    "aten.pad": pad,
-    "aten.permute": permute,
-    "aten.repeat": tile,
-    "aten.repeat_interleave": repeat_interleave,
-    "aten.reshape": reshape,
-    "aten.roll": moved,
-    "aten.select": unbind,
-    "aten.slice": slice_dims,
-    "aten.split": split,
-    "aten.split_with_sizes": split,
-    "aten.squeeze": reshape,
-    "aten.stack": stack,
-    "aten.swapaxes": swapaxes,
-    "aten.t": reverse,
-    "aten.transpose": transpose,
-    "aten.unbind": unbind,
-    "aten.unflatten": reshape,
-    "aten.unsqueeze": reshape,
-    "aten.view": reshape,
+def spell_slice(writer: CodeWriter, operands: Names, given: Given) -> str | None:
+    dim, start, end, step = (given.get(key) for key in ("dim", "start", "end", "step"))
+    if not isinstance(dim, int) or dim < -1:
+        return None
+    first = "" if start in (None, 0) else writer.literal(start)
+    last = "" if end is None or (isinstance(end, int) and end >= FOREVER) else writer.literal(end)
+    stride = "" if step in (None, 1) else f":{writer.literal(step)}"
+    before = "..., " if dim == -1 else ":, " * dim
+    return f"{operands[0]}[{before}{first}:{last}{stride}]"
+
+
+FOREVER = 2**63 - 1  # how an open end of a slice is captured
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.as_strided": Operator(spelling="{0}.contiguous().as_strided({size}, {stride}<storage_offset=None>)"),
+    "aten.broadcast_to": Operator(rule=expand, localise=result_shape("size"), spelling="{0}.expand({*size})"),
+    "aten.cat": Operator(rule=cat, saves=NOTHING, spelling="torch.cat([{*}]<dim=0>)", moves=True, dims_of_result="dim"),
+    "aten.chunk": Operator(
+        rule=split, work=Work.VIEW, spelling="{0}.chunk({chunks}<dim=0>)", returns_list=True, moves=True
+    ),
+    **each("column_stack diag diag_embed diagonal dstack hstack tile vstack", Operator(in_torch=True)),
+    "aten.concat": Operator(rule=cat),
+    "aten.constant_pad_nd": Operator(rule=pad, saves=NOTHING, spelling="F.pad({0}, {pad}<value=0>)", moves=True),
+    "aten.expand": Operator(
+        rule=expand,
+        localise=result_shape("size"),
+        saves=NOTHING,
+        view=expanded,
+        work=Work.VIEW,
+        spelling="{0}.expand({*size})",
+        keeps_name=True,
+        moves=True,
+    ),
+    **each("expand_as movedim numpy_T view_as", Operator(work=Work.VIEW)),
+    "aten.flatten": Operator(
+        rule=reshape, spelling="{0}.flatten(<@start_dim=0><end_dim=-1>)", keeps_name=True, moves=True
+    ),
+    "aten.flip": Operator(rule=moved, saves=NOTHING, spelling="{0}.flip({dims})", dims="dims"),
+    "aten.glu": Operator(rule=glu, spelling="F.glu({0}<dim=-1>)", dims="dim"),
+    "aten.mT": Operator(rule=reverse),
+    "aten.meshgrid": Operator(in_torch=True, returns_list=True),
+    "aten.narrow": Operator(
+        rule=slice_dims, saves=NOTHING, work=Work.VIEW, spelling="{0}.narrow({dim}, {start|1}, {length})", dims="dim"
+    ),
+    "aten.pad": Operator(rule=pad, saves=NOTHING, spelling="F.pad({0}, {pad}<mode='constant'><value>)", moves=True),
+    "aten.permute": Operator(
+        rule=permute,
+        saves=NOTHING,
+        view=permuted,
+        work=Work.VIEW,
+        spelling="{0}.permute({*dims})",
+        keeps_name=True,
+        moves=True,
+        dims="dims",
+    ),
+    "aten.repeat": Operator(rule=tile, saves=NOTHING, spelling="{0}.repeat({*repeats})"),
+    "aten.repeat_interleave": Operator(
+        rule=repeat_interleave,
+        localise=localise_interleave,
+        saves=NOTHING,
+        spelling="{0}.repeat_interleave({repeats|1}<dim>)",
+        dims="dim",
+    ),
+    "aten.reshape": Operator(
+        rule=reshape,
+        localise=result_shape("shape"),
+        saves=NOTHING,
+        view=reshaped,
+        spelling="{0}.reshape({*shape})",
+        keeps_name=True,
+        moves=True,
+    ),
+    "aten.roll": Operator(rule=moved, saves=NOTHING, spelling="{0}.roll({shifts}, {dims})", moves=True, dims="dims"),
+    "aten.rot90": Operator(in_torch=True, dims="dims"),
+    "aten.select": Operator(
+        rule=unbind,
+        saves=NOTHING,
+        view=without_dim,
+        work=Work.VIEW,
+        spelling="{0}.select({dim}, {index})",
+        moves=True,
+        dims="dim",
+    ),
+    "aten.slice": Operator(
+        rule=slice_dims, saves=NOTHING, view=sliced, work=Work.VIEW, spelling=spell_slice, moves=True, dims="dim"
+    ),
+    "aten.split": Operator(
+        rule=split,
+        localise=localise_split,
+        saves=NOTHING,
+        view=same,
+        work=Work.VIEW,
+        spelling="{0}.split({split_size|split_sizes}<dim=0>)",
+        returns_list=True,
+        moves=True,
+        dims="dim",
+    ),
+    "aten.split_with_sizes": Operator(
+        rule=split,
+        localise=localise_split,
+        work=Work.VIEW,
+        spelling="{0}.split({split_sizes}<dim=0>)",
+        returns_list=True,
+        dims="dim",
+    ),
+    "aten.squeeze": Operator(
+        rule=reshape,
+        saves=NOTHING,
+        view=reshaped,
+        work=Work.VIEW,
+        spelling="{0}.squeeze(<@dim>)",
+        keeps_name=True,
+        moves=True,
+        dims="dim",
+    ),
+    "aten.stack": Operator(rule=stack, saves=NOTHING, spelling="torch.stack([{*}]<dim=0>)", dims_of_result="dim"),
+    "aten.swapaxes": Operator(rule=swapaxes, spelling="{0}.transpose({axis0}, {axis1})"),
+    "aten.t": Operator(rule=reverse, work=Work.VIEW, spelling="{0}.t()", moves=True),
+    "aten.tensor_split": Operator(returns_list=True),
+    "aten.transpose": Operator(
+        rule=transpose,
+        saves=NOTHING,
+        view=transposed,
+        work=Work.VIEW,
+        spelling="{0}.transpose({dim0}, {dim1})",
+        keeps_name=True,
+        moves=True,
+        dims="dim0 dim1",
+    ),
+    "aten.unbind": Operator(
+        rule=unbind,
+        saves=NOTHING,
+        view=without_dim,
+        work=Work.VIEW,
+        spelling="{0}.unbind(<@dim=0>)",
+        returns_list=True,
+        dims="dim",
+    ),
+    "aten.unflatten": Operator(
+        rule=reshape, localise=localise_unflatten, work=Work.VIEW, spelling="{0}.unflatten({dim}, {sizes})", dims="dim"
+    ),
+    "aten.unfold": Operator(dims="dimension"),
+    "aten._unsafe_view": Operator(
+        rule=reshape, localise=result_shape("size"), spelling="{0}.reshape({*size})", keeps_name=True
+    ),
+    "aten.unsqueeze": Operator(
+        rule=reshape,
+        saves=NOTHING,
+        view=reshaped,
+        work=Work.VIEW,
+        spelling="{0}.unsqueeze({dim})",
+        keeps_name=True,
+        moves=True,
+        dims_of_result="dim",
+    ),
+    "aten.view": Operator(
+        rule=reshape,
+        localise=result_shape("size"),
+        work=Work.VIEW,
+        spelling="{0}.reshape({*size})",
+        keeps_name=True,
+        moves=True,
+    ),
 }
-LOCALISE: dict[str, Localise] = {
-    "aten._unsafe_view": result_shape("size"),
-    "aten.broadcast_to": result_shape("size"),
-    "aten.expand": result_shape("size"),
-    "aten.repeat_interleave": localise_interleave,
-    "aten.reshape": result_shape("shape"),
-    "aten.split": localise_split,
-    "aten.split_with_sizes": localise_split,
-    "aten.unflatten": localise_unflatten,
-    "aten.view": result_shape("size"),
+VARIANTS: dict[str, OperatorVariant] = {
+    "repeated_part": OperatorVariant(localise=localise_repeated),
 }
-VARIANTS: dict[str, LocaliseVariant] = {"repeated_part": localise_repeated}

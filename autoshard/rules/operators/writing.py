@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from autoshard.rules.algebra.argument_rules import (
-    Localise,
-    LocaliseVariant,
     NoRule,
     OperatorCall,
-    RuleFor,
     letters,
     replaced,
     term,
 )
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator
 from autoshard.rules.operators.indexing import scatter
 
 
@@ -69,13 +67,20 @@ def index_fill(call: OperatorCall) -> str:
     return f"{whole}, {index}{value} -> {whole}"
 
 
-RULES: dict[str, str | RuleFor] = {
-    "aten.bucketize": bucketize,
-    "aten.index_copy": index_copy,
-    "aten.index_fill": index_fill,
-    "aten.index_put": index_put,
-    "aten.one_hot": one_hot,
-    "aten.scatter_reduce": scatter,
+def spell_index_put(writer: CodeWriter, operands: Names, given: Given) -> str:
+    accumulate = ", accumulate=True" if given.get("accumulate") else ""
+    indices = ", ".join(str(operand) for operand in operands[1:-1])
+    return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
+
+
+OPERATORS: dict[str, Operator] = {
+    "aten.bucketize": Operator(rule=bucketize, in_torch=True),
+    "aten.index_copy": Operator(
+        rule=index_copy, spelling="{0}.index_copy({dim}, {1}, {2})", chooses="along", dims="dim"
+    ),
+    "aten.index_fill": Operator(rule=index_fill, in_torch=True, chooses="along", dims="dim"),
+    "aten.index_put": Operator(rule=index_put, autocast="widest", spelling=spell_index_put, in_torch=True),
+    "aten.index_reduce": Operator(in_torch=True, chooses="along", dims="dim"),
+    "aten.one_hot": Operator(rule=one_hot, spelling="F.one_hot({0}, {num_classes})"),
+    "aten.scatter_reduce": Operator(rule=scatter, in_torch=True, chooses="along", dims="dim"),
 }
-LOCALISE: dict[str, Localise] = {}
-VARIANTS: dict[str, LocaliseVariant] = {}

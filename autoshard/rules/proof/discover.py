@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.ir.graph import Attribute, Graph, Op
 from autoshard.ir.mesh import Mesh
-from autoshard.rules.operator_table import RULES
-from autoshard.rules.operators import creation
+from autoshard.rules.operators import constants, record
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, RunCall, prove, random_operands
@@ -60,7 +59,8 @@ def with_discovered(
     found: dict[OpCase, str | None] = {}
     folder = cache or user_cache()
     for op in graph.ops:
-        if op.target in RULES or op.target in creation.REPEATED or not op.target.count(".") or _is_constant(graph, op):
+        known = record(op.target)
+        if known.rule is not None or known.repeated or not op.target.count(".") or _is_constant(graph, op):
             continue
         case = case_of(graph, op)
         if case not in found:
@@ -87,7 +87,7 @@ _ENDED = (
 
 
 def _is_constant(graph: Graph, op: Op) -> bool:
-    return op.target.startswith("autoshard.") or all(name in graph.constants for name in op.results)
+    return op.target.startswith("autoshard.") or constants(graph).issuperset(op.results)
 
 
 def case_of(graph: Graph, op: Op) -> OpCase:

@@ -24,7 +24,7 @@ from autoshard.rules.candidates import Candidates, Refinements, candidates
 from autoshard.rules.enumerate import derive, find, strategies
 from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import facts_of
-from autoshard.rules.operators.random import is_random
+from autoshard.rules.operators import is_random
 from autoshard.rules.proof.operator_call import call, evaluate
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from autoshard.ir.graph import Graph, Op
+from autoshard.rules.operators import record
 from autoshard.verify.original.randomise import generator
 
-_LABEL_OPS = {"aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss_nd"}
-IGNORED = -100  # aten.cross_entropy_loss's default
+IGNORED = -100  # the losses' default
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def integer_ranges(graph: Graph) -> Mapping[str, IntegerRange]:
         uses = _uses(graph, name)
         highs = [high for op, position in uses if (high := _range(graph, op, position)) is not None]
         if highs:
-            ignored = [_ignored(op) for op, position in uses if op.target in _LABEL_OPS and position == 1]
+            labelled = [op for op, position in uses if position == 1 and record(op.target).chooses == "classes"]
+            ignored = [_ignored(op) for op in labelled]
             found[name] = IntegerRange(min(highs), ignored[0] if len(ignored) == len(highs) else None)
     return found
 
@@ -155,25 +156,17 @@ def _uses(graph: Graph, name: str) -> list[tuple[Op, int]]:
     while pending:
         for op, position in graph.consumers[pending.pop()]:
             uses.append((op, position))
-            if op.target in _MOVES and op.results[0] not in seen:
+            if record(op.target).moves and op.results[0] not in seen:
                 seen.update(op.results)
                 pending.extend(op.results)
     return uses
 
 
-_MOVES = {
-    f"aten.{name}" for name in (
-        "view", "reshape", "flatten", "unsqueeze", "squeeze", "slice", "select", "clone", "contiguous", "to",
-        "_to_copy", "pad", "constant_pad_nd", "expand", "transpose", "permute", "t", "alias", "detach", "split",
-        "chunk", "cat", "roll",
-    )
-}  # fmt: skip
-
-
 def _range(graph: Graph, op: Op, position: int) -> int | None:
-    if op.target in ("aten.embedding", "autoshard.embedding_bags") and position == 1:
+    chooses = record(op.target).chooses if position == 1 else ""
+    if chooses == "rows":
         return _shape(graph, op, 0)[0]
-    if op.target in _LABEL_OPS and position == 1:
+    if chooses == "classes":
         logits = _shape(graph, op, 0)
         return logits[1] if len(logits) > 1 else logits[0]
     return None

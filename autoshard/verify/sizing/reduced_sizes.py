@@ -15,6 +15,8 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import chosen_strategies
 from autoshard.replay.resize import keyed_ops
+from autoshard.rules.algebra.operator_record import Work
+from autoshard.rules.operators import record
 
 FULL_SECONDS = 60.0  # full size is verified where it is predicted to take no longer than this
 FULL_BYTES = 4 * 2**30
@@ -110,7 +112,7 @@ def heads_per_device(program: Program) -> set[tuple[int, int]]:
     """(heads of a device, heads in all) of every attention whose heads are split."""
     found = set()
     for instruction in program.instructions:
-        if isinstance(instruction, Compute) and instruction.target == "aten.scaled_dot_product_attention":
+        if isinstance(instruction, Compute) and record(instruction.target).work is Work.ATTENTION:
             value = program.value(instruction.results[0])
             heads = value.local_shape[-3] if len(value.shape) > 3 else None
             if heads is not None and heads.shards:

@@ -1,0 +1,56 @@
+"""An operator on one device: the tensors that it holds there. All that its seconds and its temporaries depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from autoshard.ir.graph import DTYPE_BYTES, Op, Saved
+
+
+@dataclass(frozen=True)
+class LocalTensor:
+    """A tensor as one device holds it: its local shape."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+_NOTHING = Saved()
+
+
+@dataclass(frozen=True)
+class LocalOp:
+    """An operator on local tensors: all its seconds depend on. `extra_bytes` is the local part of what it saves."""
+
+    target: str
+    operands: tuple[LocalTensor | None, ...]
+    results: tuple[LocalTensor, ...]
+    saved: Saved = _NOTHING
+    extra_bytes: float = 0.0
+    causal: bool = False
+    variant: str = ""
+
+    def operand(self, position: int) -> LocalTensor:
+        """An operand that must be there."""
+        tensor = self.operands[position]
+        assert tensor is not None, (self.target, position)
+        return tensor
+
+
+def local_op(
+    op: Op, operands: tuple[LocalTensor | None, ...], results: tuple[LocalTensor, ...], extra_bytes: float, variant: str
+) -> LocalOp:
+    """The local operator of a graph operator; `extra_bytes` is what one device saves beside values."""
+    causal = dict(op.attributes).get("is_causal") is True
+    saved = replace(op.saved, extra_bytes=0)
+    return LocalOp(op.target, operands, results, saved, extra_bytes, causal, variant)
