@@ -83,6 +83,7 @@ function explained(record) {
   return [
     element("h4", "Its operator"), listed(facts), ...bullets("Communicated before it", record.before),
     ...bullets(why, [...record.others, ...more]),
+    ...bullets("Not offered here", record.not),
   ];
 }
 

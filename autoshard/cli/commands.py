@@ -331,13 +331,14 @@ def explain(options: argparse.Namespace) -> int:
     """Say what each choice of a plan costs, what comes next, and what another choice would cost."""
     from autoshard.package import package_files
     from autoshard.text import explain
+    from autoshard.text.tables import tty_width
 
     with step("explaining", options.json):
         explained = explain.explain(*package_files.read_package(options.plan), options.what, options.why_not)
     if options.json:
         _print_json(explain.as_dict(explained))
     else:
-        print(explain.text(explained))
+        print(explain.text(explained, tty_width()))
     return 0
 
 

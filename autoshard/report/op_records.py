@@ -14,7 +14,9 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.ir.program import Compute, Program
 from autoshard.report.other_choices import OtherChoices
+from autoshard.rules.candidates import candidates
 from autoshard.text import plan_words
+from autoshard.text.not_offered import not_offered
 from autoshard.text.plan_summary import move_lines
 from autoshard.units import format_bytes, format_seconds
 
@@ -26,10 +28,13 @@ def op_records(
     record_of: dict[str, int] = {}
     records: list[dict[str, Any]] = []
     code = _places(program, model_text)
+    known = candidates(graph, plan.mesh)
     ops = iter(plan.ops)
     for block in plan_words.blocks(plan, graph):
         first = len(records)
-        records += [_record(row, len(block.names), graph, others, code) for row in block.rows]
+        for row in block.rows:
+            why_not = not_offered(graph, row.op, plan.mesh, known)
+            records.append({**_record(row, len(block.names), graph, others, code), "not": [*map(printable, why_not)]})
         for _ in block.names:
             for position in range(len(block.rows)):
                 record_of[next(ops).op] = first + position

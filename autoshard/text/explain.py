@@ -26,10 +26,11 @@ from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.result import Solution
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import certificate_rows
-from autoshard.text.tables import table
+from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
 SHOWN = 20  # rows, where nothing was named
+_PARTS = ("compute", "repeated", "communication", "memory")
 CHANGED = 8  # other decisions that a "why not" lists
 _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
 
@@ -236,31 +237,51 @@ def _label(graph: Graph, kind: str, decided: Decided) -> str:
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
-def text(explained: Explained) -> str:
-    """The table of cost parts, and the answer to "why not"."""
+def text(explained: Explained, width: int | None = None) -> str:
+    """The table of cost parts, and the answer to "why not"; `width`: columns of the terminal, None for any."""
     plan = explained.plan
-    head = ("choice of", "", "compute", "repeated", "communication", "memory", "runner-up", "costs more", "decided by")
-    lines = [head, *map(_row_cells, explained.rows[:SHOWN] if not explained.why_not else explained.rows)]
-    hidden = explained.rows[SHOWN:] if not explained.why_not else ()
-    if hidden:
-        lines.append((f"{len(hidden)} more", "", *_cells(_added(row.parts for row in hidden)), "", "", ""))
-    outputs = explained.outputs_seconds
-    if outputs:
-        lines.append(("outputs", "", "0 s", "0 s", format_seconds(outputs, 4), "0 B", "", "", ""))
-    total = replace(explained.total, communication_seconds=explained.total.communication_seconds + outputs)
-    lines.append(("all choices", "", *_cells(total), "", "", ""))
     simulated = ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)")
-    result = [*table(lines), "", *table([*certificate_rows(plan), simulated])]
+    result = [*_costs(explained, width), "", *table([*certificate_rows(plan), simulated], width)]
     if explained.why_not:
-        result += ["", *_why_lines(plan, explained.why_not)]
-    result += [f"note: {note}" for note in explained.notes]
+        result += ["", *_why_lines(plan, explained.why_not, width)]
+    result += [line for note in explained.notes for line in _fitted(f"note: {note}", width)]
     return "\n".join(result)
 
 
-def _row_cells(row: ExplainedChoice) -> tuple[str, ...]:
+def _fitted(line: str, width: int | None) -> list[str]:
+    return [line] if width is None else wrapped(line, width)
+
+
+def _costs(explained: Explained, width: int | None) -> list[str]:
+    """A line a choice; where the terminal is too narrow for that, its name and strategy above its figures."""
+    shown = explained.rows[:SHOWN] if not explained.why_not else explained.rows
+    hidden = explained.rows[len(shown) :]
+    outputs = format_seconds(explained.outputs_seconds, 4)
+    whole = explained.total.communication_seconds + explained.outputs_seconds
+    rest = [(f"{len(hidden)} more", *_cells(_added(row.parts for row in hidden)))] if hidden else []
+    rest += [("outputs", "0 s", "0 s", outputs, "0 B")] if explained.outputs_seconds else []
+    rest += [("all choices", *_cells(replace(explained.total, communication_seconds=whole)))]
+    rows = [_row_cells(row) for row in shown]
+    wide = [(name, choice, *cells, *others) for name, choice, cells, others in rows]
+    wide += [(name, "", *cells, "", "", "") for name, *cells in rest]
+    lines = table([("choice of", "", *_PARTS, "runner-up", "costs more", "decided by"), *wide])
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    blank = ("",) * (len(_PARTS) + 1)
+    narrow: list[tuple[str, ...]] = [("", *_PARTS, "runner-up")]
+    for name, choice, cells, (runner_up, more, by) in rows:
+        head = f"{name}: {choice}" + (f", by {by}" if by != "search" else "")
+        narrow += [(head, *blank), (" ", *cells, f"{runner_up} {more}".strip())]
+    for name, *figures in rest:
+        narrow += [(name, *blank), (" ", *figures, "")]
+    return table(narrow, width)
+
+
+def _row_cells(row: ExplainedChoice) -> tuple[str, str, tuple[str, ...], tuple[str, str, str]]:
+    """Name, choice, figures; and the runner-up, what it costs more, who decided."""
     name = f"{row.name} ({row.times}x)" if row.times > 1 else row.name
     extra = signed_seconds(row.parts.runner_up_seconds) if row.parts.runner_up else ""
-    return (name, row.choice, *_cells(row.parts), row.parts.runner_up or "none", extra, row.decided_by)
+    return name, row.choice, _cells(row.parts), (row.parts.runner_up or "none", extra, row.decided_by)
 
 
 def _cells(parts: Parts) -> tuple[str, str, str, str]:
@@ -269,10 +290,10 @@ def _cells(parts: Parts) -> tuple[str, str, str, str]:
     return compute, repeated, communication, format_bytes(parts.memory_bytes, 4)
 
 
-def _why_lines(plan: Plan, why: WhyNot) -> list[str]:
+def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
     lines = [f"why not {why.how} at {why.where}?"]
     if why.reason:
-        return [*lines, f"  {why.reason}"]
+        return [*lines, *_fitted(f"  {why.reason}", width)]
     apart = why.objective_seconds - plan.certificate.objective_seconds
     step = why.predicted_seconds - plan.predicted_seconds
     rows = [
@@ -283,11 +304,12 @@ def _why_lines(plan: Plan, why: WhyNot) -> list[str]:
             f"{format_bytes(why.predicted_peak_bytes)}, was {format_bytes(plan.predicted_peak_bytes)}",
         ),
     ]
-    lines += table([("  chosen instead", why.choice), *rows])
+    lines += table([("  chosen instead", why.choice), *rows], width)
     shown = why.changed[:CHANGED]
     more = f" and {len(why.changed) - len(shown)} more" if len(why.changed) > len(shown) else ""
     lines.append(f"  other decisions that change with it: {len(why.changed) or 'none'}")
-    return lines + [f"    {line}" for line in shown] + ([f"   {more}"] if more else [])
+    told = [part for line in shown for part in _fitted(f"    {line}", width)]
+    return lines + told + ([f"   {more}"] if more else [])
 
 
 def _more(seconds: float, whole: float) -> str:

@@ -25,6 +25,7 @@ from autoshard.report.op_records import op_records
 from autoshard.report.other_choices import OtherChoices
 from autoshard.report.page import not_modelled
 from autoshard.report.timeline_series import TICK_SECONDS, exposed_events, series, streams
+from autoshard.rules.candidates import candidates
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
@@ -34,8 +35,10 @@ from autoshard.simulate import Event, Timeline
 from autoshard.simulate.memory_curve import plan_memory
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.answer_words import certainty, gains
+from autoshard.text.not_offered import not_offered
 from autoshard.text.plan_summary import summary
 from tests.graphs import mlp_graph
+from tests.rule_graphs import one_op
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
 PROOF = {
@@ -368,3 +371,15 @@ def test_runners_up_are_in_words() -> None:
     gone = replace(made.plan.ops[0], parts=replace(made.plan.ops[0].parts, runner_up="gone gone"))
     plan = replace(made.plan, ops=(gone, *made.plan.ops[1:]))
     assert blocks(plan, made.graph)[0]["rows"][0][7].startswith("gone gone: ")
+
+
+def test_splits_that_are_not_offered_say_why() -> None:
+    shape, mesh = (4, 6, 8, 5), Mesh.parse("dp=1,tp=5")
+    graph, op = one_op("aten.scaled_dot_product_attention", [shape] * 3, [shape])
+    lines = not_offered(graph, op, mesh, candidates(graph, mesh))
+    assert "batch split over tp: some device would hold nothing: 4 units over 5 devices" in lines
+    assert any(line.startswith("dim 2 of x1 split: ") for line in lines)  # keys are needed whole
+    assert not any("dp" in line for line in lines)  # an axis of one device splits nothing
+    assert any(line.startswith("heads split over tp: ") for line in lines)  # 6 heads leave one of 5 with nothing
+    even = Mesh.parse("tp=2")
+    assert not any(" over tp" in line for line in not_offered(graph, op, even, candidates(graph, even)))

@@ -471,3 +471,14 @@ def test_the_help_lists_every_solver(capsys: pytest.CaptureFixture[str]) -> None
     text = " ".join(capsys.readouterr().out.split())
     listed = text.partition("--solver SOLVER ")[2].partition(" --")[0]
     assert set(listed.replace("(default)", "").replace(",", " ").split()) == set(solvers.SOLVERS)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_an_explanation_fits_the_terminal(width: int, package: Path) -> None:
+    why_not = explain.explain(*read_package(package), "h.1.fc", "Shard(0)@tp")
+    for explained in (why_not, explain.explain(*read_package(package), None, None)):
+        lines = explain.text(explained, width).splitlines()
+        assert max(map(len, lines)) <= width
+        words = {word for line in lines for word in line.split()}
+        figures = {word for word in explain.text(explained).split() if word[0].isdigit()}
+        assert figures <= words  # nothing is cut off
