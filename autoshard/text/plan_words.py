@@ -145,7 +145,7 @@ def _plain_split(op: Op, strategy: Strategy, axis: int, graph: Graph) -> str:
 
 def dim_words(op: Op, position: int, dim: int, name: str, graph: Graph) -> str:
     """What a split of dim `dim` of tensor `name`, the operand at `position`, is called."""
-    named = _NAMED_SPLITS.get((op.target, position, dim))
+    named = (record(op.target).split_words or {}).get((position, dim))
     return named or ("batch split" if dim == 0 and _is_batch(graph, name) else f"dim {dim} of {name} split")
 
 
