@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -185,8 +186,21 @@ def inside() -> None:
     torch.manual_seed(2)
     outer = Outer()
     expected = outer(x)
-    outer.inner = autoshard.shard(outer.inner, in_strategy=((a, 1),))
-    near(autoshard.shard(outer, in_strategy=((a * b, 1),))(x), expected, "nested")
+    outer.inner = autoshard.shard(outer.inner, in_strategy=((a, 1),), parameter_plan={"weight": (1, a * b)})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        own = autoshard.shard(outer, in_strategy=((a * b, 1),))
+    assert any("inner, inside another one: its in_strategy is not used" in str(one.message) for one in told)
+    near(own(x), expected, "nested")
+    held = dict(own.named_parameters())
+    assert tuple(held["inner.weight"].to_local().shape) == (8, 16 // (a * b))  # type: ignore[operator]
+    for how, asked in (((1, a * b), None), ((a * b, 1), "parameter_plan: inner.weight is")):
+        try:
+            autoshard.shard(outer, parameter_plan={"inner.weight": how})
+        except autoshard.errors.UsageError as error:
+            assert asked and error.message.startswith(asked), error.message
+        else:
+            assert asked is None
 
     layer = nn.Linear(16, 4)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +72,7 @@ class Sharded(nn.Module):
         forward: Callable[..., Any] = fn
         if isinstance(fn, nn.Module):
             self._original[1] = own = without_shards(same_tensors(fn))
+            self.request = with_inner_parameters(request, fn)
             keep_tensors(own)
             self.training, forward = fn.training, own_forward(fn)
             for path, parameter in own.named_parameters(remove_duplicate=False):
@@ -108,7 +111,10 @@ class Sharded(nn.Module):
     # --- a call ---
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if ranks.started() == 1 or torch.compiler.is_exporting():
+        if torch.compiler.is_exporting():  # inside another shard, which plans it
+            warn_unused(self.request, "a shard inside another one")
+            return self._alone(args, kwargs)
+        if ranks.started() == 1:
             return self._alone(args, kwargs)
         kind, tensors = self._kind(args, kwargs)
         variant = next((one for one in self.variants if one.kind.same(kind)), None)
@@ -191,6 +197,32 @@ def without_shards(module: nn.Module) -> nn.Module:
         else:
             without_shards(child)
     return module
+
+
+def with_inner_parameters(request: ShardRequest, module: nn.Module) -> ShardRequest:
+    """`request` with the parameter plans of sharded modules inside; their other strategies are told to be ignored.
+
+    UsageError where two plans say different things of one parameter.
+    """
+    plan = dict(request.said.parameters)
+    for path, inner in module.named_modules():
+        if not isinstance(inner, Sharded) or inner is module:
+            continue
+        warn_unused(inner.request, f"shard of {path}, inside another one")
+        for name, how in inner.request.said.parameters:
+            outer = plan.setdefault(f"{path}.{name}", how)
+            if outer != how:
+                what = f"parameter_plan: {path}.{name} is {outer!r} in the outer shard and {how!r} in the inner one"
+                raise UsageError(what, "say it in one of them")
+    return replace(request, said=replace(request.said, parameters=tuple(plan.items())))
+
+
+def warn_unused(request: ShardRequest, where: str) -> None:
+    """The outer plan decides what flows into and out of an inner shard."""
+    said = {"in_strategy": request.said.inputs, "out_strategy": request.said.outputs}
+    unused = " and ".join(name for name, given in said.items() if given and any(how is not None for how in given))
+    if unused:
+        warnings.warn(f"{where}: its {unused} is not used, the outer shard plans it", UserWarning, stacklevel=2)
 
 
 def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
