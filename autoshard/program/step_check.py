@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEPS, SCHEDULES, StepPlan
+from autoshard.rules.rebatch import batch_size
 
 
 def check_step(step: StepPlan, graph: Graph) -> None:
@@ -88,13 +89,3 @@ def micro_batches_of(graph: Graph, global_batch: int) -> int:
             near + smaller,
         )
     return global_batch // size
-
-
-def batch_size(graph: Graph) -> int:
-    """The samples of the captured batch: dim 0 of most inputs."""
-    counts = [graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape]
-    if not counts:
-        raise UsageError(
-            "the model has no input with a batch: nothing tells how many samples it takes", "--micro-batches"
-        )
-    return max(counts, key=counts.count)

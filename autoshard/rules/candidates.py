@@ -116,12 +116,13 @@ def _signatures(graph: Graph) -> dict[str, Signature]:
         constant = constants(graph).issuperset(op.results)
         key = (op.target, op.attributes, tensors, len(op.operands), constant, graph.rule_of.get(op.name))
         if key not in known:
-            known[key] = _signature(instance(graph, op))
+            known[key] = signature_of(instance(graph, op))
         found[op.name] = known[key]
     return found
 
 
-def _signature(bound: Instance) -> Signature:
+def signature_of(bound: Instance) -> Signature:
+    """Where each factor of a bound rule lies."""
     holding: dict[str, list[tuple[int, int, int, int]]] = {factor: [] for factor in bound.assignable}
     receiving: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     for slot, term in enumerate((*bound.rule.operands, *bound.rule.results)):

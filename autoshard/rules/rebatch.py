@@ -1,0 +1,204 @@
+"""The graph of the same model called with another batch, without capturing it again.
+
+From dim 0 of the inputs the batch is followed by the rules' factors, both ways, through every operator: a dim that
+holds a factor with the batch in it holds the batch. Sizes among the arguments follow the shapes, as they do on shards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autoshard.capture.training.saved_tensors import note_saved
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Attribute, Graph, Op, Tensor
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.argument_rules import Local, NoRule
+from autoshard.rules.algebra.instance import Instance
+from autoshard.rules.algebra.notation import RuleError
+from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.rules.candidates import Signature, signature_of
+from autoshard.rules.operator_table import bound, instance, rule_text
+from autoshard.rules.operators import record
+
+_ONE = Mesh((("all", 1),))
+_SIZES = ("size", "shape")  # arguments of what is made from nothing
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The batch in a dim of a tensor: the dim is (before, batch, after), outermost first."""
+
+    tensor: str
+    dim: int
+    before: int
+    after: int
+
+
+def batch_size(graph: Graph) -> int:
+    """The samples of the captured batch: dim 0 of most inputs."""
+    counts = [graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape]
+    if not counts:
+        raise UsageError(
+            "the model has no input with a batch: nothing tells how many samples it takes", "--micro-batches"
+        )
+    return max(counts, key=counts.count)
+
+
+def rebatched(graph: Graph, batch: int) -> Graph:
+    """`graph` for inputs of `batch` samples. UsageError where the batch can't be followed."""
+    own = batch_size(graph)
+    if batch == own:
+        return graph
+    if own == 1:
+        told = "the model was captured with one sample, which hides where its batch is"
+        raise UsageError(told, "capture it with a batch of 2 or more")
+    places = _followed(graph, own)
+    shapes = {tensor.name: list(tensor.shape) for tensor in graph.tensors}
+    for place in places:
+        shapes[place.tensor][place.dim] = place.before * batch * place.after
+    tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in graph.tensors}
+    changed = {place.tensor for place in places}
+    ops = tuple(_resized(graph, op, tensors) if changed.intersection(op.results) else op for op in graph.ops)
+    made = note_saved(replace(graph, tensors=tuple(tensors[t.name] for t in graph.tensors), ops=ops))
+    _check(graph, made, changed)
+    return made
+
+
+def _check(graph: Graph, made: Graph, changed: set[str]) -> None:
+    """The rule of every operator fits the new shapes as it did the old ones."""
+    known: set[tuple[object, ...]] = set()
+    for before, op in zip(graph.ops, made.ops, strict=True):
+        key = (op.target, op.attributes, _facts(made, op))
+        if key not in known and changed.intersection((*op.operands, *op.results)):
+            known.add(key)
+            if (_rule(made, op) is None) != (_rule(graph, before) is None):
+                raise _lost(op)
+
+
+def _followed(graph: Graph, batch: int) -> set[_Place]:
+    """Every dim with the batch in it."""
+    own, touching = _signatures(graph), _touching(graph)
+    stored = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
+    starts = [_Place(name, 0, 1, 1) for name in graph.inputs if graph.tensor(name).shape[:1] == (batch,)]
+    found, queue = set(starts), deque(starts)
+    dims = {(place.tensor, place.dim): place for place in starts}
+    while queue:
+        place = queue.popleft()
+        if place.tensor in stored:
+            told = f"{stored[place.tensor]} has the size of the batch, which can't change alone"
+            raise UsageError(told, "capture it at that batch")
+        for op, slot in touching[place.tensor]:
+            for other in _spread(op, own[op.name], slot, place, batch):
+                if dims.setdefault((other.tensor, other.dim), other) != other:
+                    raise _lost(op)
+                if other not in found:
+                    found.add(other)
+                    queue.append(other)
+    return found
+
+
+def _spread(op: Op, signature: Signature, slot: int, place: _Place, batch: int) -> Iterator[_Place]:
+    """The same batch in the other dims of an operator. UsageError where no factor holds it."""
+    sizes = signature.instance.size
+    for factor, holding in signature.holding.items():
+        for own_slot, dim, before, after in holding:
+            if (own_slot, dim) != (slot, place.dim) or place.before % before or place.after % after:
+                continue
+            outside, inside = place.before // before, place.after // after
+            if outside * batch * inside == sizes[factor]:
+                yield from _held(op, holding, outside, inside)
+                return
+    if slot < len(op.operands) or not (_from_nothing(op) or record(op.target).localise):
+        raise _lost(op)
+
+
+def _held(op: Op, holding: list[tuple[int, int, int, int]], outside: int, inside: int) -> Iterator[_Place]:
+    for slot, dim, before, after in holding:
+        name = op.operands[slot] if slot < len(op.operands) else op.results[slot - len(op.operands)]
+        if name is not None:
+            yield _Place(name, dim, before * outside, inside * after)
+
+
+def _lost(op: Op) -> UsageError:
+    told = f"{op.name} ({op.target} in {op.module or 'the model'}, {op.source or 'no source'}) joins the batch with "
+    return UsageError(told + "something else: the model can't be planned at another batch", "capture it at that batch")
+
+
+def _signatures(graph: Graph) -> dict[str, Signature]:
+    """By op; constants, which searches leave alone, follow the batch as all else does."""
+    known: dict[tuple[object, ...], Signature] = {}
+    found = {}
+    for op in graph.ops:
+        key = (op.target, op.attributes, _facts(graph, op), graph.rule_of.get(op.name))
+        if key not in known:
+            known[key] = signature_of(_rule(graph, op) or instance(graph, op))
+        found[op.name] = known[key]
+    return found
+
+
+def _facts(graph: Graph, op: Op) -> tuple[object, ...]:
+    tensors = [None if name is None else graph.tensor(name) for name in (*op.operands, *op.results)]
+    return (len(op.operands), *(t and (t.shape, t.dtype, t.requires_grad) for t in tensors))
+
+
+def _rule(graph: Graph, op: Op) -> Instance | None:
+    """None where there is none that fits."""
+    try:
+        return bound(graph, op, rule_text(graph, op))
+    except (NoRule, RuleError):
+        return None
+
+
+def _touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
+    result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in graph.tensors}
+    for op in graph.ops:
+        for slot, name in enumerate((*op.operands, *op.results)):
+            if name is not None:
+                result[name].append((op, slot))
+    return result
+
+
+def _resized(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Op:
+    """The operator for the new shapes of its operands and results."""
+    sizes = _made(op, tensors) if _from_nothing(op) else _local(graph, op, tensors)
+    return replace(op, attributes=tuple((name, sizes.get(name, value)) for name, value in op.attributes))
+
+
+def _from_nothing(op: Op) -> bool:
+    return record(op.target).repeated or not op.operands
+
+
+def _made(op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
+    """Of a tensor made from nothing."""
+    shape = tensors[op.results[0]].shape
+    if op.target == "aten.arange":
+        if (dict(op.attributes).get("start") or 0, dict(op.attributes).get("step") or 1) != (0, 1):
+            raise _lost(op)
+        return {"end": shape[0]}
+    found: dict[str, Attribute] = {name: shape for name, _ in op.attributes if name in _SIZES}
+    if not found:
+        raise _lost(op)
+    return found
+
+
+def _local(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
+    """The arguments as on a shard of these shapes."""
+    function = record(op.target).localise
+    if function is None:
+        return {}
+    own = instance(graph, op)
+    operands = tuple(
+        facts and replace(facts, shape=tensors[name].shape) if name is not None else None
+        for facts, name in zip(own.operands, op.operands, strict=True)
+    )
+    results = tuple(replace(f, shape=tensors[n].shape) for f, n in zip(own.results, op.results, strict=True))
+    whole = Layout.replicated(_ONE)
+    strategy = Strategy(
+        (Choice("repeat"),), tuple(None if f is None else whole for f in operands), (whole,) * len(results)
+    )
+    made = function(Local(graph, op, replace(own, operands=operands, results=results), strategy, _ONE))
+    given = dict(op.attributes)
+    return {name: value for name, value in made.items() if given.get(name) is not None}  # type: ignore[misc]
