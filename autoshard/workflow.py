@@ -166,8 +166,8 @@ def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
 
 def check_offered(step: StepPlan) -> None:
     """UsageError for a whole step that can be planned, but not yet written and predicted."""
-    if step != StepPlan():
-        raise UsageError("steps of micro-batches, stages or recomputation are not written as code yet", "without them")
+    if replace(step, micro_batches=1) != StepPlan():
+        raise UsageError("stages and recomputation are not written as code yet", "--micro-batches alone")
 
 
 def _clock(wanted: SearchRequest) -> Clock:

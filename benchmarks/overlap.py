@@ -74,7 +74,7 @@ def emitted(folder: Path, mesh_axes: dict[str, int], words: Any) -> Step:
     package.train.fill_unsaved(model, {}, 0)
     optimizer = package.train.make_optimizer(model)
     given = dict(zip(("input_ids", "labels"), words, strict=True))
-    batch = [package.train.local_part(name, given[name], mesh) for name in package.model.INPUTS]
+    batch = [package.batches.local_part(name, given[name], mesh) for name in package.model.INPUTS]
     return lambda: package.train.train_step(model, optimizer, mesh, batch, 1.0)
 
 

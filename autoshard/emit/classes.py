@@ -13,6 +13,7 @@ from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.program import Compute, LocalAttribute, Program, ProgramParameter
+from autoshard.program.label_counts import CLASS
 from autoshard.program.module_scopes import RANDOM, inside, relative
 from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, ModuleTree
 from autoshard.rules.operators import record
@@ -35,6 +36,11 @@ class ClassContext:
         return frozenset(buffer.value for buffer in self.program.buffers)
 
     @cached_property
+    def counted(self) -> frozenset[str]:
+        """The losses that count by their labels."""
+        return frozenset(count.op for count in self.program.label_counts)
+
+    @cached_property
     def members(self) -> dict[str, Members]:
         """Definition -> what its class holds."""
         return {d.name: members(d, self.state, self.buffers) for d in self.tree.definitions}
@@ -51,7 +57,7 @@ class ClassContext:
             return True
         created = record(item.target).takes_device
         uneven = any(not size.is_even(self.program.mesh) for _, value in item.attributes for size in _sizes(value))
-        return bool(item.axes) or item.variant in RANDOM or created or uneven
+        return bool(item.axes) or item.op in self.counted or item.variant in RANDOM or created or uneven
 
     def needs_path(self, name: str) -> bool:
         """True where the class or one inside holds parameters, whose names begin with the module's path."""
@@ -97,6 +103,7 @@ class ClassWriter:
     sizes: dict[str, str] = field(default_factory=dict)  # expression -> attribute, computed once
     own: dict[tuple[str, str], str] = field(default_factory=dict)  # (kind, wanted name) -> attribute
     uses_random: bool = False
+    uses_labels: bool = False
     uses_device: bool = False
     places: dict[str, int] = field(default_factory=dict)  # op -> the line that calls it, from the class on
 
@@ -156,6 +163,8 @@ class ClassWriter:
     def _describe(self) -> str:
         d = self.definition
         where = f"The whole model{f', {printable(d.original_class)}' if d.original_class else ''}."
+        if self.is_root and d.original_class == CLASS and self.package.program.loss is None:
+            where = "What a step's labels are counted of: for each of LABEL_COUNTS, its labels in one micro-batch."
         if not self.is_root:
             times = f" and {d.instances - 1} more like it" if d.instances > 1 else ""
             where = f"{printable(d.original_class or 'Module')}: {printable(d.path)}{times}."
@@ -194,6 +203,7 @@ class ClassWriter:
         for names in sorted(self.axes - set(axes)):
             body.append(f"{self.axis(*names)} = mesh.joint(({', '.join(map(quoted, names))}))")
         body += [f"{self.ours('random')} = mesh.random"] if self.uses_random else []
+        body += [f"{self.ours('labels')} = mesh.labels"] if self.uses_labels else []
         if self.uses_random and not self.is_root:
             body.append(f"{self.ours('first_random')} = first_random")
         body += [f"{self.speller.device} = mesh.device"] if self.uses_device else []

@@ -41,6 +41,7 @@ class Header:
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
+    predicted_of: str = "step"
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
@@ -55,6 +56,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         predicted_peak_bytes=plan.predicted_peak_bytes,
         registrations=graph.registrations,
         recipes=graph.recipes,
+        predicted_of="step" if plan.step.micro_batches == 1 else "micro-batch",
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
     )
 

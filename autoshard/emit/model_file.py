@@ -13,6 +13,7 @@ from autoshard.emit.header import Header
 from autoshard.emit.user_operators import registering_lines
 from autoshard.ir.layout import PARTIAL
 from autoshard.ir.program import Compute, Program
+from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import parameter_paths
 from autoshard.program.weights import careful_casts, gathered_weights
@@ -21,15 +22,15 @@ from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
     "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "exchange", "held_indices", "local", "mask",
-    "cast_weight", "regather", "regather_before", "reduce_scatter", "slice_shard", "zero_pad", "shard_buffer",
-    "shard_parameter", "shard_size",
+    "cast_weight", "counted", "regather", "regather_before", "reduce_scatter", "slice_shard", "zero_pad",
+    "shard_buffer", "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LOSS_AXES", "MESH", "OPTIMIZER", "PLAN",
-    "Tensor", "WEIGHT_BUCKETS", "annotations", "block", "build_model", "first_random", "float", "i", "len", "mesh",
-    "nn", "path", "range", "self", "super", "torch",
+    "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
+    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "Tensor", "WEIGHT_BUCKETS", "annotations", "block", "build_labels",
+    "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
@@ -61,8 +62,9 @@ def operator_lines(program: Program, text: str) -> dict[str, tuple[int, str]]:
     return found
 
 
-def _context(program: Program) -> ClassContext:
-    tree = module_tree(program, _NO_CLASS)
+def _context(program: Program, free: frozenset[str] = frozenset()) -> ClassContext:
+    """`free`: reserved names that a class of this program may take."""
+    tree = module_tree(program, _NO_CLASS - free)
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
@@ -73,7 +75,8 @@ def _context(program: Program) -> ClassContext:
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
     package = _context(program)
-    classes = class_texts(package)
+    labels = _context(labels_program(program), frozenset({CLASS})) if program.label_counts else None
+    classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
     names = _names_in("\n".join([code, *registering]))
@@ -81,15 +84,16 @@ def model_file(program: Program, header: Header) -> str:
     imports = _imports(names)
     parts = [_docstring(program, header), imports, registering, _facts(program, header)]
     head = "\n".join("\n".join(part) for part in parts if part)
-    end = ["\n".join(_build_model(package.tree.root.name)), "\n".join(_gradient_buckets(program))]
-    end += ["\n".join(_weight_buckets(program))]
+    end = ["\n".join(_build_model(package.tree.root.name)), "\n".join(_build_labels(labels))]
+    end += ["\n".join(_gradient_buckets(program)), "\n".join(_weight_buckets(program))]
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 
 
 def _docstring(program: Program, header: Header) -> list[str]:
     shape = " x ".join(f"{name}={size}" for name, size in program.mesh.axes)
     predicted = (
-        f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
+        f"{format_seconds(header.predicted_seconds, 3)} a {header.predicted_of}, "
+        f"{format_bytes(header.predicted_peak_bytes)} a device"
     )
     text = [
         f"{printable(program.name)} over {program.mesh.size} devices: the mesh {shape}.",
@@ -154,6 +158,10 @@ def _facts(program: Program, header: Header) -> list[str]:
     again = any(isinstance(step, Compute) and step.again for step in program.instructions)
     lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has let go")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
+    lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
+    lines.append("# Losses that are means over labels: the axes that cut these, and the label that does not count.")
+    counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
+    lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")
     return lines
 
 
@@ -196,6 +204,15 @@ def _partial_axes(program: Program, loss: str) -> list[str]:
 
 def _names(axes: list[str]) -> str:
     return f"({', '.join(map(quoted, axes))}{',' if len(axes) == 1 else ''})"
+
+
+def _build_labels(labels: ClassContext | None) -> list[str]:
+    made = "None" if labels is None else f"{labels.tree.root.name}(mesh)"
+    return [
+        "def build_labels(mesh: ParallelMesh) -> nn.Module | None:",
+        '    """The labels of LABEL_COUNTS from the inputs, None without any."""',
+        f"    return {made}",
+    ]
 
 
 def _build_model(root: str) -> list[str]:

@@ -25,7 +25,7 @@ Written by autoshard from plan `{header.plan_hash}`. Needs only PyTorch. Mesh: {
 
 {words}
 
-Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds, 3)} a step,
+Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds, 3)} a {header.predicted_of},
 {format_bytes(header.predicted_peak_bytes)} at the peak on each device.
 
 ## Launch
@@ -46,7 +46,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | file | what it is |
 |---|---|
 | `model_parallel.py` | the model: local tensors, every collective a visible call with its mesh axis and its reason |
-| `train.py` | the training loop: batches, gradient reduction, clipping, checkpoints |
+| `train.py`, `batches.py` | the training loop: gradient reduction, clipping, checkpoints; batches |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
 | `convert.py` | weights of the original model in and out |
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |

@@ -125,6 +125,9 @@ class Body:
 
     def _compute(self, op: Compute, following: object) -> list[str]:
         expression = self._variant(op) if op.variant else self._plain(op)
+        if op.op in self.owner.package.counted:
+            self.owner.uses_labels = True
+            expression = f"counted({expression}, {self.owner.ours('labels')})"
         results = list(results_of(op))
         if len(results) == 1:
             if self._merges(op, following, expression):

@@ -7,12 +7,13 @@ backward (see `redistribute.table`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoshard.ir.graph import Attribute
 from autoshard.ir.layout import Layout, LocalSize, Placement
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import StepPlan
 
 LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
@@ -149,6 +150,19 @@ class WeightBucket:
     kept: bool = False
 
 
+@dataclass(frozen=True)
+class LabelCount:
+    """A loss, operator `op`, that is a mean over those labels `target` (a value) that are not `ignored`.
+
+    `axes` cut the labels. In a step of several micro-batches its mean is over the labels of all of them.
+    """
+
+    op: str
+    target: str
+    ignored: int
+    axes: tuple[str, ...]
+
+
 Instruction = Compute | Collective
 
 
@@ -171,6 +185,8 @@ class Program:
     training: bool
     schemas: tuple[str, ...] = ()  # the graph's
     weight_buckets: tuple[WeightBucket, ...] = ()  # in the order of use
+    step: StepPlan = field(default_factory=StepPlan)  # the program is one micro-batch of it
+    label_counts: tuple[LabelCount, ...] = ()  # in order; of a step with one micro-batch none
 
     @cached_property
     def by_name(self) -> dict[str, LocalValue]:

@@ -25,6 +25,7 @@ from autoshard.ir.plan import OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
 from autoshard.program.gradient_buckets import gradient_buckets
+from autoshard.program.label_counts import label_counts
 from autoshard.program.weight_buckets import given_at, weight_buckets
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
@@ -88,6 +89,8 @@ class _Lowering:
             graph.training,
             graph.schemas,
             together,
+            plan.step,
+            label_counts(instructions, self.values, self.mesh) if plan.step.micro_batches > 1 else (),
         )
 
     # --- values ---

@@ -29,7 +29,9 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, schedule, virtual, parts, recompute)
     check_step(step, graph)
-    return replace(plan, step=step)
+    told = f"predicted seconds and bytes are of one of the step's {count} micro-batches"
+    notes = (*plan.search.notes, told) if count > 1 else plan.search.notes
+    return replace(plan, step=step, search=replace(plan.search, notes=notes))
 
 
 def repeated_blocks(graph: Graph) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from autoshard.verify.comparison.compare import RankResult, compare_ranks
 from autoshard.verify.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verify.comparison.proof import Proof
 from autoshard.verify.comparison.rounding_noise import Noise, amplified, measure_noise
-from autoshard.verify.original.batches import given_inputs, varied_inputs
+from autoshard.verify.original.batches import given_inputs, varied_micro_batches
 from autoshard.verify.original.float64 import literal_dtype
 from autoshard.verify.original.optimizers import make_optimizer
 from autoshard.verify.original.randomise import randomise_state, tie
@@ -54,24 +54,31 @@ class Case:
     notes: tuple[str, ...] = ()
 
 
-def make_case(spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS) -> Case:
-    """Builds the original model for real, randomises it and trains it in float64."""
+def make_case(
+    spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS, micro_batches: int = 1
+) -> Case:
+    """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches."""
     check_has_code(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")
-    return case_of(module, examples, graph, seed, steps)
+    return case_of(module, examples, graph, seed, steps, micro_batches)
 
 
 def case_of(
-    module: torch.nn.Module, examples: Sequence[torch.Tensor], graph: Graph, seed: int = 0, steps: int = STEPS
+    module: torch.nn.Module,
+    examples: Sequence[torch.Tensor],
+    graph: Graph,
+    seed: int = 0,
+    steps: int = STEPS,
+    micro_batches: int = 1,
 ) -> Case:
     """The same of a model that is there, on the CPU with values; it is used up."""
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}
-    varied = [varied_inputs(graph, examples, seed + number) for number in range(steps)]
-    given = [given_inputs(examples)] * steps
+    varied = [varied_micro_batches(graph, examples, seed + number, micro_batches) for number in range(steps)]
+    given = [given_inputs(examples) * micro_batches] * steps
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (
         (varied, False, ()),
         (given, False, ("the example inputs as they are: the model takes no others",)),
@@ -81,7 +88,7 @@ def case_of(
     for batches, mildly, notes in tries:
         _set_state(module, own)
         randomise_state(module, seed, buffers, mildly)
-        reference = _reference(module, graph, batches, seed, literal, last=mildly)
+        reference = _reference(module, graph, batches, seed, literal, micro_batches, last=mildly)
         if reference is not None and (reference.finite or mildly):
             noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
             dtypes = {name: value.dtype for name, value in own.items()}
@@ -90,11 +97,17 @@ def case_of(
 
 
 def _reference(
-    module: torch.nn.Module, graph: Graph, batches: Sequence[Batch], seed: int, literal: torch.dtype, last: bool
+    module: torch.nn.Module,
+    graph: Graph,
+    batches: Sequence[Batch],
+    seed: int,
+    literal: torch.dtype,
+    micro_batches: int,
+    last: bool,
 ) -> Reference | None:
     """None where the model can't be run so, unless it is the last way to run it."""
     try:
-        return run_reference(module, graph, batches, _optimizer(graph), seed, literal)
+        return run_reference(module, graph, batches, _optimizer(graph), seed, literal, micro_batches)
     except UserError:
         raise
     except Exception:

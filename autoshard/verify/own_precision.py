@@ -23,7 +23,7 @@ from autoshard.verify.comparison.compare import by_name, local_part, unsplit
 from autoshard.verify.comparison.error_measure import OWN, Error, largest
 from autoshard.verify.original.autocast import autocast_as_planned
 from autoshard.verify.original.draws import exact_dropout
-from autoshard.verify.original.reference import Reference, State, densify, outputs_of
+from autoshard.verify.original.reference import Reference, State, accumulated, densify, outputs_of
 from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verify.ranks.lockstep import run_lockstep
 
@@ -46,15 +46,20 @@ def run_own(
 ) -> OwnStep | str:
     """In words why, where it can't be run so. Leaves the module as it was in float64, before the first step."""
     state = reference.parameters | reference.buffers
-    pairs = zip(reference.steps[0].inputs, graph.inputs, strict=True)
+    count = reference.micro_batches
+    pairs = zip(reference.steps[0].inputs, graph.inputs * count, strict=True)
     inputs = tuple(_narrow(x, graph.tensor(name).dtype) for x, name in pairs)
     try:
         _hold(module, state, dtypes)
-        with autocast_as_planned(graph.precision), exact_dropout(reference.seed, 0):
-            outputs = outputs_of(module(*inputs))
-        if graph.loss is not None:
-            outputs[graph.outputs.index(graph.loss)].backward()
-            densify(module.parameters())
+        if count > 1:
+            with autocast_as_planned(graph.precision):
+                outputs = accumulated(module, graph, inputs, reference.seed, 0, count)
+        else:
+            with autocast_as_planned(graph.precision), exact_dropout(reference.seed, 0):
+                outputs = outputs_of(module(*inputs))
+            if graph.loss is not None:
+                outputs[graph.outputs.index(graph.loss)].backward()
+        densify(module.parameters())
         named = module.named_parameters()
         gradients = {path: p.grad.detach().clone() for path, p in named if p.grad is not None}
         return OwnStep(dtypes, inputs, tuple(output.detach().clone() for output in outputs), gradients)
@@ -105,15 +110,16 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
     for tensor in (*model.parameters(), *model.buffers()):
         sharding = runtime.sharding(tensor)
         runtime.assign(tensor, next(state[name] for name in (sharding.name, *sharding.ties) if name in state))
-    layouts = [program.value(name).layout for name in program.inputs]
+    count = reference.micro_batches
+    layouts = [program.value(name).layout for name in program.inputs * count]
     inputs = [_part(x, layout, program.mesh, mesh.rank) for x, layout in zip(own.inputs, layouts, strict=True)]
     if program.loss is None:
         with torch.no_grad():
             made = model(*inputs)
     else:
         optimizer = package.train.make_optimizer(model)
-        package.train.train_step(model, optimizer, mesh, inputs, math.inf)
-        made = package.recorder.take(mesh.rank).outputs
+        package.train.train_step(model, optimizer, mesh, _batches(inputs, count), math.inf)
+        made = package.recorder.take(mesh.rank).outputs[0]
     outputs = [made] if isinstance(made, torch.Tensor) else list(made)
     if program.loss is not None:  # the package returns the loss first
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
@@ -122,6 +128,12 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
     return _Rank(
         tuple(o.detach() for o in outputs), gradients, {n: runtime.local(p).detach() for n, p in named.items()}
     )
+
+
+def _batches(inputs: list[torch.Tensor], count: int) -> list[Any]:
+    """As `train_step` takes them: those of one batch, or of each micro-batch."""
+    own = len(inputs) // count
+    return inputs if count == 1 else [inputs[i * own : (i + 1) * own] for i in range(count)]
 
 
 def _part(x: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:

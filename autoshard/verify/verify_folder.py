@@ -84,7 +84,8 @@ def planned_arguments(plan: Plan) -> dict[str, Any]:
 
 
 def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float) -> Proof:
-    case = make_case(package.plan.model, package.arguments, package.graph)
+    count = package.plan.step.micro_batches
+    case = make_case(package.plan.model, package.arguments, package.graph, micro_batches=count)
     return check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
 
 
@@ -97,7 +98,7 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
     if found.lost and plan.mesh.size <= MOST_RANKS:
         more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
         raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
-    case = make_case(plan.model, small_arguments, small_graph)
+    case = make_case(plan.model, small_arguments, small_graph, micro_batches=plan.step.micro_batches)
     files = emit(found.program, found.plan, small_graph)
     proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
     planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)

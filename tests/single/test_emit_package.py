@@ -95,10 +95,10 @@ def test_batches_by_name_by_place_global_or_local(package: LoadedPackage) -> Non
     full = {"x": torch.randn(16, 8), "target": torch.randn(16, 8)}
 
     def rank(mesh: Any) -> list[bool]:
-        parts = package.train.checked(full, mesh)
-        again = package.train.checked(tuple(parts), mesh)
+        parts = package.batches.checked(full, mesh)
+        again = package.batches.checked(tuple(parts), mesh)
         own = [
-            tuple(part.shape) == package.train.local_shape(name, mesh) for name, part in zip(full, parts, strict=True)
+            tuple(part.shape) == package.batches.local_shape(name, mesh) for name, part in zip(full, parts, strict=True)
         ]
         return [*own, *(torch.equal(a, b) for a, b in zip(parts, again, strict=True))]
 
@@ -118,13 +118,13 @@ def test_batches_by_name_by_place_global_or_local(package: LoadedPackage) -> Non
 )
 def test_a_wrong_batch_says_what_was_expected(package: LoadedPackage, batch: Any, message: str) -> None:
     with pytest.raises(Exception, match=message):
-        run_lockstep({"dp": 2, "tp": 2}, lambda mesh: package.train.checked(batch, mesh))
+        run_lockstep({"dp": 2, "tp": 2}, lambda mesh: package.batches.checked(batch, mesh))
 
 
 def test_synthetic_batches_are_parts_of_one_global_batch(package: LoadedPackage) -> None:
     def rank(mesh: Any) -> list[Tensor]:
         whole = torch.randn(16, 8, generator=torch.Generator().manual_seed(5 * 1_000_003 + 7))
-        return [next(package.train.synthetic_batches(mesh, 5, 7))[0], package.train.local_part("x", whole, mesh)]
+        return [next(package.train.synthetic_batches(mesh, 5, 7))[0], package.batches.local_part("x", whole, mesh)]
 
     for mine, expected in run_lockstep({"dp": 2, "tp": 2}, rank):
         assert torch.equal(mine, expected)

@@ -100,7 +100,7 @@ def train(
         if set_to_none is not None:
             model.zero_grad(set_to_none=set_to_none)
         name = next(iter(package.model.INPUTS))
-        compute(model, mesh, [package.train.local_part(name, batch, mesh)])
+        compute(model, mesh, [package.batches.local_part(name, batch, mesh)])
     named = {package.runtime.sharding(p).name: p for p in model.parameters()}
     return {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
 
@@ -136,7 +136,7 @@ def test_gradients_are_summed_over_devices_once() -> None:
             model = package.model.build_model(ranks)
             package.runtime.init_parameters(model, 0)
             named = {package.runtime.sharding(p).name: p for p in model.parameters()}
-            local = package.train.local_part(next(iter(package.model.INPUTS)), batch, ranks)
+            local = package.batches.local_part(next(iter(package.model.INPUTS)), batch, ranks)
 
             def reduce() -> dict[str, Tensor]:
                 package.runtime.reduce_gradients(ranks, named, package.model.GRADIENT_BUCKETS)
@@ -171,7 +171,7 @@ def test_a_parameter_without_a_gradient_stays_without(mesh: str) -> None:
                 before = {package.runtime.sharding(p).name: p.detach().clone() for p in model.parameters()}
                 optimizer = package.train.make_optimizer(model, lr=0.1)
                 batch = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
-                local = package.train.local_part(next(iter(package.model.INPUTS)), batch, ranks)
+                local = package.batches.local_part(next(iter(package.model.INPUTS)), batch, ranks)
                 package.train.train_step(model, optimizer, ranks, [local], 1.0)
                 changed = {
                     package.runtime.sharding(p).name

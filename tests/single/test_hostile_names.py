@@ -115,7 +115,8 @@ def check(names: Sequence[str], mesh: str) -> None:
         for buffer in made.buffers():
             package.runtime.assign(buffer, dict(model.named_buffers())[package.runtime.sharding(buffer).name])
         package.runtime.load_full_state_dict(made, original)
-        parts = [package.train.local_part(name, x, mesh) for name, x in zip(package.model.INPUTS, inputs, strict=True)]
+        given = zip(package.model.INPUTS, inputs, strict=True)
+        parts = [package.batches.local_part(name, x, mesh) for name, x in given]
         loss = made(*parts)
         return package.train.whole_loss(loss, mesh), package.runtime.full_state_dict(made)
 

@@ -64,7 +64,7 @@ def parameters_of(package: LoadedPackage, model: Any) -> dict[str, Any]:
 
 
 def step(package: LoadedPackage, mesh: Any, model: Any, batch: dict[str, Tensor], **options: Any) -> None:
-    local = [package.train.local_part(name, x, mesh) for name, x in batch.items()]
+    local = [package.batches.local_part(name, x, mesh) for name, x in batch.items()]
     package.train.compute_gradients(model, mesh, local, **options)
 
 
@@ -164,7 +164,7 @@ def test_ranks_that_order_buckets_otherwise_are_named() -> None:
             buckets = whole if ranks.rank == 0 else [*reversed(whole)]
             with package.runtime.reducing(ranks, parameters_of(package, model), buckets):
                 batch = batch_of(package, 0)
-                model(*(package.train.local_part(name, x, ranks) for name, x in batch.items())).backward()
+                model(*(package.batches.local_part(name, x, ranks) for name, x in batch.items())).backward()
 
         with pytest.raises(LockstepError, match="rank 1 calls"):
             run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)

@@ -104,7 +104,7 @@ def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
         def noted(model: nn.Module, optimizer: Any, mesh: Any, batch: list[Tensor], max_norm: float) -> Any:
             torch.manual_seed(1000 * done + mesh.rank)  # whatever else has drawn on a rank makes no difference
             result = step(model, optimizer, mesh, [torch.ones_like(x) for x in batch], max_norm)
-            outputs = package.recorder.take(mesh.rank).outputs
+            outputs = package.recorder.take(mesh.rank).outputs[0]
             found.setdefault(mesh.rank, []).append([x.detach().clone() for x in outputs[1:]])
             return result
 

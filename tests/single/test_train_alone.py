@@ -62,13 +62,14 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedPac
         monkeypatch.delenv(name, raising=False)
     loaded = load_package(folder)
     monkeypatch.syspath_prepend(str(folder))
-    for name in ("convert", "model_parallel", "runtime", "initial"):
+    for name in FILES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield loaded
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("convert", "model_parallel", "runtime", "initial")]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in FILES]:
         del sys.modules[name]
 
 
+FILES = ("convert", "model_parallel", "runtime", "initial", "batches")
 Start = Callable[..., tuple[int, str, str]]
 
 
@@ -176,10 +177,11 @@ def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:
     train = package.train
     whole = train.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
     ids = torch.randint(0, 11, (4, 6), dtype=torch.int32)
-    found = train.checked({"labels": ids + 1, "ids": ids}, whole)
+    checked = package.batches.checked
+    found = checked({"labels": ids + 1, "ids": ids}, whole)
     assert torch.equal(found[0], ids.long()) and torch.equal(found[1], ids.long() + 1)
     assert found[0].dtype == torch.int64
-    assert torch.equal(train.checked([ids, ids + 1], whole)[1], ids.long() + 1)
+    assert torch.equal(checked([ids, ids + 1], whole)[1], ids.long() + 1)
     for batch, words in (
         ({"ids": ids}, "the batch lacks labels: it has ids"),
         ([ids], "a batch must hold 2 tensors (ids, labels), got 1 tensors"),
@@ -188,7 +190,7 @@ def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:
         ([ids, ids[:3]], "expected the global shape (4, 6) or the local (4, 6), got (3, 6)"),
     ):
         with pytest.raises(train.BatchError, match=re.escape(words)):
-            train.checked(batch, whole)
+            checked(batch, whole)
 
 
 def test_the_rate_counts_tokens(package: LoadedPackage) -> None:

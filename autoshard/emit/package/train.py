@@ -9,7 +9,7 @@ Without --data it makes synthetic batches from the seed. A loader is a function 
     torchrun --nproc-per-node 4 train.py --backend nccl --steps 1000 --data data.py:make_loader
 
 A batch is a tuple in the order of model_parallel.INPUTS, or a dict with its names. Every rank may yield the same global
-batch (it takes its own part) or only its local part; the shapes tell which.
+batch (it takes its own part) or only its local part; the shapes tell which. A step takes MICRO_BATCHES of them.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import inspect
 import math
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from batches import BatchError, UserError, loader_batches, local_shape, synthetic_batches
 from initial import INITIAL
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
     HAS_LOSS,
     INPUTS,
+    LABEL_COUNTS,
     LOSS_AXES,
     MESH,
+    MICRO_BATCHES,
     OPTIMIZER,
     PLAN,
     WEIGHT_BUCKETS,
+    build_labels,
     build_model,
 )
 from runtime import (
@@ -49,10 +52,10 @@ from runtime import (
     assign,
     clip_gradients,
     gathered_together,
-    held_indices,
     init_computed,
     init_parameter,
     init_parameters,
+    label_shares,
     leave,
     load_checkpoint,
     load_full_state_dict,
@@ -65,14 +68,6 @@ from runtime import (
 BACKENDS = ("gloo", "nccl", "hccl")
 LEARNING_RATE = 3e-4
 PATIENCE = 5.0  # seconds in which rank 0 can say what is wrong, before torchrun ends it
-
-
-class UserError(Exception):
-    """Something the person who started this can mend: shown without a traceback, by rank 0."""
-
-
-class BatchError(UserError):
-    """The same, of a batch that one rank got: shown by that rank."""
 
 
 # --- one step ---
@@ -116,19 +111,54 @@ def compute_gradients(
     return outputs
 
 
+def accumulate_gradients(
+    model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]
+) -> list[tuple[Tensor, ...]]:
+    """The same of all micro-batches of a step, one after another: the gradients of the mean of their losses.
+
+    Gradients are added up here and summed over devices once, beside the last backward. Returns the outputs of each.
+    """
+    parameters = parameters_of(model)
+    shares = shares_of_labels(mesh, micro_batches)
+    made = []
+    with reducing(mesh, parameters, GRADIENT_BUCKETS, MICRO_BATCHES):
+        for number, inputs in enumerate(micro_batches):
+            again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
+            with mesh.micro_batch(number, shares[number]), gathered_together(mesh, parameters, WEIGHT_BUCKETS), again:
+                result = model(*inputs)
+                outputs = result if isinstance(result, tuple) else (result,)
+                (outputs[0] / MICRO_BATCHES).backward()
+            made.append(outputs)
+    return made
+
+
+def shares_of_labels(mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """Of each micro-batch, for each loss that is a mean over labels: its share of the labels of the step."""
+    labels = build_labels(mesh)
+    given = [() if labels is None else labels(*inputs) for inputs in micro_batches]
+    return label_shares(mesh, [(one,) if isinstance(one, Tensor) else one for one in given], LABEL_COUNTS)
+
+
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     mesh: ParallelMesh,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Any],
     max_norm: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """One optimizer step; returns the local loss and the gradient norm before clipping."""
+    """One optimizer step; returns the local loss and the gradient norm before clipping.
+
+    `inputs` are local tensors; where a step has several micro-batches, those of each.
+    """
     optimizer.zero_grad(set_to_none=True)
-    outputs = compute_gradients(model, mesh, inputs)
+    if MICRO_BATCHES == 1:
+        loss = compute_gradients(model, mesh, inputs)[0].detach()
+    else:
+        losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, inputs)]
+        loss = torch.stack(losses).mean(0)
     norm = clip_gradients(mesh, parameters_of(model).values(), max_norm)
     optimizer.step()
-    return outputs[0].detach(), norm
+    return loss, norm
 
 
 def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
@@ -137,111 +167,6 @@ def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
     for axis in LOSS_AXES:
         mesh[axis].transport.all_reduce(total)()
     return float(total)
-
-
-# --- batches ---
-
-
-def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
-    """The shape of this rank's part of an input."""
-    shape, _, layout, *_ = INPUTS[name]
-    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
-
-
-def local_part(name: str, x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """This rank's part of a global input."""
-    shape, _, layout, *_ = INPUTS[name]
-    for dim, size in enumerate(shape):
-        held = held_indices(size, dim, layout, mesh)
-        if len(held) < size:
-            x = x.index_select(dim, held.to(x.device))
-    return x
-
-
-def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
-    """Batches made from the seed and the step alone: the same global batch on every mesh."""
-    step = start
-    while True:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        batch = []
-        for name, (shape, dtype, _, low, high) in INPUTS.items():
-            kind: torch.dtype = getattr(torch, dtype)
-            if kind.is_floating_point and high > low:
-                x = (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
-            elif kind.is_floating_point:
-                x = torch.randn(shape, generator=generator).to(kind)
-            else:
-                x = torch.randint(low, high, shape, generator=generator).to(kind)
-            batch.append(local_part(name, x, mesh).to(mesh.device))
-        yield batch
-        step += 1
-
-
-def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
-    """The local tensors of a loader's batch. Raises BatchError that says what was expected."""
-    names = list(INPUTS)
-    if isinstance(batch, Mapping):
-        missing = [name for name in names if name not in batch]
-        if missing:
-            raise BatchError(f"the batch lacks {', '.join(missing)}: it has {', '.join(map(str, batch)) or 'nothing'}")
-        batch = [batch[name] for name in names]
-    if isinstance(batch, Tensor):
-        batch = [batch]
-    if not isinstance(batch, list | tuple) or len(batch) != len(names):
-        got = f"{len(batch)} tensors" if isinstance(batch, list | tuple) else type(batch).__name__
-        raise BatchError(f"a batch must hold {len(names)} tensors ({', '.join(names)}), got {got}")
-    return [_checked_tensor(name, x, mesh) for name, x in zip(names, batch, strict=True)]
-
-
-def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
-    shape, own = INPUTS[name][0], local_shape(name, mesh)
-    dtype: torch.dtype = getattr(torch, INPUTS[name][1])
-    if x.dtype.is_floating_point != dtype.is_floating_point:
-        raise BatchError(f"input {name!r}: expected {dtype}, got {x.dtype}")
-    if tuple(x.shape) == tuple(shape):
-        x = local_part(name, x, mesh)
-    elif tuple(x.shape) != own:
-        got = tuple(x.shape)
-        raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
-    return x.to(device=mesh.device, dtype=dtype, non_blocking=True)
-
-
-def load_function(spec: str) -> Callable[..., Any]:
-    """`file.py:function` as that function."""
-    path, _, name = spec.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise UserError(f"--data {spec}: expected file.py:function, and there is no file {path or spec!r}")
-    module_spec = importlib.util.spec_from_file_location("user_data", path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    module_spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UserError(f"--data {spec}: {path} has no function {name!r}")
-    return function
-
-
-def loader_batches(spec: str, mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
-    """Batches of a user's loader, from batch `start` on; an ended loader begins again.
-
-    The function gets those of the keywords `mesh`, `rank`, `seed` and `inputs` that it takes.
-    """
-    make_loader = load_function(spec)
-    offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS}
-    taken = inspect.signature(make_loader).parameters
-    keywords = {name: value for name, value in offered.items() if name in taken}
-    position = 0
-    while True:
-        before = position
-        for batch in make_loader(**keywords):
-            position += 1
-            if position > start:
-                yield checked(batch, mesh)
-        if position == before:
-            raise UserError(f"--data {spec}: the loader yields no batch")
 
 
 # --- the run ---
@@ -385,7 +310,7 @@ def rate(seconds: float) -> str:
     """Samples (or tokens, where the first input is rows of integers) a second."""
     shape, dtype, *_ = next(iter(INPUTS.values()))
     tokens = "int" in dtype and len(shape) == 2
-    count = math.prod(shape) if tokens else shape[0] if shape else 1
+    count = MICRO_BATCHES * (math.prod(shape) if tokens else shape[0] if shape else 1)
     return f"{count / seconds:.0f} {'tokens' if tokens else 'samples'}/s"
 
 
@@ -418,13 +343,13 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     if options.seed is not None:
         mesh.random.seed = options.seed
     if options.data:
-        batches = loader_batches(options.data, mesh, mesh.random.seed, done)
+        batches = loader_batches(options.data, mesh, mesh.random.seed, done * MICRO_BATCHES)
     else:
-        batches = synthetic_batches(mesh, mesh.random.seed, done)
+        batches = synthetic_batches(mesh, mesh.random.seed, done * MICRO_BATCHES)
     if done >= options.steps and mesh.rank == 0:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     for step in range(done + 1, options.steps + 1):
-        batch = next(batches)
+        batch = next(batches) if MICRO_BATCHES == 1 else [next(batches) for _ in range(MICRO_BATCHES)]
         logged = step % options.log_every == 0 or step == options.steps
         if logged:  # other steps don't wait for the device
             synchronise(mesh.device)

@@ -28,6 +28,7 @@ from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
 from .leaves import local
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
+from .micro_batches import LabelShares, counted, label_shares
 from .normalisation import (
     parallel_group_norm,
     parallel_layer_norm,
@@ -73,6 +74,7 @@ from .weights import regather_before, regathering
 
 __all__ = [
     "Axis",
+    "LabelShares",
     "ParallelMesh",
     "Random",
     "Sharding",
@@ -85,6 +87,7 @@ __all__ = [
     "cast_weight",
     "clip_gradients",
     "copy",
+    "counted",
     "dispatched_experts",
     "dropout_mask",
     "exchange",
@@ -99,6 +102,7 @@ __all__ = [
     "init_computed",
     "init_parameter",
     "init_parameters",
+    "label_shares",
     "leave",
     "load_checkpoint",
     "load_full_state_dict",

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from .axis import held_indices
-from .randomness import Random, dropout_mask, random_bits
+from .randomness import Random, Step, dropout_mask, random_bits
 
 _ALPHA = 1.7580993408473766  # SELU's lowest value, negated
 
 
 def exact_values(
-    seed: int, step: int, index: int, shape: Sequence[int], kind: str, first: float, second: float,
+    seed: int, step: Step, index: int, shape: Sequence[int], kind: str, first: float, second: float,
     held: Sequence[Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Numbers in float64 (or int64): a pure function of (seed, step, index, global position).

@@ -23,18 +23,22 @@ Buckets = Sequence[tuple[Sequence[str], Sequence[str]]]
 
 
 @contextlib.contextmanager
-def reducing(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
-    """Around a backward: sums its gradients over devices; all sums are there at the end.
+def reducing(
+    mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1
+) -> Iterator[None]:
+    """Around a backward, or as many as there are micro-batches: sums its gradients over devices; all sums are there at
+    the end.
 
-    A bucket, (axis names, parameter names), is one flat all-reduce. It starts as soon as backward has made the last of
-    its gradients, but buckets start in their order. Gradients of earlier backwards that were not summed yet are
-    partial sums, too; those that were summed are added afterwards, and an error leaves them alone.
+    A bucket, (axis names, parameter names), is one flat all-reduce. It starts as soon as backward, of the last
+    micro-batch, has made the last of its gradients, but buckets start in their order. Gradients of earlier backwards
+    that were not summed yet are partial sums, too; those that were summed are added afterwards, and an error leaves
+    them alone.
     """
     names = dict.fromkeys(name for _, bucket in buckets for name in bucket)
     before = {name: parameters[name].grad for name in names if hasattr(parameters[name].grad, "reduced_at")}
     for name in before:
         parameters[name].grad = None
-    reduction = _Reduction(mesh, parameters, buckets)
+    reduction = _Reduction(mesh, parameters, buckets, backwards)
     try:
         with reduction.beside_backward():
             yield
@@ -84,8 +88,10 @@ def reduce_gradients(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter],
 class _Reduction:
     """The buckets of one step. They start in order, so that all devices agree whatever comes first."""
 
-    def __init__(self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
-        self.buckets = [_Bucket(mesh.joint(axes), [(name, parameters[name]) for name in names])
+    def __init__(
+        self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1
+    ) -> None:
+        self.buckets = [_Bucket(mesh.joint(axes), [(name, parameters[name]) for name in names], backwards)
                         for axes, names in buckets]  # fmt: skip
         self.started = 0
 
@@ -123,23 +129,25 @@ class _Reduction:
 class _Bucket:
     """Gradients on their way to one flat tensor, of which they are views from then on."""
 
-    def __init__(self, axis: Axis, members: list[tuple[str, nn.Parameter]]) -> None:
-        self.axis, self.members = axis, members
-        self.taken: set[int] = set()
+    def __init__(self, axis: Axis, members: list[tuple[str, nn.Parameter]], backwards: int) -> None:
+        self.axis, self.members, self.backwards = axis, members, backwards
+        self.taken: dict[int, int] = {}  # position -> the backwards that have made its gradient
         self.places: list[Tensor] = []  # none before the first gradient comes
 
     @property
     def is_full(self) -> bool:
-        return len(self.taken) == len(self.members)
+        return len(self.taken) == len(self.members) and set(self.taken.values()) == {self.backwards}
 
     def take(self, position: int, gradient: Tensor) -> None:
         """What this backward made, and what those before have left."""
         name, parameter = self.members[position]
-        if position in self.taken:
-            raise RuntimeError(f"the gradient of {name} was made twice within `reducing`: it takes one backward")
-        self.taken.add(position)
+        before = self.taken.get(position, 0)
+        if before == self.backwards:
+            often = "twice within `reducing`: it takes one backward" if before == 1 else f"{before + 1} times"
+            raise RuntimeError(f"the gradient of {name} was made {often}")
+        self.taken[position] = before + 1
         place = self._place(position, gradient.dtype)
-        place.copy_(gradient)
+        place.add_(gradient) if before else place.copy_(gradient)
         if parameter.grad is not None:
             place.add_(local(parameter.grad))
             parameter.grad = None
@@ -159,7 +167,7 @@ class _Bucket:
                 before, parameter.grad = parameter.grad, None
                 place = self._place(position, local(parameter).dtype if before is None else before.dtype)
                 place.zero_() if before is None else place.copy_(local(before))
-                self.taken |= {position} if before is not None else set()
+                self.taken |= {position: 1} if before is not None else {}
         self.wait: Callable[[], object] = self.axis.transport.all_reduce(self.flat)
 
     def finish(self) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.debug
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .axis import Axis, GroupTransport, Transport
+from .micro_batches import LabelShares
 from .randomness import Random
 
 
@@ -34,7 +37,7 @@ class ParallelMesh:
             rank, self.coordinates[name] = divmod(rank, size)
         self._connect = connect
         self._joined: dict[tuple[str, ...], Axis] = {}
-        self.random = Random(self)
+        self.random, self.labels = Random(self), LabelShares()
         for name in self.axes:
             self.joint((name,))
 
@@ -66,6 +69,18 @@ class ParallelMesh:
             size = math.prod(self.axes[name] for name in key)
             self._joined[key] = Axis("+".join(key), size, index, self._connect(self, key), self, key)
         return self._joined[key]
+
+    @contextlib.contextmanager
+    def micro_batch(self, number: int, shares: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Around the forward of one: random numbers are its own. `shares`: of the step's labels, see `label_shares`."""
+        step = self.random.step
+        self.random.step = (step, number) if number else step
+        self.labels.begin(shares)
+        try:
+            yield
+        finally:
+            self.random.step = step
+            self.labels.begin(())
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
         """The ranks of every group along the axes `names`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from .mesh import ParallelMesh
 
 
+Step = int | tuple[Any, int]  # a micro-batch but the first: (step, number)
+
+
 class Random:
     """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks)."""
 
-    def __init__(self, mesh: ParallelMesh, seed: int = 0, step: int = 0, exact: bool = False) -> None:
+    def __init__(self, mesh: ParallelMesh, seed: int = 0, step: Step = 0, exact: bool = False) -> None:
         self.mesh, self.seed, self.step, self.exact = mesh, seed, step, exact
         self._shards: dict[str, list[tuple[str, int]]] = {}  # by layout: the sharding axes, and this device's place
 
@@ -60,14 +63,14 @@ def hash_of(*parts: object) -> int:
 
 
 def dropout_mask(
-    seed: int, step: int, index: int, shape: Sequence[int], p: float, held: Sequence[Tensor] | None = None
+    seed: int, step: Step, index: int, shape: Sequence[int], p: float, held: Sequence[Tensor] | None = None
 ) -> Tensor:
     """True where an element is kept; a pure function of (seed, step, index, global position)."""
     return random_bits(seed, step, index, shape, held) >= int(p * 2**53)
 
 
 def random_bits(
-    seed: int, step: int, index: object, shape: Sequence[int], held: Sequence[Tensor] | None = None
+    seed: int, step: Step, index: object, shape: Sequence[int], held: Sequence[Tensor] | None = None
 ) -> Tensor:
     """53 random bits an element, by its global position. `held[d]`: the global positions along dim d that are wanted
     (None: all)."""

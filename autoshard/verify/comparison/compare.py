@@ -106,7 +106,7 @@ def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | No
 def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
     scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
     for number, step in enumerate(reference.steps):
-        for position, name in enumerate(program.outputs):
+        for position, name in enumerate(program.outputs * reference.micro_batches):
             locals_ = [_output(result.steps[number], position) for result in results]
             label = "loss" if name == program.loss else program.value(name).tensor
             expected, layout = step.outputs[position], program.value(name).layout

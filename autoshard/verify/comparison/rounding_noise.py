@@ -51,7 +51,8 @@ def measure_noise(
     gradients: Mapping[str, float] = {}
     steps = []
     norms = [step.max_norm for step in reference.steps]
-    runs = trained(module, graph, nudged, make_optimizer, reference.seed, literal, norms)
+    seed, count = reference.seed, reference.micro_batches
+    runs = trained(module, graph, nudged, make_optimizer, seed, literal, norms, count)
     for (found, step), expected in zip(runs, reference.steps, strict=True):
         gradients = gradients or _differences(found, reference.gradients)
         steps.append(_step_noise(step, expected))

@@ -47,6 +47,28 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
     ]
 
 
+def varied_micro_batches(graph: Graph, examples: Sequence[torch.Tensor], seed: int, count: int) -> list[torch.Tensor]:
+    """The inputs of `count` micro-batches, one after another, of which each has other labels ignored than the last."""
+    ranges = integer_ranges(graph)
+    made: list[torch.Tensor] = []
+    for number in range(count):
+        own = varied_inputs(graph, examples, seed + 1000 * number)
+        for position, name in enumerate(graph.inputs):
+            ignored = ranges[name].ignored if name in ranges else None
+            if ignored is not None and number:
+                own[position] = _with_fewer(own[position], ignored, number)
+        made += own
+    return made
+
+
+def _with_fewer(labels: torch.Tensor, ignored: int, number: int) -> torch.Tensor:
+    """Of those that count, each second of micro-batch 1, each third of micro-batch 2, … is ignored, too."""
+    flat = labels.clone().reshape(-1)
+    counted = (flat != ignored).nonzero().view(-1)
+    flat[counted[1 :: number + 1]] = ignored
+    return flat.reshape(labels.shape)
+
+
 def _order(examples: Sequence[torch.Tensor], source: torch.Generator) -> torch.Tensor | None:
     """A new order of the samples; None where the inputs do not all have as many."""
     counts = {len(example) for example in examples if example.dim()}

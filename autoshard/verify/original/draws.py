@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.emit.runtime.drawing import chosen, exact_values
-from autoshard.emit.runtime.randomness import dropout_mask
+from autoshard.emit.runtime.randomness import Step, dropout_mask
 from autoshard.errors import UsageError
 
 _UNSUPPORTED = {"randperm", "rrelu_with_noise", "poisson", "geometric_", "cauchy_", "log_normal_"}
@@ -32,7 +32,7 @@ class ExactDropout(TorchDispatchMode):
     the state of the generator: activation checkpointing brings that back, and so draws the same mask again.
     """
 
-    def __init__(self, seed: int, step: int) -> None:
+    def __init__(self, seed: int, step: Step) -> None:
         super().__init__()
         self.seed, self.step = seed, step
         self.numbers: dict[bytes, int] = {}
@@ -108,7 +108,7 @@ def _names(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def exact_dropout(seed: int, step: int) -> Iterator[ExactDropout]:
+def exact_dropout(seed: int, step: Step) -> Iterator[ExactDropout]:
     with torch.random.fork_rng(devices=[]), ExactDropout(seed, step) as mode:
         torch.manual_seed(seed)
         yield mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from autoshard.ir.graph import Graph
 from autoshard.verify.original.draws import exact_dropout
 from autoshard.verify.original.float64 import exact_precision, widened
+from autoshard.verify.original.micro_batches import at, label_shares, sharing
 
 State = dict[str, torch.Tensor]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -26,7 +28,8 @@ TIGHT_STEPS = (True, False, True)  # clipped or not, in turns
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """One optimizer step of the reference: global tensors. `norm` is the gradients' norm before clipping."""
+    """One optimizer step of the reference: global tensors, of its micro-batches one after another. `norm` is the
+    gradients' norm before clipping."""
 
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
@@ -42,13 +45,15 @@ class ReferenceStep:
 
 @dataclass(frozen=True)
 class Reference:
-    """`parameters` and `buffers` are those before the first step, `gradients` the first step's, before clipping."""
+    """`parameters` and `buffers` are those before the first step, `gradients` the first step's, before clipping.
+    `micro_batches`: of each step."""
 
     parameters: State
     buffers: State
     gradients: State
     steps: tuple[ReferenceStep, ...]
     seed: int
+    micro_batches: int = 1
 
     @property
     def clipped_steps(self) -> int:
@@ -68,18 +73,19 @@ def run_reference(
     make_optimizer: MakeOptimizer,
     seed: int,
     literal: torch.dtype = torch.float32,
+    micro_batches: int = 1,
 ) -> Reference:
     """Train `module` (already randomised, float64) one step for each global batch; without a loss, only run it.
 
-    Numbers in its code count as they are in `literal`.
+    Numbers in its code count as they are in `literal`. A batch has the inputs of its micro-batches one after another.
     """
     before = _parameters(module), _buffers(module)
     gradients: State = {}
     steps = []
-    for found, step in trained(module, graph, batches, make_optimizer, seed, literal):
+    for found, step in trained(module, graph, batches, make_optimizer, seed, literal, micro_batches=micro_batches):
         gradients = gradients or found
         steps.append(step)
-    return Reference(*before, gradients, tuple(steps), seed)
+    return Reference(*before, gradients, tuple(steps), seed, micro_batches)
 
 
 def trained(
@@ -90,6 +96,7 @@ def trained(
     seed: int,
     literal: torch.dtype = torch.float32,
     max_norms: Sequence[float] = (),
+    micro_batches: int = 1,
 ) -> Iterator[tuple[State, ReferenceStep]]:
     """The gradients before clipping (of the first step) and the outcome of each step. `max_norms`: given, or chosen."""
     if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
@@ -99,9 +106,8 @@ def trained(
         optimizer = make_optimizer(trainable) if graph.loss is not None else None
         for number, batch in enumerate(batches):
             module.zero_grad(set_to_none=True)
-            with exact_dropout(seed, number), torch.set_grad_enabled(optimizer is not None):
-                outputs = outputs_of(module(*widened(batch)))
-                norm = _backward(outputs[graph.outputs.index(graph.loss)], trainable) if graph.loss else 0.0
+            outputs = accumulated(module, graph, widened(batch), seed, number, micro_batches)
+            norm = _gradient_norm(trainable) if graph.loss else 0.0
             gradients = _gradients(module) if number == 0 else {}
             max_norm = max_norms[number] if max_norms else _max_norm(norm, number)
             if optimizer is not None:
@@ -117,9 +123,26 @@ def _max_norm(norm: float, number: int) -> float:
     return min(CLIP_FRACTION * norm, CLIP_MOST) if tight else LOOSE * norm
 
 
-def _backward(loss: torch.Tensor, trainable: list[torch.nn.Parameter]) -> float:
-    """Gradients of `loss`; gives their norm."""
-    loss.backward()
+def accumulated(
+    module: torch.nn.Module, graph: Graph, batch: Batch, seed: int, step: int, micro_batches: int
+) -> list[torch.Tensor]:
+    """The outputs of each micro-batch of a step, one after another; gradients are those of the mean of the losses."""
+    count = len(batch) // micro_batches
+    batches = [batch[i * count : (i + 1) * count] for i in range(micro_batches)]
+    shares = label_shares(module, batches, seed, step) if micro_batches > 1 and graph.loss is not None else None
+    made: list[torch.Tensor] = []
+    for number, own in enumerate(batches):
+        counting = sharing(shares[number]) if shares is not None else contextlib.nullcontext()
+        with exact_dropout(seed, at(step, number)), torch.set_grad_enabled(graph.loss is not None):
+            with counting:
+                outputs = outputs_of(module(*own))
+            if graph.loss is not None:
+                (outputs[graph.outputs.index(graph.loss)] / micro_batches).backward()
+        made += outputs
+    return made
+
+
+def _gradient_norm(trainable: list[torch.nn.Parameter]) -> float:
     densify(trainable)
     norms = [p.grad.norm() for p in trainable if p.grad is not None]
     return float(torch.stack(norms).norm()) if norms else 0.0

@@ -22,24 +22,37 @@ _LOADING = threading.Lock()
 
 @dataclass(frozen=True)
 class RankTensors:
-    """Local outputs and, by original name, local gradients after their reduction and before clipping."""
+    """Local outputs of each micro-batch and, by original name, local gradients after their reduction and before
+    clipping."""
 
-    outputs: Any
+    outputs: list[Any]
     gradients: dict[str, torch.Tensor]
 
 
 class GradientRecorder:
-    """Stands for the package's `compute_gradients`, which its `train_step` calls, and keeps what each rank made."""
+    """Stands for the package's `compute_gradients`, which its `train_step` calls, and keeps what each rank made.
 
-    def __init__(self, runtime: Any, compute_gradients: Any) -> None:
+    `accumulate` stands for its `accumulate_gradients`.
+    """
+
+    def __init__(self, runtime: Any, compute_gradients: Any, accumulate_gradients: Any = None) -> None:
         self.runtime, self.compute_gradients = runtime, compute_gradients
+        self.accumulate_gradients = accumulate_gradients
         self.seen: dict[int, RankTensors] = {}
 
     def __call__(self, model: torch.nn.Module, mesh: Any, inputs: Any, **options: Any) -> Any:
         outputs = self.compute_gradients(model, mesh, inputs, **options)
+        self._note(model, mesh, [outputs])
+        return outputs
+
+    def accumulate(self, model: torch.nn.Module, mesh: Any, micro_batches: Any) -> Any:
+        outputs = self.accumulate_gradients(model, mesh, micro_batches)
+        self._note(model, mesh, outputs)
+        return outputs
+
+    def _note(self, model: torch.nn.Module, mesh: Any, outputs: list[Any]) -> None:
         gradients = {self.runtime.sharding(p).name: self._local(p) for p in model.parameters() if p.requires_grad}
         self.seen[mesh.rank] = RankTensors(outputs, gradients)
-        return outputs
 
     def _local(self, parameter: torch.Tensor) -> torch.Tensor:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -61,15 +74,19 @@ class LoadedPackage:
     model: Any
     train: Any
     recorder: GradientRecorder
+    batches: Any = None
 
 
 def load_package(folder: Path) -> LoadedPackage:
     """Imports runtime, model_parallel and train of `folder`, under private names."""
     with _LOADING, _private_imports(folder):
         modules: list[Any] = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
+        batches = importlib.import_module("batches") if (folder / "batches.py").exists() else None
     runtime, model, train = modules
-    train.compute_gradients = GradientRecorder(runtime, train.compute_gradients)
-    return LoadedPackage(runtime, model, train, train.compute_gradients)
+    accumulate = getattr(train, "accumulate_gradients", None)  # not there in packages of older versions
+    recorder = GradientRecorder(runtime, train.compute_gradients, accumulate)
+    train.compute_gradients, train.accumulate_gradients = recorder, recorder.accumulate
+    return LoadedPackage(runtime, model, train, recorder, batches)
 
 
 @contextmanager

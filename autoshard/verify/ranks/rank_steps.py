@@ -30,6 +30,7 @@ class Job:
     optimizer: str
     max_norms: tuple[float, ...]  # of each step
     seed: int
+    micro_batches: int = 1  # a batch has the inputs of each, one after another
 
 
 def job_of(program: Program, reference: Reference) -> Job:
@@ -43,6 +44,7 @@ def job_of(program: Program, reference: Reference) -> Job:
         optimizer=program.optimizer,
         max_norms=tuple(step.max_norm for step in reference.steps),
         seed=reference.seed,
+        micro_batches=reference.micro_batches,
     )
 
 
@@ -59,15 +61,19 @@ def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
         steps = []
         for number, batch in enumerate(job.batches):
             mesh.random.step = number
-            inputs = _local_inputs(batch, job, mesh.rank)
+            inputs: Any = _local_inputs(batch, job, mesh.rank)
             if optimizer is None:
                 with torch.no_grad():
-                    outputs, norm = model(*inputs), 0.0
+                    outputs, norm = [model(*inputs)], 0.0
             else:
+                if job.micro_batches > 1:
+                    own = len(job.input_layouts)
+                    inputs = [inputs[i : i + own] for i in range(0, len(inputs), own)]
                 norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norms[number])[1])
                 seen = package.recorder.take(mesh.rank)
                 outputs, gradients = seen.outputs, gradients or seen.gradients
-            steps.append(RankStep(_outputs(outputs, job), norm, *_stored(package.runtime, model)))
+            made = tuple(output for given in outputs for output in _outputs(given, job))
+            steps.append(RankStep(made, norm, *_stored(package.runtime, model)))
         return RankResult(gradients, tuple(steps))
 
 
@@ -79,7 +85,7 @@ def _load(runtime: Any, model: torch.nn.Module, state: State) -> None:
 
 def _local_inputs(batch: Sequence[torch.Tensor], job: Job, rank: int) -> list[torch.Tensor]:
     mesh = Mesh.parse(job.mesh)
-    pairs = zip(batch, job.input_layouts, strict=True)
+    pairs = zip(batch, job.input_layouts * job.micro_batches, strict=True)
     return [local_part(whole, Layout.parse(layout), mesh, rank).clone() for whole, layout in pairs]
 
 

@@ -1,0 +1,128 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""The batches of train.py: synthetic ones, or those of a user's loader; of each, the part that this rank holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_parallel import INPUTS
+from runtime import ParallelMesh, held_indices
+
+
+class UserError(Exception):
+    """Something the person who started this can mend: shown without a traceback, by rank 0."""
+
+
+class BatchError(UserError):
+    """The same, of a batch that one rank got: shown by that rank."""
+
+
+def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
+    """The shape of this rank's part of an input."""
+    shape, _, layout, *_ = INPUTS[name]
+    return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
+
+
+def local_part(name: str, x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """This rank's part of a global input."""
+    shape, _, layout, *_ = INPUTS[name]
+    for dim, size in enumerate(shape):
+        held = held_indices(size, dim, layout, mesh)
+        if len(held) < size:
+            x = x.index_select(dim, held.to(x.device))
+    return x
+
+
+def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
+    """Batches made from the seed and their number alone: the same on every mesh. `start`: the first one's."""
+    step = start
+    while True:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        batch = []
+        for name, (shape, dtype, _, low, high) in INPUTS.items():
+            kind: torch.dtype = getattr(torch, dtype)
+            if kind.is_floating_point and high > low:
+                x = (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+            elif kind.is_floating_point:
+                x = torch.randn(shape, generator=generator).to(kind)
+            else:
+                x = torch.randint(low, high, shape, generator=generator).to(kind)
+            batch.append(local_part(name, x, mesh).to(mesh.device))
+        yield batch
+        step += 1
+
+
+def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
+    """The local tensors of a loader's batch. Raises BatchError that says what was expected."""
+    names = list(INPUTS)
+    if isinstance(batch, Mapping):
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise BatchError(f"the batch lacks {', '.join(missing)}: it has {', '.join(map(str, batch)) or 'nothing'}")
+        batch = [batch[name] for name in names]
+    if isinstance(batch, Tensor):
+        batch = [batch]
+    if not isinstance(batch, list | tuple) or len(batch) != len(names):
+        got = f"{len(batch)} tensors" if isinstance(batch, list | tuple) else type(batch).__name__
+        raise BatchError(f"a batch must hold {len(names)} tensors ({', '.join(names)}), got {got}")
+    return [_checked_tensor(name, x, mesh) for name, x in zip(names, batch, strict=True)]
+
+
+def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise BatchError(f"input {name!r}: expected a tensor, got {type(x).__name__}")
+    shape, own = INPUTS[name][0], local_shape(name, mesh)
+    dtype: torch.dtype = getattr(torch, INPUTS[name][1])
+    if x.dtype.is_floating_point != dtype.is_floating_point:
+        raise BatchError(f"input {name!r}: expected {dtype}, got {x.dtype}")
+    if tuple(x.shape) == tuple(shape):
+        x = local_part(name, x, mesh)
+    elif tuple(x.shape) != own:
+        got = tuple(x.shape)
+        raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
+    return x.to(device=mesh.device, dtype=dtype, non_blocking=True)
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """`file.py:function` as that function."""
+    path, _, name = spec.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise UserError(f"--data {spec}: expected file.py:function, and there is no file {path or spec!r}")
+    module_spec = importlib.util.spec_from_file_location("user_data", path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    module_spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"--data {spec}: {path} has no function {name!r}")
+    return function
+
+
+def loader_batches(spec: str, mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
+    """Batches of a user's loader, from batch `start` on; an ended loader begins again.
+
+    The function gets those of the keywords `mesh`, `rank`, `seed` and `inputs` that it takes.
+    """
+    make_loader = load_function(spec)
+    offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS}
+    taken = inspect.signature(make_loader).parameters
+    keywords = {name: value for name, value in offered.items() if name in taken}
+    position = 0
+    while True:
+        before = position
+        for batch in make_loader(**keywords):
+            position += 1
+            if position > start:
+                yield checked(batch, mesh)
+        if position == before:
+            raise UserError(f"--data {spec}: the loader yields no batch")

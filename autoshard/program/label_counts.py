@@ -1,0 +1,95 @@
+"""Losses that are means over labels, of which some may be ignored: in a step of several micro-batches their number is
+that of the whole step, known before the first backward. So it is counted of the inputs alone, by a program of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autoshard.errors import UsageError
+from autoshard.ir.layout import Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Compute, Instruction, LabelCount, LocalValue, Program
+from autoshard.program.module_scopes import operands_of, random_index, results_of
+
+LABEL_LOSSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
+_MEAN = (1, "mean")
+CLASS = "Labels"
+
+
+def label_counts(
+    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh
+) -> tuple[LabelCount, ...]:
+    """UsageError where a loss has class weights: its mean is over weights, which are not counted."""
+    found = []
+    for step in instructions:
+        if not isinstance(step, Compute) or step.target not in LABEL_LOSSES or not _is_mean(step, values):
+            continue
+        target = step.operands[1]
+        assert target is not None
+        if len(step.operands) > 2 and step.operands[2] is not None:
+            raise UsageError(
+                f"{step.op} weighs its classes: the weights of a step's labels are not added up over micro-batches",
+                "a loss without class weights, or one micro-batch",
+            )
+        layout = values[target].layout
+        axes = tuple(n for n, p in zip(mesh.names, layout.placements, strict=True) if isinstance(p, Shard))
+        ignored = dict(step.attributes).get("ignore_index", -100)
+        assert isinstance(ignored, int)
+        found.append(LabelCount(step.op, target, ignored, axes))
+    return tuple(found)
+
+
+def _is_mean(step: Compute, values: Mapping[str, LocalValue]) -> bool:
+    """Over labels: classes given as probabilities all count."""
+    target = step.operands[1]
+    whole = target is not None and values[target].dtype.startswith(("int", "uint"))
+    return whole and dict(step.attributes).get("reduction", "mean") in _MEAN
+
+
+def labels_program(program: Program) -> Program:
+    """Makes the labels of the program's losses, in order, of its inputs. UsageError where it takes more than these."""
+    needed, wanted = set(), {count.target for count in program.label_counts}
+    for index in reversed(range(len(program.instructions))):
+        step = program.instructions[index]
+        if wanted.isdisjoint(results_of(step)):
+            continue
+        if random_index(step) is not None:
+            raise _unknown(program)
+        needed.add(index)
+        wanted |= set(filter(None, operands_of(step)))
+    stored = {p.value for p in (*program.parameters, *program.buffers)}
+    if not wanted.isdisjoint(stored):
+        raise _unknown(program)
+    steps = [program.instructions[index] for index in sorted(needed)]
+    kept = {*program.inputs, *(name for step in steps for name in results_of(step))}
+    return replace(
+        program,
+        values=tuple(value for value in program.values if value.name in kept),
+        parameters=(),
+        buffers=(),
+        instructions=tuple(_bare(step) for step in steps),
+        outputs=tuple(count.target for count in program.label_counts),
+        loss=None,
+        buffer_updates=(),
+        gradient_buckets=(),
+        weight_buckets=(),
+        modules=(("", CLASS),),
+        label_counts=(),
+    )
+
+
+def _bare(step: Instruction) -> Instruction:
+    """Outside all modules."""
+    if isinstance(step, Collective):
+        return replace(step, module="")
+    return replace(step, module="", again=())
+
+
+def _unknown(program: Program) -> UsageError:
+    return UsageError(
+        f"the labels of {program.label_counts[0].op} are not made of the inputs alone: how many count is not known "
+        "before the first backward of several micro-batches",
+        "labels as an input, or one micro-batch",
+    )

@@ -1,0 +1,131 @@
+"""A step of several micro-batches against the original model running the same ones: labels that are ignored unevenly,
+an auxiliary loss beside them, dropout, batch norm, ZeRO; and the faults that this must see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autoshard.capture.capture import capture
+from autoshard.emit import emit
+from autoshard.errors import UsageError
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import StepPlan
+from autoshard.ir.program import Program
+from autoshard.program.lower import lower
+from autoshard.verify.case import Case, check_files, make_case
+from tests.forced import forced_plan, sharded_plan
+
+COUNT = 3
+
+
+class Tagger(nn.Module):
+    """Words to tags, a mean over the tags that count; a penalty on activations beside it, which is a plain mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.norm = nn.Embedding(13, 8), nn.Linear(8, 12), nn.BatchNorm1d(12)
+        self.drop, self.down = nn.Dropout(0.2), nn.Linear(12, 5)
+
+    def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+        x = self.norm(F.gelu(self.up(self.words(ids))).flatten(0, 1))
+        logits = self.down(self.drop(x))
+        return F.cross_entropy(logits, tags.reshape(-1), label_smoothing=0.1) + 0.1 * x.square().mean()
+
+
+def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Tagger(), (torch.randint(0, 13, (4, 6)), torch.randint(0, 5, (4, 6)))
+
+
+def build_weighted() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class Weighted(Tagger):
+        def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+            logits = self.down(F.relu(self.up(self.words(ids)))).flatten(0, 1)
+            return F.cross_entropy(logits, tags.reshape(-1), self.down.bias.detach().square())
+
+    return Weighted(), build()[1]
+
+
+def build_guessing() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class Guessing(Tagger):
+        def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+            logits = self.down(F.relu(self.up(self.words(ids)))).flatten(0, 1)
+            return F.cross_entropy(logits, logits.detach().argmax(-1)) + tags.sum() * 0.0
+
+    return Guessing(), build()[1]
+
+
+@cache
+def made(zero: bool = False, seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
+    graph = capture(f"{__file__}:build", {})
+    mesh = Mesh.parse("dp=2")
+    plan = sharded_plan(graph, mesh, "dp") if zero else forced_plan(graph, mesh, lambda op, strategy: True, seed)
+    plan = replace(plan, step=StepPlan(COUNT))
+    program = lower(plan, graph)
+    return case(), program, emit(program, plan, graph)
+
+
+@cache
+def case() -> Case:
+    return make_case(f"{__file__}:build", {}, capture(f"{__file__}:build", {}), micro_batches=COUNT)
+
+
+@pytest.mark.parametrize(("zero", "seed"), [(False, 0), (False, 1), (True, 0)])
+def test_the_step_is_that_of_the_original(zero: bool, seed: int) -> None:
+    reference, program, files = made(zero, seed)
+    assert bool(program.weight_buckets) >= zero and len(program.label_counts) == 1
+    proof = check_files(reference, program, files, own_precision=True)
+    assert proof.passed, proof.failure
+
+
+def test_micro_batches_differ_in_what_they_ignore() -> None:
+    inputs = case().reference.steps[0].inputs
+    assert len(inputs) == 2 * COUNT
+    counts = [int((tags != -100).sum()) for tags in inputs[1::2]]
+    assert len(set(counts)) == COUNT and min(counts) > 0, counts
+
+
+FAULTS = {
+    "each micro-batch's own mean": ("mesh.micro_batch(number, shares[number])", "mesh.micro_batch(number)"),
+    "one dropout mask for all": ("mesh.micro_batch(number, shares", "mesh.micro_batch(0, shares"),
+    "the sum of the losses": ("(outputs[0] / MICRO_BATCHES).backward()", "outputs[0].backward()"),
+    "the first micro-batch each time": ("enumerate(micro_batches):", "enumerate([micro_batches[0]] * MICRO_BATCHES):"),
+    "summed after the first": ("GRADIENT_BUCKETS, MICRO_BATCHES)", "GRADIENT_BUCKETS)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault: str) -> None:
+    reference, program, files = made()
+    old, new = FAULTS[fault]
+    assert old in files["train.py"]
+    proof = check_files(reference, program, files | {"train.py": files["train.py"].replace(old, new)})
+    assert not proof.passed
+
+
+def test_a_micro_batch_without_labels_adds_nothing() -> None:
+    """As for a batch of padding: 0 / 0 there would be NaN everywhere."""
+    from autoshard.emit.runtime import LabelShares, counted
+
+    labels, logits = LabelShares(), torch.randn(3, 4, requires_grad=True)
+    labels.begin([torch.tensor(0.0, dtype=torch.float64)])
+    loss = counted(F.cross_entropy(logits, torch.full((3,), -100)), labels)
+    loss.backward()
+    assert float(loss.detach()) == 0.0 and logits.grad is not None and not logits.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("build_weighted", "weighs its classes"), ("build_guessing", "not made of the inputs alone")]
+)
+def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> None:
+    graph = capture(f"{__file__}:{name}", {})
+    plan = forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True)
+    lower(plan, graph)
+    with pytest.raises(UsageError, match=says):
+        several = replace(plan, step=StepPlan(2))
+        emit(lower(several, graph), several, graph)
