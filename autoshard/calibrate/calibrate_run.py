@@ -1,12 +1,16 @@
-"""`autoshard calibrate`: measures this machine, fits, and writes a profile with its cost model."""
+"""`autoshard calibrate`: measures this machine, fits, and writes a profile with its cost model.
+
+Started by torchrun on several nodes it measures all of them, the network between them too; the first process writes.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,10 +18,12 @@ from typing import Any
 from autoshard.calibrate.cost_model_file import costmodel_text
 from autoshard.calibrate.fitted_models import MEMORY_KINDS
 from autoshard.calibrate.machine_fit import KIND, Calibration, Family, calibrate
+from autoshard.calibrate.network_fit import NetworkFit, level_between_nodes, network_fit, with_network
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.costs.bands import NAMES
 from autoshard.errors import InvalidFileError, UsageError, UserError
 from autoshard.system.files import parse_json, read_text, write_text
+from autoshard.units import format_bandwidth, format_seconds
 
 LIMIT_SECONDS = 1200.0
 DEVICES = ("cpu", "cuda", "npu")
@@ -44,25 +50,41 @@ class CalibrationFiles:
     costmodel: Path
     measurements: Path
     families: tuple[Family, ...]
+    network: NetworkFit | None = None
 
 
-def run(request: Request) -> CalibrationFiles:
-    """Raises UsageError for a request that can't be met, UserError where a measuring process failed."""
+def under_torchrun() -> bool:
+    """Several processes were started, this is one of them."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def run(request: Request) -> CalibrationFiles | None:
+    """Raises UsageError for a request that can't be met, UserError where a measuring process failed. None on all
+    processes of torchrun but the first."""
     hardware = load_hardware(request.hardware)
     hardware.peak_flops(request.dtype)
     costs = request.out.with_name(f"{request.out.stem}-costs.toml")
     kept = request.out.with_name(f"{request.out.stem}-measured.json")
     _check(request, hardware, (request.out, costs))
-    measured = _checked(_read(request.measured), request.measured) if request.measured else measure(request)
+    if request.measured:
+        measured = _checked(_read(request.measured), request.measured)
+    else:
+        measured = measure_here(request, hardware) if under_torchrun() else measure(request)
+    if under_torchrun() and os.environ["RANK"] != "0":
+        return None
     source = f"autoshard calibrate, {measured['machine']}, {request.dtype}"
     made = calibrate(measured, hardware, request.dtype, source)
     profile, constants = _texts(request, hardware, made, costs, source)
-    parse_hardware(f"{profile}\n{constants}", str(request.out))  # before a file is there
+    own = parse_hardware(f"{profile}\n{constants}", str(request.out))  # before a file is there
+    network = network_fit(measured, own) if measured.get("between") else None
+    if network is not None:
+        profile = with_network(profile, network, hardware, source)
+        parse_hardware(f"{profile}\n{constants}", str(request.out))
     write_text(costs, constants)
     write_text(request.out, profile)
     if request.measured is None:
         write_text(kept, json.dumps(measured, indent=1) + "\n")
-    return CalibrationFiles(request.out, costs, request.measured or kept, made.families)
+    return CalibrationFiles(request.out, costs, request.measured or kept, made.families, network)
 
 
 def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> None:
@@ -75,11 +97,37 @@ def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> Non
         raise UsageError(
             f"--out {request.out}: there is no folder {request.out.parent}", f"mkdir -p {request.out.parent}"
         )
+    if under_torchrun():
+        _check_nodes(request, hardware)
     if request.processes > hardware.max_devices:
         most = hardware.max_devices
         raise UsageError(
             f"--processes {request.processes}: {hardware.name} has at most {most} devices", f"--processes {most}"
         )
+
+
+def _check_nodes(request: Request, hardware: Hardware) -> None:
+    """What torchrun started is what the profile describes."""
+    if request.processes > 1:
+        raise UsageError("--processes and torchrun both start processes", "one of them")
+    local, world = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if world > hardware.max_devices:
+        raise UsageError(f"torchrun started {world} processes: {hardware.name} has at most {hardware.max_devices}")
+    if world > local:
+        level_between_nodes(hardware)
+        if local != hardware.devices_per_node:
+            raise UsageError(
+                f"torchrun started {local} processes a node, {hardware.name} has {hardware.devices_per_node}",
+                f"--nproc-per-node {hardware.devices_per_node}, or a copy of the profile with nodes of {local}",
+            )
+
+
+def measure_here(request: Request, hardware: Hardware) -> dict[str, Any]:
+    """The same on every process of torchrun, each on its own device."""
+    from autoshard.calibrate.measure_worker import check_device, measured
+
+    check_device(request.device)
+    return measured(("kernels", "collectives"), request.device, request.dtype)
 
 
 def measure(request: Request) -> dict[str, Any]:
@@ -108,7 +156,8 @@ COLUMNS = {
     "memory": {"kind", "bytes", "seconds"},
 }
 
-COLLECTIVE = {"kind", "members", "bytes", "seconds"}
+ACROSS = {"kind", "nodes", "bytes", "seconds"}
+COLLECTIVES = {"collective": {"kind", "members", "bytes", "seconds"}, "between": ACROSS, "whole": ACROSS}
 KINDS = (*MEMORY_KINDS, *KIND)
 
 
@@ -127,12 +176,14 @@ def _checked(measured: dict[str, Any], path: Path) -> dict[str, Any]:
             raise InvalidFileError(f"{path}: {key} is missing", _AGAIN)
     if measured["dispatch_seconds"] != 0 and not _is_number(measured["dispatch_seconds"]):
         raise InvalidFileError(f"{path}: dispatch_seconds: expected a number of seconds", _AGAIN)
-    for table in (*COLUMNS, *["collective"] * ("collective" in measured)):
+    if ("between" in measured) != ("whole" in measured):
+        raise InvalidFileError(f"{path}: between and whole belong together", _AGAIN)
+    for table in (*COLUMNS, *(name for name in COLLECTIVES if name in measured)):
         rows = measured[table]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InvalidFileError(f"{path}: {table}: expected a list of rows", _AGAIN)
         for number, row in enumerate(rows):
-            if fault := _row_fault(row, COLUMNS.get(table, COLLECTIVE)):
+            if fault := _row_fault(row, (COLUMNS | COLLECTIVES)[table]):
                 raise InvalidFileError(f"{path}: {table}[{number}]: {fault}", _AGAIN)
     return measured
 
@@ -179,8 +230,17 @@ def summary(written: CalibrationFiles) -> str:
     rows = [("", "rows", "error on held-out rows"), *(
         (NAMES[family.name], str(family.rows), f"{family.error:.1%}") for family in written.families
     )]  # fmt: skip
-    return "\n".join([*table(rows), f"written to {written.profile} and {written.costmodel}",
+    network = [_network_words(written.network)] if written.network else []
+    return "\n".join([*table(rows), *network, f"written to {written.profile} and {written.costmodel}",
                       f"next: autoshard plan … --hardware {written.profile}"])  # fmt: skip
+
+
+def _network_words(found: NetworkFit) -> str:
+    speed = f"{format_bandwidth(found.bandwidth)} a device, {format_seconds(found.latency_seconds, 3)} a message"
+    return (
+        f"{found.link} between nodes: {speed}; {found.rows} rows, error {found.error:.1%} on held-out ones, "
+        f"{found.whole_error:.1%} on collectives over all devices"
+    )
 
 
 def as_dict(written: CalibrationFiles) -> Mapping[str, Any]:
@@ -191,4 +251,5 @@ def as_dict(written: CalibrationFiles) -> Mapping[str, Any]:
         "measurements": str(written.measurements),
         "held_out_error": {family.name: family.error for family in written.families},
         "rows": {family.name: family.rows for family in written.families},
+        "network": asdict(written.network) if written.network else None,
     }

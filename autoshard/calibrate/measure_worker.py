@@ -1,9 +1,9 @@
 """Measures its devices: `python -m autoshard.calibrate.measure_worker WHAT DEVICE DTYPE FILE`, with torchrun too.
 
-WHAT is kernels, which all processes measure at once as they compute at once in a step, or collectives; the first
-process writes FILE (JSON). Each time is the median of several samples. On the CPU a device is a core, and a kernel is
-timed by the processor time of its one thread, which other programs do not disturb; other devices and collectives by the
-clock.
+WHAT is kernels, which all processes measure at once as they compute at once in a step, or collectives, in a node and
+between nodes; the first process writes FILE (JSON). Each time is the median of several samples. On the CPU a device is
+a core, and a kernel is timed by the processor time of its one thread, which other programs do not disturb; other
+devices and collectives by the clock.
 """
 
 from __future__ import annotations
@@ -53,12 +53,19 @@ def check_device(device: str) -> None:
 
 
 def main(what: str, device_name: str, dtype_name: str, path: str) -> None:
-    device = _device(device_name)
-    dtype = getattr(torch, dtype_name)
-    torch.manual_seed(SEED)
-    measured = {"kernels": kernels, "collectives": collectives}[what](device, dtype)
+    found = measured((what,), device_name, dtype_name)
     if int(os.environ.get("RANK", "0")) == 0:
-        Path(path).write_text(json.dumps(measured), encoding="utf-8")
+        Path(path).write_text(json.dumps(found), encoding="utf-8")
+
+
+def measured(what: Sequence[str], device_name: str, dtype_name: str) -> dict[str, Any]:
+    """Tables by name, as this process measured them."""
+    device, dtype = _device(device_name), getattr(torch, dtype_name)
+    torch.manual_seed(SEED)
+    found: dict[str, Any] = {}
+    for one in what:
+        found |= {"kernels": kernels, "collectives": collectives}[one](device, dtype)
+    return found
 
 
 def _device(name: str) -> torch.device:
@@ -206,22 +213,41 @@ def _dispatch_seconds(device: torch.device) -> float:
 
 
 def collectives(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Rows of collectives, on all processes."""
-    return {"collective": list(_collectives(device, dtype))}
+    """Rows of collectives, on all processes: kind, members or nodes, bytes of the whole message, seconds.
 
-
-def _collectives(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Kind, members, bytes of the whole message, seconds; on every rank, so that all stay together."""
+    `collective`: within the first node. Of several nodes also `between`: all groups of one device a node at once, as
+    the groups of a mesh axis are; and `whole`: all devices of the nodes in one group.
+    """
     dist.init_process_group(BACKENDS[device.type])
-    world, rank = dist.get_world_size(), dist.get_rank()
-    for members in measured_shapes.group_sizes(world):
-        group = dist.new_group(list(range(members)))
-        if rank < members:
+    world = dist.get_world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    found: dict[str, Any] = {"collective": []}
+    for members in measured_shapes.group_sizes(local):
+        found["collective"] += _measured("members", members, [list(range(members))], device, dtype)
+    if world > local:
+        found |= {"between": [], "whole": []}
+        for nodes in measured_shapes.group_sizes(world // local):
+            across = [list(range(first, nodes * local, local)) for first in range(local)]
+            found["between"] += _measured("nodes", nodes, across, device, dtype)
+            found["whole"] += _measured("nodes", nodes, [list(range(nodes * local))], device, dtype)
+    dist.destroy_process_group()
+    return found
+
+
+def _measured(
+    column: str, count: int, groups: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
+) -> list[dict[str, Any]]:
+    """Rows of one's own group; those without one wait, and have none."""
+    rank = dist.get_rank()
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    rows = []
+    for ranks, group in zip(groups, made, strict=True):
+        if rank in ranks:
             transport = GroupTransport(group)
             for size in measured_shapes.message_bytes(LARGEST_MESSAGE.get(device.type, 2**28)):
-                yield from _kinds(transport, members, size, device, dtype)
-        dist.barrier()
-    dist.destroy_process_group()
+                rows += [{column: count, **row} for row in _kinds(transport, len(ranks), size, device, dtype)]
+    dist.barrier()
+    return rows
 
 
 def _kinds(
@@ -237,7 +263,7 @@ def _kinds(
     }
     for kind, run in runs.items():
         seconds = _together(run, transport, device)
-        yield {"kind": kind, "members": members, "bytes": whole.numel() * whole.element_size(), "seconds": seconds}
+        yield {"kind": kind, "bytes": whole.numel() * whole.element_size(), "seconds": seconds}
 
 
 def _together(run: Callable[[], object], transport: GroupTransport, device: torch.device) -> float:

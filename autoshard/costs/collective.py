@@ -91,9 +91,12 @@ Terms = tuple[float, float, float, float]  # fixed seconds, setup seconds, switc
 
 @lru_cache(maxsize=4096)
 def _terms(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], name: str) -> Terms:
-    """What `formulas.transfer` needs. A level's latency counts for each of its steps."""
+    return link_terms(hardware, joint_link(hardware, mesh, axes), name)
+
+
+def link_terms(hardware: Hardware, link: AxisLink, name: str) -> Terms:
+    """What `formulas.transfer` needs of a collective over `link`. A level's latency counts for each of its steps."""
     kind = KINDS[name]
-    link = joint_link(hardware, mesh, axes)
     key = f"collective.{kind.constants}"
     waits = [crossing.link.latency_seconds * _steps(kind, crossing) for crossing in link.crossings]
     if kind.route in ("send", "exchange"):  # all pairs at once: what crosses several levels waits for the slowest

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,32 @@ def test_a_whole_calibration(tmp_path: Path):
     assert (
         run(Request("cpu-local", tmp_path / "again.toml", measured=written.measurements)).families == written.families
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_nodes_under_torchrun(tmp_path: Path):
+    """Two agents of two processes each stand for nodes: links between them are measured, the first process writes."""
+    own = load_hardware("cpu-local").text.replace("devices_per_node = 16", "devices_per_node = 2")
+    before, links = own.split("[[links]]")
+    links, constants = links.split("# Constants of the cost formulas", 1)
+    inner = links.replace("devices = 16", "devices = 2")
+    outer = links.replace('"loopback"', '"network"')
+    text = f"{before}[[links]]{inner}\n[[links]]{outer}\n# Constants of the cost formulas{constants}"
+    (tmp_path / "two.toml").write_text(text, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    command += ["--master-addr", "localhost", "--master-port", port]
+    verb = ["-m", "autoshard", "calibrate", "--hardware", "two.toml", "--out", "mine.toml"]
+    nodes = [
+        subprocess.Popen([*command, "--node-rank", node, *verb], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        for node in ("0", "1")
+    ]
+    told = [node.communicate(timeout=800)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert "network between nodes: " in told[0] and "written to" not in told[1]
+    measured = load_hardware(str(tmp_path / "mine.toml"))
+    assert [link.name for link in measured.links] == ["loopback", "network"]
+    assert any(figure.key.endswith("bandwidth") and "across nodes" in figure.source for figure in measured.figures)

@@ -15,10 +15,13 @@ from autoshard.calibrate.fitted_models import GROUPS, MEMORY_KINDS, Free, Memory
 from autoshard.calibrate.least_squares import take
 from autoshard.calibrate.machine_fit import KIND, calibrate
 from autoshard.calibrate.measured_shapes import attentions, group_sizes, message_bytes, products
+from autoshard.calibrate.network_fit import level_between_nodes, network_fit, with_network
 from autoshard.cli.commands import main
-from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.costs import collective_seconds
+from autoshard.costs.collective import joint_seconds
 from autoshard.costs.compute import local_op_seconds
+from autoshard.errors import UsageError
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 
@@ -219,3 +222,44 @@ def test_requests_that_can_not_be_met(tmp_path, monkeypatch, capsys, words, data
     assert request(tmp_path, *words, data=data) == code
     assert says in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
+
+
+# --- the network between nodes ---------------------------------------------------------------------------------------
+
+
+def across(hardware: Hardware, axes: tuple[int, ...], nodes: tuple[int, ...] = (2, 4)) -> list[dict[str, object]]:
+    """What collectives over one device a node, or all, take on `hardware`."""
+    rows: list[dict[str, object]] = []
+    for count in nodes:
+        mesh = Mesh((("node", count), ("device", hardware.devices_per_node)))
+        for kind in KIND:
+            for size in message_bytes(2**26):
+                seconds = joint_seconds(hardware, mesh, axes, kind, float(size))
+                rows.append({"kind": kind, "nodes": count, "bytes": size, "seconds": seconds})
+    return rows
+
+
+@pytest.mark.parametrize("name", ["a100-80g-sxm", "v100-32g-sxm2", "l40s-48g"])
+def test_the_network_is_found(name):
+    """A network of a third of the bandwidth and four times the latency is told as that."""
+    datasheet = load_hardware(name)
+    level = level_between_nodes(datasheet)
+    own = datasheet.links[level]
+    slow = replace(own, bandwidth=own.bandwidth / 3, latency_seconds=own.latency_seconds * 4)
+    true = replace(datasheet, links=(*datasheet.links[:level], slow, *datasheet.links[level + 1 :]))
+    found = network_fit({"between": across(true, (0,)), "whole": across(true, (0, 1))}, datasheet)
+    assert found.bandwidth == pytest.approx(own.bandwidth * own.efficiency / 3, rel=0.02)
+    assert found.latency_seconds == pytest.approx(own.latency_seconds * 4, rel=0.05)
+    assert found.error < 0.02 and found.whole_error < 0.02
+    written = parse_hardware(with_network(datasheet.text, found, datasheet, "a test"))
+    mesh = Mesh((("node", 4), ("device", datasheet.devices_per_node)))
+    for axes in ((0,), (0, 1)):
+        for kind in KIND:
+            predicted = joint_seconds(written, mesh, axes, kind, 2.0**24)
+            assert predicted == pytest.approx(joint_seconds(true, mesh, axes, kind, 2.0**24), rel=0.03)
+    assert written.links[:level] == datasheet.links[:level]
+
+
+def test_a_profile_of_one_node_has_no_network():
+    with pytest.raises(UsageError, match="describes no links between nodes of 16"):
+        level_between_nodes(CPU)
