@@ -105,7 +105,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", type=read, metavar="SIZE", help=limit)
     _add_step_options(parser)
     _add_search_options(parser)
-    parser.add_argument("--strategy", default="best", help="best (default), megatron, or random:SEED")
+    styles = "best (default); dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp: a style as it is known; or random:SEED"
+    parser.add_argument("--strategy", default="best", metavar="NAME", help=styles)
     parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
     parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
     _add_verify_options(parser)

@@ -52,7 +52,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |
 | `plan.json`, `graph.json` | the plan (every decision with its predicted cost) and the model it was made for |
 | `report.html`, `timeline.json` | the predicted step as a page, and as a trace for Perfetto |
-| `styles.json` | what data parallelism, ZeRO and Megatron's style would take on this mesh, where that was simulated |
+| `styles.json` | what known styles (dp, fsdp, megatron, …) would take on this mesh, where that was simulated |
 | `search.log` | how long the search took |
 | `manifest.json`, `ruff.toml` | what autoshard wrote, with hashes; the linter's line length |
 {readme_section(header.registrations)}

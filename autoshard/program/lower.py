@@ -7,8 +7,7 @@ enters as `R+` and its gradient joins a bucket, reduced once a step, beside the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autoshard import redistribute, rules
 from autoshard.ir.graph import CAST, Graph, Op, Parameter
@@ -27,6 +26,7 @@ from autoshard.program.collective_reasons import reason
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.label_counts import label_counts
 from autoshard.program.weight_buckets import given_at, weight_buckets
+from autoshard.program.weight_way import weight_way
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
 from autoshard.rules.algebra.strategy import Strategy
@@ -113,7 +113,9 @@ class _Lowering:
         plan = self.steps.get((tensor, layout))
         assert plan is not None, f"the plan has no redistribution of {tensor} to {layout}"
         current = self.origin[tensor]
-        for step in scattered(plan.steps) if tensor in self.weights else plan.steps:
+        stored = self.values[current]
+        is_weight = tensor in self.weights
+        for step in weight_way(plan.steps, stored.layout, stored.shape, self.mesh) if is_weight else plan.steps:
             current = self._step(current, step, module, consumer)
         assert self.values[current].layout == layout, (tensor, self.values[current].layout, layout)
         return current
@@ -233,24 +235,6 @@ class _Lowering:
         """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
         wanted = [r for r in self.plan.redistributions if r.tensor == name and "output" in r.consumers]
         return self._value_in(name, wanted[0].target, "", "output") if wanted else self.origin[name]
-
-
-def scattered(steps: Sequence[PlanStep]) -> list[PlanStep]:
-    """The steps of a weight: a gather whose gradient is all-reduced in the next step, and sliced, scatters it at once.
-
-    A small all-reduce may be cheaper than a reduce-scatter alone, but the weights of a block go together."""
-    joined: list[PlanStep] = []
-    for step in steps:
-        last = joined[-1] if joined else None
-        ways = [(own.forward, own.backward) for own in (last, step) if own is not None]
-        if last is not None and ways == [("all_gather", "slice"), ("", "all_reduce")] and {*last.axes} <= {*step.axes}:
-            count, left = len(last.axes), tuple(axis for axis in step.axes if axis not in last.axes)
-            joined[-1] = replace(last, after=step.after[:count], backward="reduce_scatter")
-            if left:
-                joined.append(replace(step, axes=left, before=step.before[: len(left)], after=step.after[: len(left)]))
-            continue
-        joined.append(step)
-    return joined
 
 
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:

@@ -17,8 +17,8 @@ from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.plan import Parts
 from autoshard.ir.problem import Floats, Problem
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.search.fixed_styles import megatron
 from autoshard.search.objectives import Solver, ratio_problem
+from autoshard.styles.tensor_styles import splits_tensors
 
 # What is paid of a parameter's redistributions and of the others': gradients are reduced beside the backward of the
 # layers before, and the rest is hidden in part. Of GPT-2 on 4 to 64 devices these gave the fastest programs, the first
@@ -94,7 +94,7 @@ def _kept(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> d
 
 
 def _megatron(formulation: Formulation) -> dict[int, list[int]]:
-    return _kept(formulation, lambda site, strategy: megatron(formulation.graph.by_op[site.name], strategy))
+    return _kept(formulation, lambda site, strategy: splits_tensors(formulation.graph.by_op[site.name], strategy))
 
 
 def _whole_weights(formulation: Formulation) -> dict[int, list[int]]:

@@ -1,4 +1,4 @@
-"""Plans that are not searched for: the strategies that a fixed style allows, and seeded random valid plans."""
+"""Plans that are not searched for: seeded random valid plans."""
 
 from __future__ import annotations
 
@@ -6,28 +6,12 @@ from collections.abc import Sequence
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
-from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.operators import record
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.heuristics import random_plans
-
-
-def megatron(op: Op, strategy: Strategy) -> bool:
-    """Megatron's style: the last axis splits heads, hidden and vocabulary, the others the batch."""
-    style = record(op.target).tensor_parallel
-    if style is None:
-        return True
-    *data, tensor = strategy.choices
-    if any(choice.factor in (*style.split, *style.whole) for choice in data):
-        return False
-    return tensor.factor in style.split or (style.optional and tensor.kind == "repeat")
-
-
-STYLES: dict[str, Allowed] = {"megatron": megatron}  # name -> the strategies that it leaves
 
 
 def random_plan(

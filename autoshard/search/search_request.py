@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,19 +12,20 @@ from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.build_plan import Origin
 from autoshard.search.objectives import SPEED
+from autoshard.styles.known_styles import STYLES
 
 SOLVER = "auto"
-SEARCHED = ("best", "megatron")  # strategies that are searched for; the others are `random:SEED`
+SEARCHED = ("best", *STYLES)  # strategies that are searched for; the others are `random:SEED`
 
 
 @dataclass(frozen=True)
 class SearchRequest:
     """What a user wants of a plan; None or empty where nothing was said.
 
-    Either `mesh`, or `devices` for a search over meshes. `strategy`: "best", a style, or "random:SEED". `level`: 0
-    ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as `WHAT=HOW`, further
-    ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model as the user named it.
-    `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each.
+    Either `mesh`, or `devices` for a search over meshes. `strategy`: "best", a style of `STYLES`, or "random:SEED".
+    `level`: 0 ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as
+    `WHAT=HOW`, further ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model
+    as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each.
     """
 
     mesh: Mesh | None = None
@@ -55,7 +57,9 @@ class SearchRequest:
         kind, _, seed = self.strategy.partition(":")
         if kind != "random":
             if self.strategy not in SEARCHED:
-                raise UsageError(f"unknown strategy {self.strategy!r}", "--strategy best, megatron or random:SEED")
+                near = difflib.get_close_matches(self.strategy, SEARCHED, 1)
+                known = f"--strategy {', '.join(SEARCHED)} or random:SEED"
+                raise UsageError(f"unknown strategy {self.strategy!r}", f"--strategy {near[0]}" if near else known)
             return None
         if not seed.isdecimal():
             raise UsageError(

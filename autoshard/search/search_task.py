@@ -18,7 +18,6 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.fixed_styles import STYLES
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.step_search import StepSearch
@@ -26,6 +25,7 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, peak
 from autoshard.solvers.common.seen_plans import SeenPlans
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
+from autoshard.styles.known_styles import STYLES, in_style
 
 SHARE = 0.5  # of the time that is left, for one solve
 Log = list[tuple[str, float]]  # (what was done, wall seconds)
@@ -142,14 +142,17 @@ def prepare(
     options: Options | None = None,
     log: Log | None = None,
 ) -> SearchTask:
-    """The problem on one mesh, pins applied. Raises UsageError where the mesh, the precision or a pin can't be."""
+    """The problem on one mesh, style and pins applied.
+
+    Raises UsageError where the mesh, the precision or a pin can't be, InfeasibleError where the style can't.
+    """
     check_mesh(hardware, mesh)
     check_precision(hardware, graph.precision)
     log, pins = [] if log is None else log, (*graph_pins(graph, mesh), *request.pins_on(mesh))
     limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
     with timed(log, f"formulating {mesh}"):
-        whole = formulate(graph, mesh, hardware, limit, STYLES.get(request.strategy), request.all_to_all)
-        fixed = pinned(whole, pins)
+        whole = formulate(graph, mesh, hardware, limit, None, request.all_to_all)
+        fixed = pinned(in_style(whole, request.strategy) if request.strategy in STYLES else whole, pins)
     return SearchTask(fixed.formulation, request, options or Options(), limit, pins, fixed.nodes, log)
 
 

@@ -20,6 +20,7 @@ from autoshard.search.search_task import Found, Log, SearchTask, candidate, prep
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
+from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
 
 
@@ -120,6 +121,8 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
     if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
         yield from between(task, found.target_bytes, fastest.peak_bytes)
+    if task.request.strategy in STYLES:  # what every plan is compared with
+        yield "least sum of the style's costs", task.quickly(task.formulation.problem).choice
     if task.by_step and any(choice == best.choice for _, choice in task.steps.found):  # it fits without the limit
         yield from task.steps.others()
         return

@@ -27,8 +27,9 @@ def gap_words(plan: Plan) -> str:
 
 
 def space(plan: Plan) -> str:
-    """What bound and optimum are of, where not of all plans: ` among Megatron's strategies, with the pins`."""
-    style = " among Megatron's strategies" if any(style_of(op) == "megatron" for op in plan.ops) else ""
+    """What bound and optimum are of, where not of all plans: ` among plans of --strategy dp, with the pins`."""
+    names = sorted({style_of(op) for op in plan.ops} - {""})
+    style = "".join(f" among plans of --strategy {name}" for name in names if not name.startswith("random"))
     kept = [" with the pins"] if plan.search.pins else []
     kept += [] if plan.search.all_to_all else [" without all-to-all"]
     return ",".join([style, *kept] if style else kept)

@@ -20,10 +20,10 @@ from autoshard.ir.problem import Problem
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import candidates, find
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.fixed_styles import megatron
 from autoshard.search.objectives import SPEED, Levelled, solve_level
 from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.result import Solution
+from autoshard.styles.known_styles import STYLES, in_style
 from autoshard.text import plan_words
 from autoshard.text.plan_summary import certificate_rows
 from autoshard.text.tables import table, wrapped
@@ -162,9 +162,14 @@ def _total(plan: Plan) -> Parts:
 
 def formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
     """The problem that the plan solves, its style and pins applied."""
-    style = megatron if any(op.decided_by == "megatron" for op in plan.ops) else None
-    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, style, plan.search.all_to_all)
+    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, plan.search.all_to_all)
+    for name in _styles(plan):
+        formulation = in_style(formulation, name)
     return pinned(formulation, [parse_pin(pin, plan.mesh) for pin in plan.search.pins])
+
+
+def _styles(plan: Plan) -> set[str]:
+    return {op.decided_by for op in plan.ops} & STYLES.keys()
 
 
 def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
@@ -174,6 +179,8 @@ def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: st
     for n, fitting in keep.items():
         if not fitting and n in fixed.nodes:
             return WhyNot(what, how, f"a pin decided this: {', '.join(plan.search.pins)}; plan again without it")
+        if not fitting and _styles(plan):
+            return WhyNot(what, how, f"it is not of --strategy {', '.join(_styles(plan))}; plan again without it")
         if not fitting:
             message, hint = refusal(formulation, formulation.sites[n], wants, "")
             return WhyNot(what, how, f"{message}; {hint}")

@@ -23,6 +23,8 @@ from autoshard.program.module_scopes import operands_of
 from autoshard.program.program_check import check
 from autoshard.program.weight_buckets import given_at
 from autoshard.rules import Strategy
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.simulate import simulate
 from autoshard.verify.case import Case, check_files, make_case, written
 from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
@@ -226,6 +228,21 @@ def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, prec
         for (_, _, size), (_, _, said) in zip(log, moved, strict=True):
             uneven = 0.2 if Mesh.parse(mesh).size % 3 == 0 else 0.02  # 67 words: the largest part counts
             assert size == said or said == pytest.approx(size, rel=uneven) or size < 64  # a count, the loss
+
+
+@pytest.mark.parametrize(("spec", "steps"), [(LLAMA, 4), (GPT2, 6)])
+def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: int) -> None:
+    """One gather over both axes, and so with the others of its block, though one axis after the other is planned."""
+    graph = capture(spec, {"batch": 8, "layers": 3}, "fp32")
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2,fs=2"), strategy="fsdp"))
+    program = lower(plan, graph)
+    check(program, graph, chosen_strategies(plan, graph))
+    gathers = [step for step in program.instructions if isinstance(step, Collective) and step.again]
+    assert gathers and {step.axes for step in gathers} == {("dp", "fs")}
+    assert sum(len(bucket.gathers) for bucket in program.weight_buckets) == len(gathers)
+    assert len(program.weight_buckets) <= steps
+    proof = check_files(make_case(spec, {"batch": 8, "layers": 3}, graph), program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
 
 
 class Twice(nn.Module):

@@ -13,7 +13,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
-from autoshard.search.fixed_styles import STYLES, random_plan
+from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.coverage import covering_plans
@@ -72,8 +72,7 @@ def test_a_partial_gradient_is_reduced_once_in_a_bucket(monkeypatch: pytest.Monk
 def _data_parallel(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """The batch cut over dp, parameters stored whole: plain data parallelism."""
     mesh = Mesh.parse("dp=2")
-    monkeypatch.setitem(STYLES, "batch", lambda op, strategy: strategy.choices[0].factor in BATCH)
-    plan = search(GRAPH, HARDWARE, SearchRequest(mesh, strategy="batch"))
+    plan = search(GRAPH, HARDWARE, SearchRequest(mesh, strategy="dp"))
     assert {str(parameter.layout) for parameter in plan.parameters} == {"R"}
     return plan
 

@@ -305,7 +305,9 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 def test_styles_stand_in_the_answer() -> None:
     made = built()
     styles = style_plans(made.plan, made.graph, made.hardware)
-    assert [style.name for style in styles] == ["data parallel", "ZeRO-3", "Megatron"]
+    assert [style.name for style in styles] == [
+        "data parallel", "FSDP", "HSDP", "Megatron", "Megatron-SP", "FSDP-TP"
+    ]  # fmt: skip
     assert all(style.predicted_seconds > 0 for style in styles)
     assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
     text = " ".join(checked(package_files.report_text(made, package_files.Beside(styles))).text)

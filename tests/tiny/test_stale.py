@@ -123,7 +123,7 @@ def test_the_notes_are_in_json(old: Plan, tmp_path: Path, capsys: pytest.Capture
 
 
 SPACES = [
-    ("megatron", "optimal among Megatron's strategies)", "no plan among Megatron&#39;s strategies has less"),
+    ("megatron", "optimal among plans of --strategy megatron)", "no plan among plans of --strategy megatron has less"),
     ("pinned", "optimal with the pins)", "no plan with the pins has less"),
     ("no all-to-all", "optimal without all-to-all)", "no plan without all-to-all has less"),
     ("level 2", "optimal)", "and no plan has less"),

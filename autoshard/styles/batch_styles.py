@@ -1,0 +1,115 @@
+"""Styles in which every mesh axis splits the batch: they differ in where weights are stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from autoshard.formulation.fewer_choices import Keep
+from autoshard.formulation.formulate import Formulation, Site
+from autoshard.ir.graph import Op
+from autoshard.ir.layout import REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+
+Part = tuple[Placement, ...]
+Rank = Callable[[Layout], int]  # a weight is stored in a layout that ranks highest
+
+
+def data_parallel(formulation: Formulation) -> Keep | str:
+    """Copied everywhere."""
+    return batch_split(formulation, lambda layout: -len(cut_axes(layout)))
+
+
+def fully_sharded(formulation: Formulation) -> Keep | str:
+    """Cut over as many axes as can cut it, one dim rather than several: that is gathered at once."""
+    return batch_split(formulation, lambda layout: 10 * len(cut_axes(layout)) - len(_cut_dims(layout)))
+
+
+def hybrid_sharded(formulation: Formulation) -> Keep | str:
+    """Cut over the last axis, copied over the others."""
+    axes = used_axes(formulation)
+    if len(axes) < 2:
+        return f"it needs two mesh axes, one to copy weights over and one to cut them over: {formulation.mesh} has one"
+    return batch_split(
+        formulation, lambda layout: sum((axis == axes[-1]) == (axis in cut_axes(layout)) for axis in axes)
+    )
+
+
+def batch_split(formulation: Formulation, stored_best: Rank) -> Keep | str:
+    """The batch is cut over all axes, weights are stored as `stored_best` ranks highest."""
+    keep = with_batch(formulation, used_axes(formulation))
+    if isinstance(keep, str):
+        return keep
+    for n, site in enumerate(formulation.sites):
+        if site.kind == "parameter":
+            best = max(map(stored_best, site.layouts))
+            note(keep, n, [s for s, layout in enumerate(site.layouts) if stored_best(layout) == best], site)
+    return keep
+
+
+def with_batch(formulation: Formulation, axes: Sequence[int]) -> dict[int, list[int]] | str:
+    """The axes `axes` cut the batch in every input and every operator that it reaches, and nothing else: what an
+    operator reads lies on them as it was made. An operator that can't keep to that is left free.
+
+    A sentence where no input can be cut so. An input is of the batch if its dim 0 is as long as that of most inputs.
+    """
+    graph = formulation.graph
+    keep: dict[int, list[int]] = {}
+    made: dict[str, set[Part]] = {parameter.tensor: {_whole(axes)} for parameter in graph.parameters}
+    lengths = Counter(graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape)
+    batch = max(lengths, key=lambda length: lengths[length], default=0)
+    split = False
+    for n, site in enumerate(formulation.sites):
+        if site.kind == "input" and graph.tensor(site.name).shape[:1] == (batch,):
+            fitting = [s for s, layout in enumerate(site.layouts) if [a for a, _ in layout.shards(0)] == list(axes)]
+            split |= bool(fitting)
+            note(keep, n, fitting, site)
+            made[site.name] = {_part(site.layouts[s], axes) for s in fitting}
+        elif site.kind == "op":
+            note(keep, n, _as_made(graph.by_op[site.name], site, axes, made), site)
+    if axes and not split:
+        over = "x".join(str(formulation.mesh.sizes[axis]) for axis in axes)
+        return f"no input of {batch} samples can be split over {over} devices"
+    return keep
+
+
+def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, set[Part]]) -> list[int]:
+    """The strategies that read everything as it was made, as far as that is known; notes what they make."""
+    fitting = []
+    for s, strategy in enumerate(site.strategies):
+        operands = zip(op.operands, strategy.operands, strict=True)
+        read = [(made.get(name or ""), layout) for name, layout in operands if layout is not None]
+        if all(not known or _part(layout, axes) in known for known, layout in read) and (
+            read or all(_part(layout, axes) == _whole(axes) for layout in strategy.results)
+        ):
+            fitting.append(s)
+    for position, name in enumerate(op.results):
+        made[name] = {_part(site.strategies[s].results[position], axes) for s in fitting}
+    return fitting
+
+
+def _part(layout: Layout, axes: Sequence[int]) -> Part:
+    """How it lies on some of the axes; whose gradients are partial does not count."""
+    return tuple(REPLICATE if own == REPLICATE_PARTIAL else own for own in (layout.placements[axis] for axis in axes))
+
+
+def _whole(axes: Sequence[int]) -> Part:
+    return (REPLICATE,) * len(axes)
+
+
+def note(keep: dict[int, list[int]], node: int, fitting: list[int], site: Site) -> None:
+    """Where some but not all choices fit, these."""
+    if fitting and len(fitting) < len(site.strategies or site.layouts):
+        keep[node] = fitting
+
+
+def used_axes(formulation: Formulation) -> list[int]:
+    """Those of more than one device."""
+    return [axis for axis, size in enumerate(formulation.mesh.sizes) if size > 1]
+
+
+def cut_axes(layout: Layout) -> list[int]:
+    return [axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Shard)]
+
+
+def _cut_dims(layout: Layout) -> set[int]:
+    return {placement.dim for placement in layout.placements if isinstance(placement, Shard)}

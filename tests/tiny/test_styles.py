@@ -1,0 +1,119 @@
+"""Plans by the names that people know: each does what its name says, and is what other plans are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import commands
+from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.estimate.transformer import Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
+from autoshard.ir import graph_json
+from autoshard.ir.layout import Layout, Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Collective
+from autoshard.program.lower import chosen_strategies, lower
+from autoshard.program.program_check import check
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.search.style_plans import style_plans
+from autoshard.styles.known_styles import STYLES
+from tests.graphs import mlp_graph
+
+HARDWARE = load_hardware("a100-80g-sxm")
+GRAPH = transformer_graph(Transformer(2, 64, 4, 32, 256), 8, "fp32", "adamw").graph
+BATCH = ("dp", "fsdp", "hsdp")
+TENSOR = ("megatron", "megatron-sp", "fsdp-tp")
+NORMS = [op.name for op in GRAPH.ops if op.target == "aten.layer_norm"]
+
+
+def planned(style: str, mesh: str = "dp=2,tp=2") -> Plan:
+    plan = search(GRAPH, HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=style))
+    check(lower(plan, GRAPH), GRAPH, chosen_strategies(plan, GRAPH))
+    return plan
+
+
+def cut(layout: Layout) -> tuple[int | None, ...]:
+    """The dim that each axis cuts."""
+    return tuple(own.dim if isinstance(own, Shard) else None for own in layout.placements)
+
+
+@pytest.mark.parametrize("style", BATCH)
+def test_the_batch_is_on_every_axis_and_nothing_of_it_moves(style: str) -> None:
+    plan = planned(style)
+    assert {cut(own.layout) for own in plan.inputs} == {(0, 0)}
+    weights = {own.name for own in plan.parameters}
+    steps = [instruction for instruction in lower(plan, GRAPH).instructions if isinstance(instruction, Collective)]
+    assert {lower(plan, GRAPH).by_name[step.operand].tensor for step in steps} <= weights
+    stored = {sum(dim is not None for dim in cut(own.layout)) for own in plan.parameters}
+    assert stored == {{"dp": 0, "fsdp": 2, "hsdp": 1}[style]}
+    if style == "hsdp":
+        assert all(cut(own.layout)[0] is None for own in plan.parameters)
+    if style == "fsdp":
+        assert all(len({*cut(own.layout)}) == 1 for own in plan.parameters), "one dim, that is gathered at once"
+        assert {step.axes for step in steps if step.again} == {("dp", "tp")}
+
+
+@pytest.mark.parametrize("style", TENSOR)
+def test_the_last_axis_splits_heads_hidden_dims_and_vocabulary(style: str) -> None:
+    plan = planned(style)
+    strategies = chosen_strategies(plan, GRAPH)
+    for op in GRAPH.ops:
+        data, tensor = strategies[op.name].choices
+        if op.target == "aten.linear":
+            assert tensor.factor in ("n", "m") and data.factor not in ("n", "m", "")
+        if op.name in NORMS:
+            result = strategies[op.name].results[0].placements[1]
+            along = isinstance(result, Shard) and result.dim == 1
+            assert along if style == "megatron-sp" else style == "fsdp-tp" or tensor.kind == "repeat"
+    large = [own.layout for own in plan.parameters if len(GRAPH.tensor(own.name).shape) == 2]
+    assert sum(cut(layout)[1] is not None for layout in large) >= 2 * 4 + 1  # not the table of positions
+    assert all((cut(layout)[0] is not None) == (style == "fsdp-tp") for layout in large)
+
+
+def test_other_plans_are_compared_with_what_the_style_gives() -> None:
+    compared = dict(zip(STYLES, style_plans(planned("best"), GRAPH, HARDWARE), strict=True))
+    for style, own in compared.items():
+        step = planned(style).predicted_seconds
+        assert step <= own.predicted_seconds * (1 + 1e-9), style
+        assert step == pytest.approx(own.predicted_seconds, rel=0.1), style
+
+
+REFUSED = [
+    ("hsdp", "dp=4", "two mesh axes"),
+    ("fsdp-tp", "tp=4", "a mesh axis before the tensor axis"),
+    ("dp", "dp=16", "no input of 8 samples can be split over 16 devices"),
+]
+
+
+@pytest.mark.parametrize(("style", "mesh", "reason"), REFUSED)
+def test_a_style_that_cannot_be_is_refused_in_a_sentence(style: str, mesh: str, reason: str) -> None:
+    with pytest.raises(InfeasibleError, match=f"--strategy {style}: .*{reason}"):
+        planned(style, mesh)
+
+
+def test_samples_that_devices_do_not_divide() -> None:
+    with pytest.raises(InfeasibleError, match="--strategy dp: no input of 2 samples can be split over 3 devices"):
+        search(mlp_graph(2, 2), HARDWARE, SearchRequest(Mesh.parse("dp=3"), strategy="dp"))
+
+
+def test_a_name_that_is_near_is_told() -> None:
+    with pytest.raises(UsageError, match="--strategy megatron-sp"):
+        SearchRequest(Mesh.parse("dp=2"), strategy="megatronsp").random_seed()
+
+
+def test_the_command_that_a_package_names_and_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.graph.json").write_text(graph_json.dumps(GRAPH), encoding="utf-8")
+    words = ["plan", "net.graph.json", "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--strategy", "fsdp"]
+    assert commands.main([*words, "--out", "out"]) == 0
+    assert "--strategy fsdp" in Path("out/model_parallel.py").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert commands.main(["explain", "out", NORMS[0], "--why-not", "Replicate@tp"]) == 0
+    assert "it is not of --strategy fsdp; plan again without it" in " ".join(capsys.readouterr().out.split())
