@@ -192,5 +192,10 @@ class Program:
     def by_name(self) -> dict[str, LocalValue]:
         return {value.name: value for value in self.values}
 
+    @property
+    def has_backward(self) -> bool:
+        """It makes a loss, or hands on what a later part makes one of."""
+        return self.loss is not None or bool(self.step.parts)
+
     def value(self, name: str) -> LocalValue:
         return self.by_name[name]

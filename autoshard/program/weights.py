@@ -51,7 +51,7 @@ def gathered_weights(program: Program) -> frozenset[str]:
 def careful_casts(program: Program) -> frozenset[str]:
     """The results of casts of weights around which anything is moved: their gradients are reduced in the precision
     before the cast, and what was gathered is cast again."""
-    if program.loss is None:
+    if not program.has_backward:
         return frozenset()
     steps = weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
     moved = {own[-1] for own in steps.values() if own and isinstance(program.instructions[own[-1]], Collective)}
