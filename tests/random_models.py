@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.rules.cases import ALL
-from autoshard.rules.cases.random import RANDOM
+from autoshard.rules.operators import OPERATORS
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand
 
 # Experts are recognised as a whole module, not as an operator; empty_like has no values to compare.
 _NOT_ALONE = {"autoshard.experts", "aten.empty_like", "autoshard.random"}
-_DRAWN = {case.target for case in RANDOM}
+_DRAWN = {target for target, known in OPERATORS.items() if known.draws is not None}
 CASES = [case for case in ALL if case.target not in _NOT_ALONE | _DRAWN]
 WIDTHS = (4, 5, 6, 8, 12)
 

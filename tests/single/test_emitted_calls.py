@@ -16,8 +16,9 @@ from autoshard.cli import commands
 from autoshard.emit import spelling
 from autoshard.errors import CaptureError
 from autoshard.ir.graph import Attribute
-from autoshard.rules.cases import ALL, case, case_id, floats, integers, positive
+from autoshard.rules.cases import ALL
 from autoshard.rules.operators import OPERATORS, is_random
+from autoshard.rules.proof.case_words import case, case_id, floats, integers, positive
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, one_op_graph, random_operands
 from autoshard.verify.operator_calls import check_calls, run_emitted, statement_of

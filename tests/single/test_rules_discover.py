@@ -17,10 +17,10 @@ from autoshard.cli import commands
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.rules.cases import case, case_id, floats
 from autoshard.rules.enumerate import derive
 from autoshard.rules.operator_table import instance
 from autoshard.rules.proof import discover as room
+from autoshard.rules.proof.case_words import case, case_id, floats
 from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, safe_rule, with_discovered
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph

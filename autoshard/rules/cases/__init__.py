@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from autoshard.rules.cases.dense import ATTENTION, CONVOLUTION, LINEAR_ALGEBRA, NORMALISATION, RECURRENT
-from autoshard.rules.cases.describe import booleans, case, case_id, constants, floats, integers, positive
+from autoshard.rules.cases.attention import ATTENTION, ATTENTION_VARIANTS, DROPOUT, DROPOUT_VARIANTS
+from autoshard.rules.cases.convolution import CONVOLUTION
+from autoshard.rules.cases.creation import CREATION
+from autoshard.rules.cases.elementwise import ELEMENTWISE
 from autoshard.rules.cases.experts import EXPERTS
-from autoshard.rules.cases.images import IMAGES, WRITES
+from autoshard.rules.cases.images import IMAGES
+from autoshard.rules.cases.indexing import INDEXING
+from autoshard.rules.cases.linear_algebra import LINEAR_ALGEBRA
 from autoshard.rules.cases.losses import LOSSES
-from autoshard.rules.cases.moving import INDEXING, VIEWS
-from autoshard.rules.cases.pointwise import CREATION, ELEMENTWISE, REDUCTIONS
+from autoshard.rules.cases.normalisation import NORMALISATION, NORMALISATION_VARIANTS
 from autoshard.rules.cases.random import RANDOM
-from autoshard.rules.cases.variants import ATTENTION_VARIANTS, DROPOUT_VARIANTS, NORMALISATION_VARIANTS, REPEATS
+from autoshard.rules.cases.recurrent import RECURRENT
+from autoshard.rules.cases.reductions import REDUCTIONS
+from autoshard.rules.cases.views import REPEATS, VIEWS
+from autoshard.rules.cases.writing import WRITES
 
 ALL = [
     *LINEAR_ALGEBRA, *ATTENTION, *NORMALISATION, *ELEMENTWISE, *CREATION, *REDUCTIONS,
-    *VIEWS, *INDEXING, *WRITES, *CONVOLUTION, *IMAGES, *RECURRENT, *LOSSES, *RANDOM, *EXPERTS,
+    *VIEWS, *INDEXING, *WRITES, *CONVOLUTION, *IMAGES, *RECURRENT, *LOSSES, *RANDOM, *DROPOUT, *EXPERTS,
     *ATTENTION_VARIANTS, *DROPOUT_VARIANTS, *NORMALISATION_VARIANTS, *REPEATS,
 ]  # fmt: skip
-
-__all__ = ["ALL", "RANDOM", "booleans", "case", "case_id", "constants", "floats", "integers", "positive"]

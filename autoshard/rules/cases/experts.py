@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.rules.cases.describe import case, floats, integers
+from autoshard.rules.proof.case_words import case, floats, integers
 from autoshard.rules.proof.rule_proof import Operand
 
 EXPERTS = [
