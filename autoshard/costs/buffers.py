@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autoshard.costs.temporaries import Temporary
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import (
     PARTIAL,
@@ -29,6 +28,7 @@ from autoshard.ir.layout import (
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, DimCut, LocalValue
 from autoshard.redistribute import BY_INDEX
+from autoshard.rules.algebra.variant_record import Temporary
 
 MEMBERS = 16  # of a group: those looked at for the one that sends and receives most
 

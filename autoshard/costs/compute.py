@@ -23,7 +23,8 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
 from autoshard.ir.local_op import LocalOp
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, Product, Work
+from autoshard.rules.algebra.operator_record import Operator, Product, Work
+from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import VARIANTS, record
 
 ATTENTION_BACKWARD_FLOPS = 2.5  # five products against two: the scores are computed again

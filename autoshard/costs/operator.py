@@ -9,13 +9,14 @@ from autoshard.costs.cells import cell_seconds
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import local_op_seconds
 from autoshard.costs.expert_layers import EXPERTS, expert_share, experts_seconds
-from autoshard.costs.variants import SEQUENCE, Operands, attended, unfused_bytes, variant_collectives
+from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor, local_op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.operators import record
+from autoshard.rules.algebra.variant_record import LocalTensors
+from autoshard.rules.operators import VARIANTS, record
 
 
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
@@ -37,7 +38,12 @@ def local_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy
 
 
 def compute_seconds(
-    hardware: Hardware, graph: Graph, op: Op, operands: Operands, results: tuple[LocalTensor, ...], variant: str = ""
+    hardware: Hardware,
+    graph: Graph,
+    op: Op,
+    operands: LocalTensors,
+    results: tuple[LocalTensor, ...],
+    variant: str = "",
 ) -> tuple[float, float]:
     """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
     local = local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
@@ -45,18 +51,19 @@ def compute_seconds(
     if several is not None:
         forward, backward = several(hardware, op, operands, variant)
         return forward, backward if graph.loss is not None else 0.0
-    if variant in SEQUENCE:
+    known = VARIANTS.get(variant)
+    if known and known.widened:
         whole = tuple(None if name is None else graph.tensor(name).shape for name in op.operands)
-        local = attended(local, whole)
+        local = known.widened(local, whole)
     forward, backward = local_op_seconds(hardware, local)
-    if variant == "ring_attention":
+    if known and known.more_traffic:
         bandwidth = hardware.memory_bandwidth * hardware.constant("memory.default")
-        there, back = (size / bandwidth for size in unfused_bytes(local))
+        there, back = (size / bandwidth for size in known.more_traffic(local))
         forward, backward = forward + there, backward + back
     return forward, backward if graph.loss is not None else 0.0
 
 
-def extra_bytes(graph: Graph, op: Op, operands: Operands, results: tuple[LocalTensor, ...]) -> float:
+def extra_bytes(graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...]) -> float:
     """What one device saves beside values (masks, statistics, log-probabilities): its part of the largest tensor of the
     operator (of several, the first result)."""
     if not op.saved.extra_bytes:
@@ -80,7 +87,7 @@ def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
     return extra_bytes(graph, op, *_locals(graph, op, strategy, mesh)) if graph.loss is not None else 0.0
 
 
-def _locals(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[Operands, tuple[LocalTensor, ...]]:
+def _locals(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[LocalTensors, tuple[LocalTensor, ...]]:
     operands = tuple(
         None if name is None or layout is None else _local(graph, name, layout, mesh)
         for name, layout in zip(op.operands, strategy.operands, strict=True)

@@ -18,7 +18,6 @@ import numpy as np
 
 from autoshard import costs, redistribute, rules
 from autoshard.cluster.hardware import Hardware
-from autoshard.costs.variants import EXCHANGING
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import (
     PARTIAL,
@@ -34,6 +33,7 @@ from autoshard.ir.layout import (
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.operators import EXCHANGING
 
 TIE_SECONDS = 1e-9  # a partial value, or a gradient of one, is passed on only where that pays
 STORED = ("input", "parameter", "buffer")

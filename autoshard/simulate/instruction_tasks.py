@@ -12,11 +12,12 @@ from autoshard.costs.device_bytes import optimizer_seconds
 from autoshard.costs.links import joint_link
 from autoshard.costs.moving import local_pass
 from autoshard.costs.operator import compute_seconds
-from autoshard.costs.variants import Call, variant_collectives
+from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program
 from autoshard.redistribute import LOCAL, messages, step_of
+from autoshard.rules.algebra.variant_record import Call
 from autoshard.simulate.memory_curve import bucket_bytes
 from autoshard.simulate.shared_storage import storage
 from autoshard.simulate.stream_schedule import StreamTask

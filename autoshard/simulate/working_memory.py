@@ -9,13 +9,13 @@ from functools import lru_cache
 
 from autoshard.costs.buffers import buffers
 from autoshard.costs.operator import extra_bytes
-from autoshard.costs.temporaries import Temporary, kept, temporary
-from autoshard.costs.variants import Layouts, Operands
+from autoshard.costs.temporaries import kept, temporary
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, LocalValue, Program
+from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
 from autoshard.simulate.shared_storage import Storage
 
 
@@ -54,7 +54,7 @@ def _operator(program: Program, graph: Graph, instruction: Compute) -> Temporary
     return temporary(program.mesh, graph.by_op[instruction.op], instruction.variant, *_local(program, instruction))
 
 
-def _local(program: Program, instruction: Compute) -> tuple[Operands, Layouts, Operands]:
+def _local(program: Program, instruction: Compute) -> tuple[LocalTensors, Layouts, LocalTensors]:
     """The operands with their layouts, and the results, on the device that holds most."""
     values = [None if name is None else program.value(name) for name in instruction.operands]
     operands = tuple(None if value is None else local_tensor(value, program.mesh) for value in values)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.costs.buffers import buffers
-from autoshard.costs.temporaries import Temporary
 from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.emit.runtime.axis import GroupTransport
@@ -24,6 +23,7 @@ from autoshard.ir.program import Collective, LocalValue
 from autoshard.redistribute import runtime_call
 from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import Step, dim_cuts, table_step
+from autoshard.rules.algebra.variant_record import Temporary
 from tests.meter import Meter
 
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from autoshard import costs
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.compute import attention_flops, local_op_seconds, one_product_seconds, product_flops
-from autoshard.costs.variants import Inside, variant_collectives
+from autoshard.costs.variants import variant_collectives
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
 from autoshard.ir.layout import Layout
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Choice, Strategy
+from autoshard.rules.algebra.variant_record import Inside
 from autoshard.rules.operators import record
 
 A100 = load_hardware("a100-80g-sxm")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol
 
-from autoshard.ir.local_op import LocalOp
-from autoshard.rules.algebra.argument_rules import LocalAttribute, Localise, LocaliseVariant, RuleFor
+from autoshard.rules.algebra.argument_rules import LocalAttribute, Localise, RuleFor
 from autoshard.rules.algebra.saved_for_backward import Saves, floating
+from autoshard.rules.algebra.variant_record import Holds, Keeps, Traffic
 from autoshard.rules.algebra.view_strides import View
 
 
@@ -57,7 +57,6 @@ Chooses = Literal["", "rows", "classes", "along"]
 Names = Sequence[str | None]  # of operands, as code writes them
 Given = Mapping[str, LocalAttribute]
 Spell = Callable[[CodeWriter, Names, Given], str | None]
-Traffic = Callable[[LocalOp], tuple[float, float]]
 ALWAYS: tuple[str, ...] = ()
 
 
@@ -73,7 +72,8 @@ class Operator:
     In memory: `view` gives the strides of results that share the operand's storage; `order` of the dims of a new
     result, from outermost to innermost: "operand" for that of an operand of its shape.
     Seconds: the `work`, else memory traffic at the constant `memory.<bandwidth>`, of `traffic` bytes (forward and
-    backward); `cell_weights`: the position of the first of a recurrent cell's two matrices.
+    backward); `cell_weights`: the position of the first of a recurrent cell's two matrices. `holds`: bytes while it
+    runs, beside operands, results, gradients and what is kept; `keeps`: what its code keeps otherwise than it `saves`.
     In code: `spelling`, a template (emit/spelling.py) or a function; `infix` symbol; `in_torch`: `torch.NAME` takes the
     schema's arguments; `returns_list`; `takes_device`. `operand_names` and `result_name` for its variables;
     `keeps_name`: its result is called as its operand.
@@ -101,6 +101,8 @@ class Operator:
     bandwidth: str = "default"
     traffic: Traffic | None = None
     cell_weights: int | None = None
+    holds: Holds | None = None
+    keeps: Keeps | None = None
 
     spelling: str | Spell = ""
     infix: str = ""
@@ -126,28 +128,3 @@ class Operator:
 def each(names: str, record: Operator) -> dict[str, Operator]:
     """The same record for several operators of ATen."""
     return {f"aten.{name}": record for name in names.split()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorVariant:
-    """A way to run an operator on shards that talk inside it: a function of the runtime (emit/runtime) of this name.
-
-    `localise` gives its arguments and axes; `bandwidth` and `traffic` are as of an operator (default: the traffic of
-    the operator itself).
-    """
-
-    localise: LocaliseVariant
-    bandwidth: str = "default"
-    traffic: Traffic | None = None
-
-
-def passes(forward: int, backward: int) -> Traffic:
-    """Passes of the runtime's own kernels over the first operand, in float32 at least, and its casts."""
-
-    def traffic(op: LocalOp) -> tuple[float, float]:
-        x = op.operand(0)
-        wide = max(x.bytes, 4 * x.numel)
-        cast = 0 if wide == x.bytes else 2 * (x.bytes + wide)
-        return forward * wide + cast, backward * wide + cast
-
-    return traffic

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autoshard.ir.graph import Graph, Op
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant
+from autoshard.rules.algebra.operator_record import Operator
+from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import (
     attention,
     convolution,
@@ -30,6 +31,7 @@ OPERATORS: dict[str, Operator] = {target: record for kind in KINDS for target, r
 VARIANTS: dict[str, OperatorVariant] = {
     name: record for kind in KINDS for name, record in getattr(kind, "VARIANTS", {}).items()
 }
+EXCHANGING = frozenset(name for name, known in VARIANTS.items() if known.exchanges)
 _UNKNOWN = Operator()
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from autoshard.ir.graph import Op, Tensor
+import math
+from dataclasses import replace
+
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.ir.layout import Layout
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
@@ -12,8 +17,22 @@ from autoshard.rules.algebra.argument_rules import (
     OperatorCall,
 )
 from autoshard.rules.algebra.derive import term_layout
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, TensorParallel, Work
+from autoshard.rules.algebra.operator_record import Operator, TensorParallel, Work
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands, accumulator_bytes
+from autoshard.rules.algebra.variant_record import (
+    ACCUMULATED,
+    Call,
+    Inside,
+    KeptTensors,
+    Layouts,
+    LocalTensors,
+    OperatorVariant,
+    Temporary,
+    bytes_of,
+    first,
+    shards,
+    wide_bytes,
+)
 
 
 def attention(call: OperatorCall) -> str:
@@ -100,6 +119,116 @@ def attention_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     return (0, 1, 2, 3), (0,), query.numel // max(query.shape[-1], 1) * accumulator_bytes(query)
 
 
+def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
+    """What a device computes that brings the keys together: its queries on all of them. Under a causal mask the last
+    device is the busiest, and its queries, the last of the `whole` ones, see all but half of its own share."""
+    q, k, v = (local.operand(position) for position in range(3))
+    assert whole[0] is not None and whole[1] is not None
+    rows, columns = q.shape[-2], whole[1][-2]
+    causal = local.causal and rows == whole[0][-2]
+    if local.causal and not causal:
+        columns = min(columns, max(whole[0][-2] - rows // 2, 1))
+    key, value = (replace(x, shape=(*x.shape[:-2], columns, x.shape[-1])) for x in (k, v))
+    return replace(local, operands=(q, key, value, *local.operands[3:]), causal=causal)
+
+
+def is_unfused(operands: LocalTensors) -> bool:
+    """Whether a ring makes scores: no fused kernel takes a mask, or float32."""
+    masked = len(operands) > 3 and operands[3] is not None
+    return masked or (operands[0] is not None and operands[0].dtype not in ("bfloat16", "float16"))
+
+
+def ring_traffic(local: LocalOp) -> tuple[float, float]:
+    """What a ring reads and writes of its scores, in float32, forward and backward, where no fused kernel takes them:
+    with a mask, and not in half precision."""
+    if not is_unfused(local.operands):
+        return 0.0, 0.0
+    scores = 4.0 * math.prod(local.operand(0).shape[:-1]) * local.operand(1).shape[-2]
+    return 10 * scores, 15 * scores
+
+
+def gathered_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+    """Keys and values in one all-gather, inner axes first; backward gathers again and scatters their gradients."""
+    sizes = [x for x in operands[1:3] if x is not None]
+    axes = _sequence_axes(layouts[1], sizes)
+    full = float(sum(x.bytes for x in sizes))
+    calls: list[Call] = []
+    back: list[Call] = []
+    for axis in reversed(axes):
+        full *= mesh.sizes[axis]
+        calls.append((axis, "all_gather", full))
+        back.insert(0, (axis, "reduce_scatter", full))
+    return Inside(tuple(calls), (*calls, *back))
+
+
+def ring_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+    """A block passes every device once (an all-gather's traffic); backward it takes its gradients, in float32, along,
+    which also go home."""
+    sizes = [x for x in operands[1:3] if x is not None]
+    axes = _sequence_axes(layouts[1], sizes)
+    full = float(sum(x.bytes for x in sizes))
+    calls: list[Call] = []
+    back: list[Call] = []
+    for axis in reversed(axes):
+        full *= mesh.sizes[axis]
+        wide = full * max(4 / DTYPE_BYTES[sizes[0].dtype], 1)
+        calls.append((axis, "all_gather", full))
+        back += [(axis, "all_gather", full), (axis, "all_gather", wide * mesh.sizes[axis] / (mesh.sizes[axis] - 1))]
+    return Inside(tuple(calls), tuple(back), beside=True)
+
+
+def _sequence_axes(layout: Layout | None, keys: list[LocalTensor]) -> list[int]:
+    return [axis for axis, dim in shards(layout) if dim == len(keys[0].shape) - 2]
+
+
+def _whole(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> float:
+    """Bytes of all keys and values, gathered; 0 where they are not."""
+    return max(
+        (size for _, _, size in gathered_collectives(mesh, op, operands, layouts).forward),
+        default=0.0,
+    )
+
+
+def _masked(op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors, mesh: Mesh) -> int:
+    """Elements of the causal mask in global positions that a device makes, where queries are cut."""
+    q, k = operands[:2]
+    assert q is not None and k is not None
+    cut = [axis for axis, dim in shards(layouts[0]) if dim == len(q.shape) - 2]
+    columns = k.shape[-2] * math.prod(mesh.sizes[a] for a, dim in shards(layouts[1]) if dim == len(k.shape) - 2)
+    return q.shape[-2] * columns if cut and dict(op.attributes).get("is_causal") else 0
+
+
+def gathered_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """All keys and values as they come and as they are laid out, before there is a result; the mask as booleans.
+    Backward they are gathered again, beside their gradients."""
+    whole, mask = _whole(mesh, op, operands, layouts), _masked(op, operands, layouts, results, mesh)
+    q, k, v = operands[:3]
+    assert q is not None
+    before = 2 * whole - bytes_of(*results) - ACCUMULATED * q.numel // q.shape[-1] - mask * q.bytes // max(q.numel, 1)
+    return Temporary(max(before, whole + mask), max(0.0, 2 * whole - bytes_of(k, v)) if whole else 0.0)
+
+
+def gathered_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
+    """Keys and values side by side instead of themselves; the mask, to be added to the scores."""
+    q = first(operands)
+    mask = _masked(op, operands, layouts, results, mesh) * q.bytes / max(q.numel, 1)
+    if not _whole(mesh, op, operands, layouts):
+        return KeptTensors(more_bytes=mask)
+    return KeptTensors((1, 2), None, bytes_of(*operands[1:3]) + mask)
+
+
+def ring_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """A block in use and one on its way; the output while it is rescaled. Backward: the block that arrives and what
+    one block adds, the gradients of two blocks in float32. Unfused, the scores of one block with two copies."""
+    q, k, v = operands[:3]
+    assert q is not None and k is not None and v is not None
+    block, out = bytes_of(k, v), math.prod(q.shape[:-1]) * (v.shape[-1] + 1) * ACCUMULATED
+    scores = 3.0 * ACCUMULATED * math.prod(q.shape[:-1]) * k.shape[-2] if is_unfused(operands) else 0.0
+    return Temporary(
+        2 * block + 4 * out + scores, 2 * block + 2 * (wide_bytes(k) + wide_bytes(v)) + wide_bytes(q) + scores
+    )
+
+
 OPERATORS: dict[str, Operator] = {
     "aten.scaled_dot_product_attention": Operator(
         rule=attention,
@@ -118,7 +247,25 @@ OPERATORS: dict[str, Operator] = {
     "aten._scaled_dot_product_flash_attention": Operator(autocast="low"),
 }
 VARIANTS: dict[str, OperatorVariant] = {
-    "parallel_attention": OperatorVariant(localise=localise_parallel),
-    "random_attention": OperatorVariant(localise=localise_random),
-    "ring_attention": OperatorVariant(localise=localise_parallel),
+    "parallel_attention": OperatorVariant(
+        localise=localise_parallel,
+        collectives=gathered_collectives,
+        widened=attended,
+        holds=gathered_holds,
+        keeps=gathered_keeps,
+    ),
+    "random_attention": OperatorVariant(
+        localise=localise_random,
+        collectives=gathered_collectives,
+        widened=attended,
+        holds=gathered_holds,
+        keeps=gathered_keeps,
+    ),
+    "ring_attention": OperatorVariant(
+        localise=localise_parallel,
+        collectives=ring_collectives,
+        widened=attended,
+        more_traffic=ring_traffic,
+        holds=ring_holds,
+    ),
 }

@@ -17,8 +17,10 @@ from autoshard.rules.algebra.argument_rules import (
     integers,
     term,
 )
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, Product, TensorParallel, each
+from autoshard.rules.algebra.halo_exchange import halo_collectives, halo_holds, halo_keeps
+from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
 from autoshard.rules.algebra.saved_for_backward import FIRST, Kept, Operands, keeps
+from autoshard.rules.algebra.variant_record import OperatorVariant
 
 ROLES = ("depth", "height", "width")
 
@@ -348,8 +350,16 @@ OPERATORS: dict[str, Operator] = {
 }
 VARIANTS: dict[str, OperatorVariant] = {
     "parallel_global_pool": OperatorVariant(localise=lambda local: ({"sizes": _image(local)}, ())),
-    "halo_convolution": OperatorVariant(localise=localise_convolution),
-    "halo_transposed_convolution": OperatorVariant(localise=localise_transposed),
-    "halo_max_pool": OperatorVariant(localise=localise_max_pool),
-    "halo_avg_pool": OperatorVariant(localise=localise_avg_pool),
+    "halo_convolution": OperatorVariant(
+        localise=localise_convolution, collectives=halo_collectives, exchanges=True, holds=halo_holds, keeps=halo_keeps
+    ),
+    "halo_transposed_convolution": OperatorVariant(
+        localise=localise_transposed, collectives=halo_collectives, exchanges=True, holds=halo_holds
+    ),
+    "halo_max_pool": OperatorVariant(
+        localise=localise_max_pool, collectives=halo_collectives, exchanges=True, holds=halo_holds
+    ),
+    "halo_avg_pool": OperatorVariant(
+        localise=localise_avg_pool, collectives=halo_collectives, exchanges=True, holds=halo_holds
+    ),
 }

@@ -6,14 +6,16 @@ tokens travel to their experts and back, all-to-all."""
 from __future__ import annotations
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
     LocalAttribute,
     OperatorCall,
 )
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant
+from autoshard.rules.algebra.operator_record import Operator
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands
+from autoshard.rules.algebra.variant_record import Inside, Layouts, LocalTensors, OperatorVariant, shards
 
 
 def experts(call: OperatorCall) -> str:
@@ -40,6 +42,22 @@ def experts_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     return (1, 2, 3, 4), (), chosen.numel * row * DTYPE_BYTES[x.dtype]
 
 
+def dispatch_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+    """Pairs of token and expert to the experts, their results back; backward the gradients, the same ways."""
+    x, _, down, chosen, _ = operands[:5]
+    assert x is not None and down is not None and chosen is not None
+    tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
+    pairs = x.shape[0] * chosen.shape[1]
+    width = x.bytes / max(x.numel, 1)
+    axes = sorted(tokens & experts)
+    there = [(axis, "all_to_all", float(pairs * x.shape[1] * width)) for axis in axes]
+    back = [
+        (axis, "all_to_all", float(pairs * down.shape[2 if len(operands) > 5 else 1] * width))
+        for axis in reversed(axes)
+    ]
+    return Inside((*there, *back), (*reversed(back), *(reversed(there) if x.requires_grad else ())))
+
+
 OPERATORS: dict[str, Operator] = {
     "autoshard.experts": Operator(
         rule=experts,
@@ -51,5 +69,5 @@ OPERATORS: dict[str, Operator] = {
 }
 VARIANTS: dict[str, OperatorVariant] = {
     "parallel_experts": OperatorVariant(localise=localise_experts),
-    "dispatched_experts": OperatorVariant(localise=localise_experts),
+    "dispatched_experts": OperatorVariant(localise=localise_experts, collectives=dispatch_collectives, exchanges=True),
 }

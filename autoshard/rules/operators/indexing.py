@@ -14,16 +14,9 @@ from autoshard.rules.algebra.argument_rules import (
     replaced,
     term,
 )
-from autoshard.rules.algebra.operator_record import (
-    CodeWriter,
-    Given,
-    Names,
-    Operator,
-    OperatorVariant,
-    TensorParallel,
-    each,
-)
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, TensorParallel, each
 from autoshard.rules.algebra.saved_for_backward import NOTHING, Kept, Operands, keeps, needs_grad
+from autoshard.rules.algebra.variant_record import OperatorVariant
 
 
 def embedding(call: OperatorCall) -> str:

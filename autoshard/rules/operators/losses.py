@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from math import prod
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
-from autoshard.ir.local_op import LocalOp
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
@@ -14,8 +16,21 @@ from autoshard.rules.algebra.argument_rules import (
     OperatorCall,
     term,
 )
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, TensorParallel, each
+from autoshard.rules.algebra.operator_record import Operator, TensorParallel, each
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands, keeps
+from autoshard.rules.algebra.variant_record import (
+    ACCUMULATED,
+    Inside,
+    KeptTensors,
+    Layouts,
+    LocalTensors,
+    OperatorVariant,
+    Temporary,
+    bytes_of,
+    first,
+    shards,
+    wide_bytes,
+)
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's reduction argument
 REDUCTIONS = ("none", "mean", "sum")
@@ -145,6 +160,63 @@ def parallel_cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
     return 8 * wide + cast, 4 * wide + cast
 
 
+COUNT_BYTES = 8  # of labels that are not ignored
+KEPT_OF_A_ROW = 18  # bytes: column, whether it is here and counts, two weights
+USED_OF_A_ROW = 36
+
+
+def cross_entropy_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+    """Over the vocabulary: the maximum of each row, then sums of it, stacked. Over rows: the count of labels."""
+    logits = operands[0]
+    assert logits is not None
+    class_dim = 1 if len(logits.shape) > 1 else 0
+    rows = math.prod(size for dim, size in enumerate(logits.shape) if dim != class_dim)
+    vocabulary = [axis for axis, dim in shards(layouts[0]) if dim == class_dim]
+    smoothed, weighted = bool(dict(op.attributes).get("label_smoothing")), len(operands) > 2 and bool(operands[2])
+    sums = 2 + smoothed + weighted * (1 + smoothed)
+    calls = [(axis, "all_reduce", float(stacked * rows * ACCUMULATED)) for stacked in (1, sums) for axis in vocabulary]
+    counts = [(axis, "all_reduce", float(COUNT_BYTES)) for axis, dim in shards(layouts[0]) if dim != class_dim]
+    return Inside((*calls, *counts) if _is_mean(op) else tuple(calls))
+
+
+def nll_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+    """The count of labels."""
+    counts = [(axis, "all_reduce", float(COUNT_BYTES)) for axis, _ in shards(layouts[0])]
+    return Inside(tuple(counts) if _is_mean(op) else ())
+
+
+def _is_mean(op: Op) -> bool:
+    return dict(op.attributes).get("reduction", 1) == 1
+
+
+def cross_entropy_holds(
+    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
+) -> Temporary:
+    """Backward goes by way of the gradient of the log-probabilities."""
+    return Temporary(0.0, bytes_of(operands[0]))
+
+
+def _rows(op: Op, logits: LocalTensor) -> int:
+    return logits.numel // max(logits.shape[1 if len(logits.shape) > 1 else 0], 1)
+
+
+def parallel_cross_entropy_holds(
+    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
+) -> Temporary:
+    """Logits less their maximum, beside the softmax that is kept; both in float32. Backward: twice the gradient."""
+    logits = first(operands)
+    rounded = logits.bytes != wide_bytes(logits)  # the softmax, as it is kept
+    size = wide_bytes(logits) * (2 if rounded else 1)
+    return Temporary(size + USED_OF_A_ROW * _rows(op, logits), size + ACCUMULATED * _rows(op, logits))
+
+
+def parallel_cross_entropy_keeps(
+    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
+) -> KeptTensors:
+    logits = first(operands)
+    return KeptTensors((1,), float(logits.bytes + KEPT_OF_A_ROW * _rows(op, logits)))
+
+
 _NLL = "F.nll_loss({0}, {1}<weight:2><ignore_index=-100><reduction='mean'>)"
 OPERATORS: dict[str, Operator] = {
     "aten.binary_cross_entropy": Operator(
@@ -162,6 +234,7 @@ OPERATORS: dict[str, Operator] = {
         autocast="high",
         bandwidth="loss",
         traffic=cross_entropy_traffic,
+        holds=cross_entropy_holds,
         spelling="F.cross_entropy({0}, {1}<weight:2><ignore_index=-100><reduction='mean'><label_smoothing=0.0>)",
         operand_names=("logits",),
         tensor_parallel=TensorParallel(("vocabulary",), (), True),
@@ -192,9 +265,14 @@ OPERATORS: dict[str, Operator] = {
 }
 VARIANTS: dict[str, OperatorVariant] = {
     "parallel_cross_entropy": OperatorVariant(
-        localise=localise_classes, bandwidth="parallel_loss", traffic=parallel_cross_entropy_traffic
+        localise=localise_classes,
+        collectives=cross_entropy_collectives,
+        holds=parallel_cross_entropy_holds,
+        keeps=parallel_cross_entropy_keeps,
+        bandwidth="parallel_loss",
+        traffic=parallel_cross_entropy_traffic,
     ),
-    "parallel_nll_loss": OperatorVariant(localise=localise_classes),
+    "parallel_nll_loss": OperatorVariant(localise=localise_classes, collectives=nll_collectives),
     "parallel_loss": OperatorVariant(localise=localise_loss),
     "parallel_mse_loss": OperatorVariant(localise=localise_mse),
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from math import prod
 
-from autoshard.ir.graph import Op, Tensor
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
+from autoshard.ir.local_op import LocalTensor
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
@@ -15,8 +19,23 @@ from autoshard.rules.algebra.argument_rules import (
     letters,
     term,
 )
-from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, OperatorVariant, passes
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator
 from autoshard.rules.algebra.saved_for_backward import RESULT, Kept, Operands, accumulator_bytes
+from autoshard.rules.algebra.variant_record import (
+    ACCUMULATED,
+    Holds,
+    Inside,
+    KeptTensors,
+    Layouts,
+    LocalTensors,
+    OperatorVariant,
+    Temporary,
+    bytes_of,
+    first,
+    passes,
+    shards,
+    wide_bytes,
+)
 
 
 def over_dim(call: OperatorCall) -> str:
@@ -140,8 +159,80 @@ def spell_batch_norm(writer: CodeWriter, operands: Names, given: Given) -> str:
     return f"F.batch_norm({x}, {mean}, {variance}, {weight}, {bias}, {numbers})"
 
 
+def statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
+    """The dims that a norm or softmax goes over, and how many of its results a device has (a group norm: at most)."""
+    given, rank = dict(op.attributes), len(x.shape)
+    shape, groups, dim = given.get("normalized_shape"), given.get("num_groups"), given.get("dim")
+    if isinstance(shape, tuple):
+        over = set(range(rank - len(shape), rank))
+    elif isinstance(groups, int):
+        return set(range(1, rank)), x.shape[0] * groups
+    elif isinstance(dim, int):
+        over = {dim % rank}
+    else:
+        over = {0, *range(2, rank)}
+    return over, math.prod(size for i, size in enumerate(x.shape) if i not in over)
+
+
+def norm_collectives(
+    gathered: int, reduced: tuple[int, ...], backward: int
+) -> Callable[[Mesh, Op, LocalTensors, Layouts], Inside]:
+    """`gathered` numbers of each device for each result, or all-reduces of `reduced` ones; in backward one all-reduce
+    of `backward` numbers."""
+
+    def inside(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+        x = operands[0]
+        assert x is not None
+        over, count = statistics(op, x)
+        size = float(count * max(ACCUMULATED, DTYPE_BYTES[x.dtype]))
+        axes = [axis for axis, dim in shards(layouts[0]) if dim in over]
+        calls = [(axis, "all_gather", gathered * size * mesh.sizes[axis]) for axis in axes if gathered]
+        calls += [(axis, "all_reduce", numbers * size) for numbers in reduced for axis in axes]
+        return Inside(tuple(calls), tuple((axis, "all_reduce", backward * size) for axis in axes))
+
+    return inside
+
+
+def norm_holds(affine: bool, passes: int) -> Holds:
+    """In half precision the input, and what is made of it, in float32. Backward: the gradient before the weight, and
+    `passes` products of its size."""
+
+    def rule(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+        x = first(operands)
+        wide = wide_bytes(x) if wide_bytes(x) != x.bytes else 0.0
+        there = max(0.0, 2 * (wide - x.bytes)) if wide else 0.0
+        between = x.bytes if affine and len(operands) > 1 and operands[1] is not None else 0.0
+        return Temporary(there, between + (passes - 1) * wide_bytes(x) + 3 * wide)
+
+    return rule
+
+
+def norm_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
+    """The standardised input instead of the input, and its scale; no running statistics."""
+    x = first(operands)
+    return KeptTensors((0, 3, 4), x.bytes + statistics(op, x)[1] * float(max(ACCUMULATED, DTYPE_BYTES[x.dtype])))
+
+
+def softmax_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Backward: one product, in half precision three and the operands in float32."""
+    x = first(operands)
+    wide = wide_bytes(x) if wide_bytes(x) != x.bytes else 0.0
+    return Temporary(
+        (2 * wide if wide else 0.0) + wide_bytes(x) * (op.target == "aten.log_softmax"), wide_bytes(x) + 3 * wide
+    )
+
+
+def copied_statistics(
+    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
+) -> KeptTensors:
+    """The running statistics before the step, as the emitted code copies them."""
+    running = operands[3:5] if dict(op.attributes).get("training") else ()
+    return KeptTensors((3, 4) if running else (), None, bytes_of(*running))
+
+
 OPERATORS: dict[str, Operator] = {
     "aten.batch_norm": Operator(
+        keeps=copied_statistics,
         rule=batch_norm,
         saves=batch_norm_saves,
         statistics=True,
@@ -194,10 +285,38 @@ OPERATORS: dict[str, Operator] = {
     "aten._weight_norm": Operator(rule=weight_norm, bandwidth="normalisation"),
 }
 VARIANTS: dict[str, OperatorVariant] = {
-    "parallel_group_norm": OperatorVariant(localise=localise_parallel_group_norm, traffic=passes(7, 21)),
-    "parallel_layer_norm": OperatorVariant(localise=localise_norm, traffic=passes(7, 21)),
-    "parallel_log_softmax": OperatorVariant(localise=localise_softmax, traffic=passes(8, 9)),
-    "parallel_rms_norm": OperatorVariant(localise=localise_norm, traffic=passes(7, 17)),
-    "parallel_softmax": OperatorVariant(localise=localise_softmax, traffic=passes(8, 9)),
-    "synchronised_batch_norm": OperatorVariant(localise=localise_batch_norm, traffic=passes(7, 21)),
+    "parallel_group_norm": OperatorVariant(
+        localise=localise_parallel_group_norm,
+        collectives=norm_collectives(2, (), 2),
+        holds=norm_holds(True, 2),
+        keeps=norm_keeps,
+        traffic=passes(7, 21),
+    ),
+    "parallel_layer_norm": OperatorVariant(
+        localise=localise_norm,
+        collectives=norm_collectives(2, (), 2),
+        holds=norm_holds(True, 2),
+        keeps=norm_keeps,
+        traffic=passes(7, 21),
+    ),
+    "parallel_log_softmax": OperatorVariant(
+        localise=localise_softmax, collectives=norm_collectives(0, (1, 1), 1), holds=softmax_holds, traffic=passes(8, 9)
+    ),
+    "parallel_rms_norm": OperatorVariant(
+        localise=localise_norm,
+        collectives=norm_collectives(0, (1,), 1),
+        holds=norm_holds(True, 1),
+        keeps=norm_keeps,
+        traffic=passes(7, 17),
+    ),
+    "parallel_softmax": OperatorVariant(
+        localise=localise_softmax, collectives=norm_collectives(0, (1, 1), 1), holds=softmax_holds, traffic=passes(8, 9)
+    ),
+    "synchronised_batch_norm": OperatorVariant(
+        localise=localise_batch_norm,
+        collectives=norm_collectives(2, (), 2),
+        holds=norm_holds(True, 2),
+        keeps=norm_keeps,
+        traffic=passes(7, 21),
+    ),
 }

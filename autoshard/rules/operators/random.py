@@ -12,8 +12,9 @@ from autoshard.rules.algebra.argument_rules import (
     letters,
     term,
 )
-from autoshard.rules.algebra.operator_record import ALWAYS, Operator, OperatorVariant, each
+from autoshard.rules.algebra.operator_record import ALWAYS, Operator, each
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands
+from autoshard.rules.algebra.variant_record import OperatorVariant
 
 
 def dropout(call: OperatorCall) -> str:

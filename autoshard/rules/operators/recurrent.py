@@ -15,8 +15,9 @@ from autoshard.rules.algebra.argument_rules import (
     OperatorCall,
     term,
 )
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, each
+from autoshard.rules.algebra.operator_record import Operator, each
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands
+from autoshard.rules.algebra.variant_record import OperatorVariant
 
 STATES = {"aten.gru": 1, "aten.lstm": 2, "aten.rnn_relu": 1, "aten.rnn_tanh": 1}
 

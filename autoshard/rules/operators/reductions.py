@@ -13,8 +13,9 @@ from autoshard.rules.algebra.argument_rules import (
     replaced,
     term,
 )
-from autoshard.rules.algebra.operator_record import Operator, OperatorVariant, each
+from autoshard.rules.algebra.operator_record import Operator, each
 from autoshard.rules.algebra.saved_for_backward import NOTHING
+from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators.normalisation import over_dim
 
 

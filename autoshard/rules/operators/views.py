@@ -15,8 +15,9 @@ from autoshard.rules.algebra.argument_rules import (
     replaced,
     term,
 )
-from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, OperatorVariant, Work, each
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, Work, each
 from autoshard.rules.algebra.saved_for_backward import NOTHING
+from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.algebra.view_strides import expanded, permuted, reshaped, same, sliced, transposed, without_dim
 
 

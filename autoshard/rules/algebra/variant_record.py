@@ -1,0 +1,105 @@
+"""The record of a variant: how an operator runs on shards that talk inside it, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from autoshard.ir.graph import DTYPE_BYTES, Op
+from autoshard.ir.layout import Layout, Shard
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.argument_rules import LocaliseVariant
+
+ACCUMULATED = 4  # bytes of an element in float32, in which statistics and losses are computed
+Call = tuple[int, str, float]  # (axis index, kind, full bytes)
+LocalTensors = tuple[LocalTensor | None, ...]
+Layouts = tuple[Layout | None, ...]
+WholeShapes = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The collectives inside a variant, in order of execution. `beside`: they run while the operator computes (the
+    blocks of a ring)."""
+
+    forward: tuple[Call, ...] = ()
+    backward: tuple[Call, ...] = ()
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """Bytes that are held only while the forward or the backward runs."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+@dataclass(frozen=True)
+class KeptTensors:
+    """What is kept for backward otherwise than the operator itself does: nothing of the operands `without`, but
+    `extra_bytes` (None: as the operator) beside the others."""
+
+    without: tuple[int, ...] = ()
+    extra_bytes: float | None = None
+    more_bytes: float = 0.0
+
+
+Traffic = Callable[[LocalOp], tuple[float, float]]
+Collectives = Callable[[Mesh, Op, LocalTensors, Layouts], Inside]
+Holds = Callable[[Mesh, Op, LocalTensors, Layouts, LocalTensors], Temporary]
+Keeps = Callable[[Mesh, Op, LocalTensors, Layouts, LocalTensors], KeptTensors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorVariant:
+    """A function of the runtime (emit/runtime) of the variant's name.
+
+    `localise` gives its arguments and axes; `collectives` those that it runs, with an all-to-all where it `exchanges`.
+    Seconds: as of the operator at the constant `memory.<bandwidth>`, of `traffic` bytes (None: those of the operator),
+    on `widened` operands, and `more_traffic` at the default rate. Memory: what it `holds` while it runs, and `keeps`.
+    """
+
+    localise: LocaliseVariant
+    collectives: Collectives | None = None
+    exchanges: bool = False
+    bandwidth: str = "default"
+    traffic: Traffic | None = None
+    widened: Callable[[LocalOp, WholeShapes], LocalOp] | None = None
+    more_traffic: Traffic | None = None
+    holds: Holds | None = None
+    keeps: Keeps | None = None
+
+
+def passes(forward: int, backward: int) -> Traffic:
+    """Passes of the runtime's own kernels over the first operand, in float32 at least, and its casts."""
+
+    def traffic(op: LocalOp) -> tuple[float, float]:
+        x = op.operand(0)
+        wide = max(x.bytes, 4 * x.numel)
+        cast = 0 if wide == x.bytes else 2 * (x.bytes + wide)
+        return forward * wide + cast, backward * wide + cast
+
+    return traffic
+
+
+def shards(layout: Layout | None) -> Iterator[tuple[int, int]]:
+    """(axis, dim) of everything that is cut, in mesh order."""
+    if layout is not None:
+        yield from ((axis, p.dim) for axis, p in enumerate(layout.placements) if isinstance(p, Shard))
+
+
+def first(operands: LocalTensors) -> LocalTensor:
+    """The first operand, which must be there."""
+    assert operands[0] is not None
+    return operands[0]
+
+
+def bytes_of(*tensors: LocalTensor | None) -> float:
+    return float(sum(x.bytes for x in tensors if x is not None))
+
+
+def wide_bytes(x: LocalTensor) -> float:
+    """In float32 at least."""
+    return float(x.numel * max(ACCUMULATED, DTYPE_BYTES[x.dtype]))
