@@ -73,16 +73,17 @@ def with_batch(formulation: Formulation, axes: Sequence[int]) -> dict[int, list[
 
 
 def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, set[Part]]) -> list[int]:
-    """The strategies that read everything as it was made, as far as that is known; notes what they make."""
+    """The strategies that read everything as it was made, as far as that is known; notes what they make.
+
+    What is made of no input and no weight, as a mask is, can be made in any way.
+    """
     fitting = []
+    known = [position for position, name in enumerate(op.operands) if name in made]
     for s, strategy in enumerate(site.strategies):
-        operands = zip(op.operands, strategy.operands, strict=True)
-        read = [(made.get(name or ""), layout) for name, layout in operands if layout is not None]
-        if all(not known or _part(layout, axes) in known for known, layout in read) and (
-            read or all(_part(layout, axes) == _whole(axes) for layout in strategy.results)
-        ):
+        read = ((made[op.operands[position] or ""], strategy.operands[position]) for position in known)
+        if all(layout is None or _part(layout, axes) in own for own, layout in read):
             fitting.append(s)
-    for position, name in enumerate(op.results):
+    for position, name in enumerate(op.results if known and fitting else ()):
         made[name] = {_part(site.strategies[s].results[position], axes) for s in fitting}
     return fitting
 

@@ -69,6 +69,8 @@ def _tensor_split(formulation: Formulation, between: Fits | None, *, sharded: bo
     if isinstance(keep, str):
         return keep
     shapes = _block_inputs(graph)
+    if between is _along_sequence and not any(_stands_between(op, graph, shapes) for op in graph.ops):
+        return "no norm and no residual sum has the shape of what a linear layer reads: there is nothing to split"
     for n, site in enumerate(formulation.sites):
         if site.kind != "op":
             continue
@@ -79,6 +81,7 @@ def _tensor_split(formulation: Formulation, between: Fits | None, *, sharded: bo
             fitting = [s for s in kept if between(site.strategies[s], rank)]
         else:
             fitting = [s for s in kept if splits_tensors(op, site.strategies[s])]
+            fitting = fitting or [s for s in kept if site.strategies[s].choices[-1].kind == "repeat"]  # it can't be
         if not fitting:
             return f"{op.name} ({op.target}) has no such strategy on {mesh}"
         note(keep, n, fitting, site)

@@ -96,6 +96,11 @@ def test_a_style_that_cannot_be_is_refused_in_a_sentence(style: str, mesh: str, 
         planned(style, mesh)
 
 
+def test_a_model_without_norms_and_residual_sums_has_no_sequence_parallelism() -> None:
+    with pytest.raises(InfeasibleError, match="--strategy megatron-sp: no norm and no residual sum"):
+        search(mlp_graph(2, 8), HARDWARE, SearchRequest(Mesh.parse("tp=2"), strategy="megatron-sp"))
+
+
 def test_samples_that_devices_do_not_divide() -> None:
     with pytest.raises(InfeasibleError, match="--strategy dp: no input of 2 samples can be split over 3 devices"):
         search(mlp_graph(2, 2), HARDWARE, SearchRequest(Mesh.parse("dp=3"), strategy="dp"))
