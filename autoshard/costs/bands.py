@@ -1,7 +1,8 @@
 """How sure a prediction is: the errors of the constants, from their validation, carried through to a step.
 
 Operators of one family (products, attention, other operators, collectives) err together, families independently, so a
-step that spends t_f seconds in family f with relative error e_f is sure to sqrt(sum((t_f e_f)^2)) / sum(t_f). What no
+step that spends t_f seconds in family f with relative error e_f is sure to sqrt(sum((t_f e_f)^2)) / sum(t_f)
+(implemented in `bands.step_band`). What no
 constant holds, such as work of the framework that is not in the program, is not in the band. Products and attention in
 a dtype that the constants were not fitted in are as unsure as on a device that they were not fitted on.
 """

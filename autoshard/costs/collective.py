@@ -4,12 +4,13 @@
         + (setup + setup_step * latency * steps) * (1 - exp(-S / (n * switch)))   (what the other one costs to start)
         + S * share / (bandwidth * efficiency * (1 - 1/n)^ramp)
 
-for S bytes over n members; a ring all-reduce has 2(n-1) steps and moves 2(n-1)/n of S, an all-gather or reduce-scatter
-half of that. Across nodes the g members inside a node first work on S, then each on S/g over its own port: phases
-overlap in part: the slowest counts whole and of the others the share `unhidden` (one half: the all-reduce measured on
-4 x 8 B200 lies between the sum of phases, 6 to 19 % above, and the slowest alone, 26 to 37 % below). All-reduces across
-nodes run over trees for small messages. `bandwidth` comes from the graph of the links, see autoshard.cluster.topology;
-groups that run at the same time share it.
+(implemented in `formulas.transfer`, its terms in `collective.link_terms`, steps in `collective._steps`, share in
+`collective._seconds_per_byte`, ramp in `formulas.ramp`) for S bytes over n members; a ring all-reduce has 2(n-1) steps
+and moves 2(n-1)/n of S, an all-gather or reduce-scatter half of that. Across nodes the g members inside a node first
+work on S, then each on S/g over its own port: phases overlap in part: the slowest counts whole and of the others the
+share `unhidden` (one half: the all-reduce measured on 4 x 8 B200 lies between the sum of phases, 6 to 19 % above, and
+the slowest alone, 26 to 37 % below). All-reduces across nodes run over trees for small messages. `bandwidth` comes from
+the graph of the links, see autoshard.cluster.topology; groups that run at the same time share it.
 """
 
 from __future__ import annotations

@@ -5,14 +5,15 @@ Matrix products of m x k by k x n, and attention over heads of size d (docs/vali
     t = launch + depth * (1 - exp(-k / split)) + soft(2 m n (k + fill) / (peak * compute), B / (bandwidth * memory))
     t = launch + chain * s * d / 128 + soft(F * (1 + head / d) / (peak * compute), B / (bandwidth * memory))
 
-with soft(a, b) = (a^q + b^q)^(1/q), a soft maximum of arithmetic and memory time: a kernel does both at once, never
-perfectly. `depth` is the loop over the summed dim, which is serial until a library splits it; `fill` starts and ends
-that loop; `chain` is the row of key blocks that one block of queries walks. All else: launch + bytes / (bandwidth *
-efficiency), faster for what fits a cache (fitted on CPUs). A term for operands of products that fit the L2 cache was
-tried: on four GPUs it gained 0.1 %.
-Not modelled yet: tile quantisation, the additions that accumulate gradients of a value with several consumers (but for
-those of residuals, charged to the addition that ends them). The host's dispatch is `host.dispatch` seconds an operator,
-for whoever keeps a clock of the host.
+implemented in `compute.one_product_seconds` and `compute.one_attention_seconds`, the FLOP in `compute.product_flops`
+and `compute.attention_flops`, with soft(a, b) = (a^q + b^q)^(1/q) (`formulas.roofline`), a soft maximum of arithmetic
+and memory time: a kernel does both at once, never perfectly. `depth` is the loop over the summed dim, which is serial
+until a library splits it; `fill` starts and ends that loop; `chain` is the row of key blocks that one block of queries
+walks. All else: launch + bytes / (bandwidth * efficiency), faster for what fits a cache (fitted on CPUs; implemented in
+`compute._memory_seconds`, the bytes in `compute._traffic` or the operator's record). A term for operands of products
+that fit the L2 cache was tried: on four GPUs it gained 0.1 %. Not modelled yet: tile quantisation, the additions that
+accumulate gradients of a value with several consumers (but for those of residuals, charged to the addition that ends
+them). The host's dispatch is `host.dispatch` seconds an operator, for whoever keeps a clock of the host.
 """
 
 from __future__ import annotations

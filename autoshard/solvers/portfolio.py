@@ -4,11 +4,12 @@ Each step finds the best plan and bound so far and leaves better ones. The clock
 it ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end
 in its part of the time makes room for the next.
 
-1. Under a clock a plan at once (first.py); where nodes have hundreds of choices, the best over the few that messages
-   rank first (quick.py).
+1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
+   messages rank first (`pruned_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
    plan above the memory capacity goes on to lagrangian.py.
-3. Where no order fits: messages, fewer choices, and exact tables without the hubs (hubs.py), then mini-buckets.
+3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
+   mini-buckets.
 4. While there is time: contraction, messages under multipliers, forests, integer programs (anytime.py). Large problems
    of fenced pairs, as other compilers export them, begin with it.
 """

@@ -1,7 +1,7 @@
 """Several mesh axes on one factor, or on several factors of one dim: what is held, and what can't be.
 
 A cut is (parts, blocks, unit): an axis of `parts` devices cuts, in each of `blocks` global blocks, in multiples of
-`unit`. Cuts stand in mesh order. All is decided on what every device holds (partition.py).
+`unit`. Cuts stand in mesh order. All is decided on what every device holds (`intervals.py`).
 """
 
 from __future__ import annotations

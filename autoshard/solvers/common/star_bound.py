@@ -2,7 +2,11 @@
 
 A node's cost is split evenly over the values that it is in. A star's minimum over the source layouts is the sum of its
 consumers' own minima, each paying a k-th of what its target layout costs (k consumers share it at the most); the sum of
-the stars' minima is below every plan. Memory is left out: more constraints only raise the optimum.
+the stars' minima is below every plan:
+
+    sum_v min_r [ a'_p(r) + sum_i min_t ( a'_i(t) + b_v(r, t) / k ) ],  a' = a node's cost / its values
+
+Implemented in `star_bound._star`. Memory is left out: more constraints only raise the optimum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,23 @@
-"""The minimum of an additive problem: reduce, encode, order, eliminate; or a lower bound of it within a budget."""
+"""The minimum of an additive problem: reduce, encode, order, eliminate; or a lower bound of it within a budget.
+
+    minimise over x:  sum_n a_n(x_n) + sum_v sum_{t in T_v(x)} b_v(s_v(x), t)
+
+with n the nodes, x_n a strategy, v the values, s_v the layout that the producer leaves, T_v the set of layouts that the
+consumers need; a and b are scale x seconds + sum_time multiplier x bytes (`weighted_sum.additive`).
+
+- Strategies that no minimum needs go: x_n without a finite partner; x_n where another y_n is never more expensive,
+  a_n(x_n) - a_n(y_n) + sum_v min over the other ends of (b_v with x_n - b_v with y_n) >= 0. Implemented in
+  `dominance.reduce`.
+- The sum over sets T_v becomes terms f over few variables each. Implemented in `factor_encoding.encode`.
+- An order of the variables; its work is sum_u prod of the domains of u and its neighbours, known before anything is
+  computed. Implemented in `elimination_order.plan`.
+- Of a variable u with the terms F(u) and neighbours y: g(y) = min_{x_u} sum_{f in F(u)} f(x_u, y). Implemented in
+  `min_plus.min_plus`; the constants that are left add up to the minimum, implemented in `min_plus.run`.
+- In reverse order x_u = argmin sum_{f in F(u)} f(x_u, y). Implemented in `min_plus.backtrack`.
+- Where no order fits the budget: mini-buckets, g(y) >= sum over parts P of F(u) of min_{x_u} sum_{f in P} f(x_u, y), a
+  lower bound. Implemented in `factor_graph.TermGraph.buckets`.
+- Of k equal blocks in a row: M_{2i}(x, z) = min_y M_i(x, y) + M_i(y, z). Implemented in `block_doubling.solve_short`.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Additive:
     """`cumulative[t]`: sum of the multipliers before time t, shape (horizon + 1,), per byte.
 
     `shares[v]`, shape (consumers, targets), columns summing to at most 1: what each consumer of value v pays of a
-    target where v is relaxed (see encode.py); an even split where v is absent.
+    target where v is relaxed (see `factor_encoding.encode`); an even split where v is absent.
     """
 
     problem: Problem
@@ -30,7 +30,7 @@ class Additive:
 
 def additive(problem: Problem, multipliers: Floats | None = None, scale: float = 1.0) -> Additive:
     """Asserts what every solver relies on: values cost nothing negative, and no entry is a NaN. Each array is looked at
-    once; check.py says what else a problem must be."""
+    once; `validate.py` says what else a problem must be."""
     for value in {(id(value.seconds), id(value.bytes)): value for value in problem.values}.values():
         assert (value.seconds >= 0).all() and (value.bytes >= 0).all(), f"{value.name}: negative or NaN entries"
     for node in {(id(node.seconds), id(node.bytes)): node for node in problem.nodes}.values():

@@ -8,7 +8,8 @@ the values that cross, and the two halves, then separate but for long values, ar
 small as a window is decided whole. Then every window is solved once more, all around it being known, and single nodes
 move where that is cheaper. Windows with equal content are solved once.
 
-Memory: the same on node costs of seconds + price x bytes, the price found by bisection, then single moves (repair.py).
+Memory: the same on node costs of seconds + price x bytes, the price found by bisection, then single moves
+(`memory_repair.py`).
 """
 
 from __future__ import annotations

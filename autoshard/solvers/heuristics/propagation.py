@@ -9,8 +9,8 @@ After MindSpore's search_mode "sharding_propagation" (its annotated operators ar
   cost. Without any pin there is no one's wish to spread: then the least of redistribution and own cost together.
 - A conflict is a node whose decided neighbours would each have another choice, no choice being best for all: it takes
   the cheapest in total, and is reported.
-- A choice that leaves some other node without any is never taken (see fences.py). Overflow of memory is mended by
-  single moves (repair.py).
+- A choice that leaves some other node without any is never taken (see `arc_consistency.py`). Overflow of memory is
+  mended by single moves (`memory_repair.py`).
 
 Greedy: there is no better bound than star_bound. Linear in the number of nodes and values.
 """

@@ -3,7 +3,8 @@
 1. A start from dp with small tables (an upper bound; dp's lower bound is not used, unless the clock ends it all).
 2. The relaxation. While its expected bytes overflow the capacity at some time, a row for that time. Often its vertex is
    integral and fits: then it is the optimum.
-3. Choices that the reduced costs (marginals.py) put above the best plan known are in no better plan, and go; again.
+3. Choices that the reduced costs (`reduced_costs.excess`) put above the best plan known are in no better plan, and go;
+   again.
 4. A search among the choices that cost least finds a better plan, so that more go.
 5. While many are left, the node whose bytes the relaxation leaves most undecided has few or many: two programs.
 6. Branch and bound on what is left; a solution that overflows at a time without a row gets that row, and again.

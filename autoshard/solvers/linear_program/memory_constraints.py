@@ -3,6 +3,12 @@
 A target layout that several consumers keep is alive once: a column u >= w_i for each consumer i that keeps the value at
 that time, where w_i[t] is the sum of the choices of consumer i that need layout t; and u >= w_i + w_j - 1 where i has
 stopped and j has not begun (it is kept in between).
+
+    sum_n bytes_n(s) x[n, s] + sum_v sum_t bytes_v(t) u_v[t] <= capacity     n, v alive at the time
+
+Implemented in `memory_constraints.MemoryRows._add` (the row) and `memory_constraints.MemoryRows._alive` (u). With a
+dual price p of a row, cost + p x row and the constant -p x capacity replace it: implemented in
+`memory_constraints.with_prices`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,12 @@ With dual prices, bound + sum of reduced costs of what a plan uses is at most it
 below zero. So leaving some out is safe: on a spanning tree of the flows the least sum with node n in choice s is
 computed for all n and s in two passes, and a flow beside the tree still adds its own least at each end. Several trees
 say different things; each choice keeps the most that one of them said.
+
+    excess(n, s) = min { sum of reduced costs r_j over the columns of a plan with x[n, s] = 1 }
+                >= r[n, s] + sum over neighbours m in the tree of min_{s'} ( r_z(s, s') + excess of m's side with s' )
+
+Implemented in `reduced_costs._Tree.least`; the greatest over the trees, in `reduced_costs.excess`. A choice goes where
+bound + excess(n, s) > the objective of a known plan.
 """
 
 from __future__ import annotations

@@ -7,8 +7,17 @@ Columns: x[n, s], node n takes choice s (the integer ones, first); and for every
 - m[r, t], only where several consumers can need t: made once, paid once. m >= z_i for each of them. In the relaxation
   m = max_i z_i, the least that is possible for two consumers, and a bound for more.
 
-Only x need be integer: then z and m are. Layouts that cost the same everywhere are one, a cost that is a sum of one for
-each end needs no z, and a forbidden pair has no column.
+    minimise    sum a_n(s) x[n, s] + sum over values of b(r, t) z_i[r, t], or b(r, t) m[r, t] where t is shared
+    subject to  sum_s x[n, s] = 1                                          for each node n
+                sum_t z_i[r, t] = sum of x[producer, s] with s in r        for each consumer i, layout r
+                sum_r z_i[r, t] = sum of x[consumer i, s] with s in t      for each consumer i, layout t
+                m[r, t] >= z_i[r, t],  0 <= x, z, m <= 1                   for each consumer i, pair r, t
+                bytes of what is alive at a time <= capacity               where a solution violates it
+
+The rows of nodes are implemented in `rows.linear`, those of values in `rows._edges`, those of memory in
+`memory_constraints.MemoryRows`. A cost b(r, t) = b1(r) + b2(t) goes to x (implemented in `rows._additive`). Only x need
+be integer: then z and m are. Layouts that cost the same everywhere are one, a cost that is a sum of one for each end
+needs no z, and a forbidden pair has no column.
 """
 
 from __future__ import annotations
@@ -92,7 +101,7 @@ def pairs(problem: Problem, kept: Sequence[Integers] | None = None) -> int:
 
 
 def linear(problem: Problem, kept: Sequence[Integers]) -> Linear:
-    """Without memory (see memory_rows.py). `kept`: the choices of each node, ascending, arc-consistent."""
+    """Without memory (see `memory_constraints.py`). `kept`: the choices of each node, ascending, arc-consistent."""
     first = np.concatenate([[0], np.cumsum([len(some) for some in kept])]).astype(np.int64)
     cost = [np.concatenate([node.seconds[some] for node, some in zip(problem.nodes, kept, strict=True)])]
     blocks = _EqualBlocks(kept)

@@ -1,7 +1,7 @@
 """Large pairwise problems within a time limit: contract, bound, search, prove; the best so far when the clock is over.
 
-1. Contraction (contract.py) leaves a core. Messages under multipliers (ascent.py) bound it, and every few rounds their
-   plan is polished (polish.py).
+1. Contraction (`presolve.contracted`) leaves a core. Messages under multipliers (`dual_ascent.Ascent`) bound it, and
+   every few rounds their plan is polished (`neighbourhood_search.polished`).
 2. Where the core's tight program is small: relaxation, choices pruned by reduced cost, branch and bound.
 3. Else a section of the nodes at a time, over the choices that the messages think best, as an integer program.
 """

@@ -46,7 +46,7 @@ def read(path: str | Path) -> Problem:
 
 
 def write(problem: Problem, path: str | Path, name: str = "autoshard") -> None:
-    """Any Problem, gzipped where the name ends in .gz. The nodes come first; see pairwise.py for the extra ones."""
+    """Any Problem, gzipped where the name ends in .gz. The nodes come first; see `quadratise.py` for the extra ones."""
     pairs = pairwise(problem)
     text = json.dumps({"problem": _content(pairs, name)}, separators=(",", ":"), allow_nan=False).encode()
     target = Path(path)

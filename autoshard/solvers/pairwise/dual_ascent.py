@@ -2,6 +2,11 @@
 
 Every sweep of messages rounds to a plan. Where the recent plans overflow, memory gets more expensive, where they leave
 room, cheaper; a step moves a given part of the total cost between times, so that no scale has to be guessed.
+
+    L(p) = the messages' bound of ( c(x) + sum_t p_t m_t(x) ) - sum_t p_t C
+    p <- max(0, p + step x d),  d <- d / 2 + (m(x) / C - 1) / 2 at the rounded plan x
+
+Implemented in `dual_ascent.Ascent.step` and `dual_ascent.Ascent._move`.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Section:
 def section(
     whole: Inner, around: Sequence[Sequence[tuple[int, Floats]]], kept: dict[int, Integers], choice: Integers
 ) -> Section:
-    """The nodes of `kept` over those of their choices; `choice` of all others. `around`: see forest.py."""
+    """The nodes of `kept` over those of their choices; `choice` of all others. `around`: see `tree_moves.py`."""
     nodes = sorted(kept)
     place = {n: i for i, n in enumerate(nodes)}
     unary, edges = [], {}

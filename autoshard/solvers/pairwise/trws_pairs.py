@@ -2,6 +2,13 @@
 
 Every node tells its neighbours what each of their choices costs at least on its side. A sweep in one direction and one
 back never lower the bound; at the end it is near that of the tight linear relaxation. Each sweep also rounds to a plan.
+
+    belief_n(x) = a_n(x) + sum over neighbours m of M_{m -> n}(x)
+    M_{n -> m}(y) = min_x [ b_nm(x, y) + g_n belief_n(x) - M_{m -> n}(x) ],  g_n = 1 / max(edges forwards, backwards)
+    bound = sum of the minima of beliefs and messages, each taken out where it is met
+
+Implemented in `trws_pairs.Messages._sweep`; the rounding, x_n = argmin given the nodes before, in
+`trws_pairs.Messages.rounded`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Where exact tables are too large, often because all layers read a few values, such as those of a rotary table.
 
-1. Messages (beliefs.py) bound the problem and rank its choices; that over the best few of each node gives a plan.
+1. Messages (`trws_layouts.Beliefs`) bound the problem and rank its choices; that over the best few of each node gives a
+   plan.
 2. Choices that no plan better than that one has are left out, the same ones of nodes that are alike.
 3. The hubs are cut off: a reader pays its even share of the layout that it needs, from the cheapest source. That is
    less than what is paid, and layers go on repeating. What is left is exact: a higher bound, and a plan that the hubs

@@ -1,8 +1,19 @@
 """The memory limit: multipliers on the binding times, found by column generation over unlimited solves.
 
-Each solve under multipliers gives a plan and a valid lower bound (the Lagrangian dual). The master program mixes the
-plans seen so far so that the mixture fits, which prices the times; times are added where the mixture overflows.
-The best plan that fits is then improved by cutting between plans and by local search on the true memory.
+With c(x) the seconds of a plan, m_t(x) its bytes at time t, C the capacity and multipliers p_t >= 0 in seconds a byte:
+
+    L(p) = min_x c(x) + sum_t p_t (m_t(x) - C)  <=  min { c(x) : m_t(x) <= C for all t }
+
+- One unlimited solve gives L(p), a valid bound, and a plan (a column). Implemented in `minimise.minimise`.
+- p is the dual of the best mixture of the columns k seen so far: minimise sum_k w_k c_k with sum_k w_k m_tk <= C and
+  sum_k w_k = 1, on the times t that bind; a time is added where the mixture overflows. Implemented in
+  `lagrangian._priced` and `restricted_master.mixture`; both in turn, until L(p) meets the value of the mixture, in
+  `lagrangian._dual`.
+- The least peak of memory is bounded likewise, with c = 0 and C = 0: max over p, sum_t p_t <= 1, of min_x sum_t p_t
+  m_t(x). Implemented in `lagrangian.minimum_memory_bound`.
+- A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in `lagrangian.condensed`.
+- The best plan that fits is improved by cutting between plans and by local search on the true memory. Implemented in
+  `lagrangian._best`; and by solving one window of nodes at a time, in `lagrangian._stretched`.
 """
 
 from __future__ import annotations

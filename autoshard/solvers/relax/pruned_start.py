@@ -1,7 +1,8 @@
 """A good plan at once, where exact elimination takes seconds: the few choices that seem best, and among those the best.
 
-Messages (beliefs.py) rank the choices of every node, equal nodes alike so that what repeats goes on repeating. The
-problem over the first few is small: it is solved exactly, under the memory limit too. More rounds raise the bound.
+Messages (`trws_layouts.Beliefs`) rank the choices of every node, equal nodes alike so that what repeats goes on
+repeating. The problem over the first few is small: it is solved exactly, under the memory limit too. More rounds raise
+the bound.
 """
 
 from __future__ import annotations

@@ -4,6 +4,13 @@ Sequential tree-reweighted message passing (Kolmogorov, TPAMI 2006), over layout
 of a value, not the product of its ends' choices. Of a value with k consumers each pays a share of its target; the
 shares of a target add up to 1, so that the sum stays below what is paid once. At first they are even; then they move to
 those that need the target.
+
+    belief_n(x) = a_n(x) + sum over its values of the messages to n
+    M_{n -> m}(t) = min_r [ share x b_v(r, t) + min_{x in r} ( g_n belief_n(x) - M_{m -> n}(r) ) ]
+
+from layouts r to layouts t (or back), g_n = 1 / max(edges forwards, edges backwards); the minima of beliefs and
+messages, each taken out where it is met, add up to the bound. Implemented in `trws_layouts.Beliefs._send`, a round both
+ways in `trws_layouts.Beliefs.round`; the shares move in `trws_layouts.Beliefs.shift`.
 """
 
 from __future__ import annotations
