@@ -1,0 +1,1 @@
+"""Whole steps chosen together: stages, schedule, micro-batch, recomputation, ZeRO and the mesh inside a stage."""

@@ -1,0 +1,224 @@
+"""What one micro-batch costs in each block of a split: seconds of the simulated program, bytes kept, bytes held."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.layout import largest_shape
+from autoshard.ir.program import Compute, Program
+from autoshard.joint.block_line import ShortGraph
+from autoshard.joint.block_splits import BlockSplit
+from autoshard.program.module_scopes import results_of
+from autoshard.rules.algebra.operator_record import Product, Work
+from autoshard.rules.operators import constants, record
+from autoshard.simulate import simulate
+from autoshard.simulate.memory_curve import MemoryPlan, Span, levels, plan_memory
+from autoshard.simulate.timeline import Timeline
+from autoshard.simulate.working_memory import local_bytes
+
+
+@dataclass(frozen=True)
+class HeldParameters:
+    """Of the parameters that a block reads first, on one device: bytes of weights, gradients and optimizer state, bytes
+    of the weights as they are moved, and seconds of their update."""
+
+    weights_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    optimizer_bytes: float = 0.0
+    moved_bytes: float = 0.0
+    update_seconds: float = 0.0
+    buffer_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Of one micro-batch. `again_seconds[keep]`: what backward computes again; `kept_bytes[keep]` until backward;
+    `working_bytes[keep]` beside it while the block runs. `received_bytes`: of what enters from the blocks before."""
+
+    forward_seconds: float
+    backward_seconds: float
+    again_seconds: tuple[tuple[str, float], ...]
+    kept_bytes: tuple[tuple[str, float], ...]
+    working_bytes: tuple[tuple[str, float], ...]
+    received_bytes: float
+    held: HeldParameters
+    shared_bytes: float  # weights, gradients and optimizer state of parameters that a block before reads too
+
+
+def block_costs(short: ShortGraph, split: BlockSplit, hardware: Hardware) -> tuple[BlockCosts, ...]:
+    """Of every block of the short line."""
+    measured = _Measured(short, split, hardware)
+    return tuple(measured.block(number) for number in range(len(short.line.blocks)))
+
+
+def is_expensive(target: str) -> bool:
+    """Is its result dear to make again: a product, a convolution, attention?"""
+    work = record(target).work
+    return isinstance(work, Product) or work is Work.ATTENTION
+
+
+class _Measured:
+    def __init__(self, short: ShortGraph, split: BlockSplit, hardware: Hardware) -> None:
+        self.short, self.split, self.hardware = short, split, hardware
+        body = replace(split.program, gradient_buckets=(), weight_buckets=())  # gradients wait for the step's end
+        self.program: Program = body
+        self.timeline: Timeline = simulate(body, split.graph, hardware)
+        self.memory: MemoryPlan = plan_memory(body, split.graph, accumulates=True)
+        self.count = len(body.instructions)
+        self.block_of = self._blocks_of_instructions()
+        self.first = [self.block_of.index(b) if b in self.block_of else -1 for b in range(len(short.line.blocks))]
+
+    def _blocks_of_instructions(self) -> list[int]:
+        """A collective belongs to the block whose operator comes next."""
+        owner = {
+            op.name: number for number, block in enumerate(self.short.line.blocks) for op in self.short.line.ops(block)
+        }
+        found, current = [0] * self.count, len(self.short.line.blocks) - 1
+        for i in range(self.count - 1, -1, -1):
+            instruction = self.program.instructions[i]
+            if isinstance(instruction, Compute):
+                current = owner[instruction.op]
+            found[i] = current
+        return found
+
+    @cached_property
+    def kept(self) -> list[tuple[int, Span]]:
+        """What is alive between forward and backward, with its block: where only later blocks keep it, the first that
+        does."""
+        turn, found = self.count - 1, []
+        for span in self.memory.spans:
+            if span.held.kind in ("activation", "extra") and span.start <= turn < span.last:
+                keeper = min(max(2 * self.count - 1 - span.last, span.start), turn)
+                found.append((self.block_of[keeper], span))
+        return found
+
+    @cached_property
+    def working(self) -> list[float]:
+        """Of each block, the most that is held while it runs beside what lasts."""
+        lasting = {id(span) for _, span in self.kept}
+        steps = len(self.memory.bytes)
+        rest = [
+            span
+            for span in self.memory.spans
+            if id(span) not in lasting and not (span.start == 0 and span.last >= steps - 2)
+        ]
+        level = levels(rest, steps)
+        found = [0.0] * len(self.short.line.blocks)
+        for i, block in enumerate(self.block_of):
+            found[block] = max(found[block], level[i], level[2 * self.count - 1 - i])
+        return found
+
+    def block(self, number: int) -> BlockCosts:
+        forward, backward = self._wall(number)
+        own = [i for i in range(self.count) if self.block_of[i] == number]
+        again_cheap = self._seconds(own, cheap=True)
+        everything = sum(span.held.bytes for block, span in self.kept if block == number)
+        entered = self._entered(number)
+        dear = sum(span.held.bytes for block, span in self.kept if block == number and self._is_dear(span))
+        kept = {"all": everything, "expensive": min(everything, dear + entered), "input": min(everything, entered)}
+        again = {"all": 0.0, "expensive": again_cheap, "input": forward}
+        working = {keep: self.working[number] + everything - size for keep, size in kept.items()}
+        return BlockCosts(
+            forward,
+            backward,
+            tuple(again.items()),
+            tuple(kept.items()),
+            tuple(working.items()),
+            self._received(number),
+            *self._held(number),
+        )
+
+    def _wall(self, number: int) -> tuple[float, float]:
+        """Seconds from where the block starts to where the next one does, in both directions."""
+        own = [i for i in range(self.count) if self.block_of[i] == number]
+        if not own:
+            return 0.0, 0.0
+        starts, first, last = self.timeline.starts, own[0], own[-1]
+        forward = starts[last + 1] - starts[first]
+        turn = 2 * self.count - 1
+        backward = starts[turn - first + 1] - starts[turn - last]
+        return max(forward, 0.0), max(backward, 0.0)
+
+    def _seconds(self, own: list[int], cheap: bool) -> float:
+        """Of the forward of operators that are not dear."""
+        wanted = {
+            i for i in own
+            if isinstance(ins := self.program.instructions[i], Compute) and cheap != is_expensive(ins.target)
+        }  # fmt: skip
+        return math.fsum(
+            e.duration_seconds for e in self.timeline.events if e.phase == "forward" and e.instruction in wanted
+        )
+
+    def _is_dear(self, span: Span) -> bool:
+        """Is what is kept a result of something dear, a collective too?"""
+        instruction = self.program.instructions[span.start]
+        return not isinstance(instruction, Compute) or is_expensive(instruction.target)
+
+    @cached_property
+    def _made(self) -> dict[str, int]:
+        """Value -> the block that makes it."""
+        return {name: self.block_of[i] for i, ins in enumerate(self.program.instructions) for name in results_of(ins)}
+
+    @cached_property
+    def _read(self) -> dict[str, set[int]]:
+        """Value -> the blocks that read it."""
+        found: dict[str, set[int]] = {}
+        for i, instruction in enumerate(self.program.instructions):
+            operands = instruction.operands if isinstance(instruction, Compute) else (instruction.operand,)
+            for name in operands:
+                if name is not None:
+                    found.setdefault(name, set()).add(self.block_of[i])
+        return found
+
+    def _entered(self, number: int) -> float:
+        """Bytes of what the block reads of the one before."""
+        return sum(
+            local_bytes(self.program.value(name), self.program.mesh)
+            for name, made in self._made.items()
+            if made == number - 1 and number in self._read.get(name, ())
+        )
+
+    def _received(self, number: int) -> float:
+        """Bytes of all that is made before the block and read in it or after. What depends on nothing is made again."""
+        fixed = constants(self.split.graph)
+        return sum(
+            local_bytes(self.program.value(name), self.program.mesh)
+            for name, made in self._made.items()
+            if made < number
+            and any(reader >= number for reader in self._read.get(name, ()))
+            and self.program.value(name).tensor not in fixed
+        )
+
+    def _held(self, number: int) -> tuple[HeldParameters, float]:
+        """Of the parameters, and of those shared with a block before."""
+        graph, mesh, program = self.split.graph, self.split.mesh, self.program
+        parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
+        buffers = {b.value for b in program.buffers}
+        moved = {"bf16-mixed": 2, "fp16-mixed": 2}.get(graph.precision, 0)
+        total, shared = HeldParameters(), 0.0
+        for stored in (*program.parameters, *program.buffers):
+            readers = self._read.get(stored.value, {0})
+            parameter = parameters[program.value(stored.value).tensor]
+            parts = parameter_parts(graph, parameter, stored.layout, mesh)
+            if number in readers and number != min(readers):
+                shared += sum(parts)
+            if number != min(readers):
+                continue
+            if stored.value in buffers:
+                total = replace(total, buffer_bytes=total.buffer_bytes + parts[0])
+                continue
+            numel = math.prod(largest_shape(stored.shape, stored.layout, mesh))
+            total = HeldParameters(
+                total.weights_bytes + parts[0],
+                total.gradient_bytes + parts[1],
+                total.optimizer_bytes + parts[2],
+                total.moved_bytes + numel * (moved or DTYPE_BYTES[stored.dtype]),
+                total.update_seconds + optimizer_seconds(self.hardware, graph, parameter, stored.layout, mesh),
+                total.buffer_bytes,
+            )
+        return total, shared

@@ -1,0 +1,170 @@
+"""A graph as a line of blocks: the items of its lists of modules, and what stands before and after them.
+
+Blocks of one kind are equal operator for operator, and read and give the same. What stands between two blocks belongs
+to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from autoshard.ir.graph import Graph, Op
+from autoshard.program.weight_buckets import block_of
+
+KEPT = 3  # blocks of a run of equal ones that a short graph keeps: the one in the middle stands for all
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Operators [first, stop). `module` is the block's path, "" of what stands before and after the blocks. Equal
+    blocks have the same `kind`, numbered by first mention."""
+
+    first: int
+    stop: int
+    module: str
+    kind: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLine:
+    graph: Graph
+    blocks: tuple[LineBlock, ...]
+
+    def ops(self, block: LineBlock) -> tuple[Op, ...]:
+        return self.graph.ops[block.first : block.stop]
+
+    def runs(self) -> Iterator[list[int]]:
+        """Blocks of one kind in a row, as positions in the line."""
+        for _, own in groupby(range(len(self.blocks)), key=lambda k: self.blocks[k].kind):
+            yield list(own)
+
+
+def block_line(graph: Graph) -> BlockLine:
+    """The blocks of a graph, in its order."""
+    found: list[LineBlock] = []
+    for module, own in groupby(range(len(graph.ops)), key=lambda i: block_of(graph.ops[i].module)):
+        positions = list(own)
+        first, stop = positions[0], positions[-1] + 1
+        between = not module and found and stop < len(graph.ops)
+        if between:
+            found[-1] = replace(found[-1], stop=stop)
+        else:
+            found.append(LineBlock(first, stop, module))
+    return BlockLine(graph, _with_kinds(graph, found))
+
+
+def _with_kinds(graph: Graph, blocks: list[LineBlock]) -> tuple[LineBlock, ...]:
+    makers = {name: i for i, op in enumerate(graph.ops) for name in op.results}
+    readers: dict[str, list[int]] = {}
+    for i, op in enumerate(graph.ops):
+        for name in op.operands:
+            if name is not None:
+                readers.setdefault(name, []).append(i)
+    owner = [number for number, block in enumerate(blocks) for _ in range(block.first, block.stop)]
+    kinds: dict[Hashable, int] = {}
+    found = []
+    for number, block in enumerate(blocks):
+        key = _content(graph, block, number, owner, makers, readers)
+        found.append(replace(block, kind=kinds.setdefault(key, len(kinds))))
+    return tuple(found)
+
+
+def _content(
+    graph: Graph, block: LineBlock, number: int, owner: list[int], makers: dict[str, int], readers: dict[str, list[int]]
+) -> Hashable:
+    stored = {p.tensor for p in (*graph.parameters, *graph.buffers)}
+
+    def facts(name: str) -> Hashable:
+        tensor = graph.tensor(name)
+        return tensor.shape, tensor.dtype, tensor.requires_grad
+
+    def reference(name: str) -> Hashable:
+        made = makers.get(name)
+        if made is None:
+            alone = name in stored and {owner[i] for i in readers[name]} == {number}
+            return ("own", facts(name)) if alone else ("shared", name)
+        if owner[made] == number:
+            return made - block.first, graph.ops[made].results.index(name)
+        alone = {owner[i] for i in readers[name]} <= {number - 1, number}
+        return ("before", facts(name)) if alone and owner[made] == number - 1 else ("outer", name)
+
+    def given(op: Op) -> Iterator[Hashable]:
+        """Who else reads a result: the next block, or others."""
+        for name in op.results:
+            outside = {owner[i] - number for i in readers.get(name, ()) if owner[i] != number}
+            yield bool(outside), bool(outside - {1}), name in graph.outputs
+
+    return tuple(
+        (
+            op.target,
+            op.attributes,
+            op.saved,
+            tuple(None if name is None else reference(name) for name in op.operands),
+            tuple(map(facts, op.results)),
+            tuple(given(op)),
+        )
+        for op in graph.ops[block.first : block.stop]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ShortGraph:
+    """A graph with at most KEPT blocks of each run. `sources[k]`: the block of the whole line that block k is;
+    `represents[kind]`: the block of the short line that stands for a kind of the whole line."""
+
+    line: BlockLine
+    sources: tuple[int, ...]
+    represents: dict[int, int]
+
+    @property
+    def graph(self) -> Graph:
+        return self.line.graph
+
+
+def shortened(line: BlockLine) -> ShortGraph:
+    """The same blocks, fewer of each: who read a result of one that is left out reads that of the last one kept."""
+    kept: list[int] = []
+    renamed: dict[str, str] = {}
+    for run in line.runs():
+        kept += run[:KEPT]
+        last = line.ops(line.blocks[run[:KEPT][-1]])
+        for number in run[KEPT:]:
+            for left_out, stays in zip(line.ops(line.blocks[number]), last, strict=True):
+                renamed |= dict(zip(left_out.results, stays.results, strict=True))
+    ops = [op for number in kept for op in line.ops(line.blocks[number])]
+    graph = _only(line.graph, ops, renamed)
+    blocks, position = [], 0
+    for number in kept:
+        block = line.blocks[number]
+        size = block.stop - block.first
+        blocks.append(replace(block, first=position, stop=position + size))
+        position += size
+    short = BlockLine(graph, tuple(blocks))
+    represents: dict[int, int] = {}
+    for run in short.runs():
+        represents.setdefault(blocks[run[0]].kind, run[len(run) // 2])
+    return ShortGraph(short, tuple(kept), represents)
+
+
+def _only(graph: Graph, ops: list[Op], renamed: dict[str, str]) -> Graph:
+    ops = [replace(op, operands=tuple(name and renamed.get(name, name) for name in op.operands)) for op in ops]
+    outputs = tuple(renamed.get(name, name) for name in graph.outputs)
+    used = {name for op in ops for name in (*op.operands, *op.results) if name} | {*graph.inputs, *outputs}
+    names = {op.name for op in ops}
+    parameters = tuple(p for p in graph.parameters if p.tensor in used)
+    used |= {buffer.tensor for buffer in graph.buffers}
+    paths = {path for p in (*parameters, *graph.buffers) for path in (p.path, *p.ties)}
+    updates = tuple((b, value) for b, value in graph.buffer_updates if b in used and value in used)
+    return replace(
+        graph,
+        tensors=tuple(t for t in graph.tensors if t.name in used),
+        parameters=parameters,
+        ops=tuple(ops),
+        outputs=outputs,
+        buffer_updates=updates,
+        recipes=tuple(recipe for recipe in graph.recipes if paths.issuperset(recipe.paths)),
+        discovered=tuple(own for own in graph.discovered if own[0] in names),
+        strategies=tuple(own for own in graph.strategies if own[0] in names),
+    )

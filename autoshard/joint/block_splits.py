@@ -1,0 +1,119 @@
+"""Ways to split all blocks over the devices of one model replica: the least time, and less memory for it.
+
+The replica's mesh has one axis, tp; replicas (dp) each take samples of their own and are priced beside it. Parameters
+are stored as they are used: optimizer and weight sharding over the replicas is a choice of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import InfeasibleError
+from autoshard.formulation.fewer_choices import Keep, narrowed
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir.graph import Graph
+from autoshard.ir.layout import REPLICATE, REPLICATE_PARTIAL, Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.ir.problem import Floats, Node, Problem, Value
+from autoshard.ir.program import Program
+from autoshard.program.lower import lower
+from autoshard.search.build_plan import Origin, plan_of
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.solver_options import Options
+from autoshard.styles.known_styles import STYLES
+
+TENSOR = "tp"
+STYLE = "megatron-sp"  # tried beside what is searched
+ONCE = 1 / 16  # of the seconds of what a step does once, however many micro-batches it has
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSplit:
+    """A plan and program of the short graph on the mesh of one replica. `name` says how it was found."""
+
+    name: str
+    plan: Plan
+    program: Program
+    graph: Graph
+    mesh: Mesh
+
+
+def block_splits(graph: Graph, tensor: int, hardware: Hardware) -> tuple[BlockSplit, ...]:
+    """Different splits of `graph` over `tensor` devices; the first is the fastest by the sum of costs."""
+    mesh = Mesh(((TENSOR, tensor),))
+    whole = _stored_as_used(formulate(graph, mesh, hardware, float("inf")))
+    first = solvers.solve(whole.problem, "auto", Options(rough=True))
+    found: dict[tuple[int, ...], str] = {first.choice: "least time"}
+    for name, formulation, kept in _variants(whole, first) if tensor > 1 else ():
+        try:
+            solution = solvers.solve(formulation.problem, "auto", Options(rough=True))
+        except InfeasibleError:
+            continue
+        choice = tuple(int(kept[n][s]) if n in kept else s for n, s in enumerate(solution.choice))
+        found.setdefault(choice, name)
+    solutions = [(name, Solution(whole.problem, choice, 0.0, first.solver)) for choice, name in found.items()]
+    return tuple(_split(name, whole, solution, graph, mesh) for name, solution in solutions)
+
+
+def _split(name: str, formulation: Formulation, solution: Solution, graph: Graph, mesh: Mesh) -> BlockSplit:
+    plan = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
+    return BlockSplit(name, plan, lower(plan, graph), graph, mesh)
+
+
+def _variants(whole: Formulation, fastest: Solution) -> Iterator[tuple[str, Formulation, Keep]]:
+    """(name, a formulation, the choices that stay of nodes that lose some)."""
+    priced = _with_memory(whole.problem, fastest.objective / max(fastest.peak_bytes, 1.0))
+    yield "its bytes worth its seconds", replace(whole, problem=priced), {}
+    keep = STYLES[STYLE].keep(whole)
+    if not isinstance(keep, str):
+        yield STYLES[STYLE].title, narrowed(whole, keep), keep
+
+
+def _with_memory(problem: Problem, price: float) -> Problem:
+    """Seconds with `price` seconds for each byte that is kept until backward. Equal arrays stay one object."""
+    nodes: dict[object, Floats] = {}
+    moved: dict[object, Floats] = {}
+
+    def node(own: Node) -> Node:
+        key = id(own.seconds), id(own.bytes)
+        if key not in nodes:
+            nodes[key] = own.seconds + price * own.bytes
+        return replace(own, seconds=nodes[key])
+
+    def value(own: Value) -> Value:
+        if not any(stop > problem.horizon // 2 for _, stop in own.intervals):
+            return own
+        key = id(own.seconds), id(own.bytes)
+        if key not in moved:
+            moved[key] = own.seconds + price * own.bytes[None, :]
+        return replace(own, seconds=moved[key])
+
+    return replace(problem, nodes=tuple(map(node, problem.nodes)), values=tuple(map(value, problem.values)))
+
+
+def _stored_as_used(formulation: Formulation) -> Formulation:
+    """No weight is gathered for use, and what is left of its communication, once a step, counts as little."""
+    weights = {p.tensor for p in formulation.graph.parameters} | set(formulation.graph.weights)
+    known: dict[object, Floats] = {}
+    values = []
+    for value, site in zip(formulation.problem.values, formulation.values, strict=True):
+        if value.name in weights and not site.tied:
+            key = id(value.seconds), site.sources, site.targets
+            if key not in known:
+                same = np.array([[_held(s) == _held(t) for t in site.targets] for s in site.sources])
+                known[key] = np.where(same, value.seconds * ONCE, np.inf)
+            if np.isfinite(known[key]).any():
+                value = replace(value, seconds=known[key])
+        values.append(value)
+    return replace(formulation, problem=replace(formulation.problem, values=tuple(values)))
+
+
+def _held(layout: Layout) -> Layout:
+    """A partial gradient changes nothing about the value."""
+    return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))

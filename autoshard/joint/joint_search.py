@@ -1,0 +1,221 @@
+"""The best whole step: outer choices best first by a bound, stages and kept values of each exactly, the best simulated.
+
+No plan of the space takes less than `bound_seconds`, in whatever order its undivided forwards and backwards run: of
+what was solved the certificate says so (solvers/stages), of the rest the bound by which it was left.
+The space: every outer choice; every block split over a replica's devices in one of the ways that were found; each block
+keeping all, what is dear, or its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import InfeasibleError
+from autoshard.ir.graph import Graph
+from autoshard.joint.block_costs import BlockCosts, block_costs
+from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
+from autoshard.joint.block_splits import BlockSplit, block_splits
+from autoshard.joint.outer_space import Divided, OuterSpace, outer_choices
+from autoshard.joint.step_costs import StepProblem
+from autoshard.rules.rebatch import rebatched
+from autoshard.simulate.step_timeline import StepTimeline, simulate_step
+from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
+from autoshard.solvers.stages.stage_problem import StagePlan
+from autoshard.units import format_bytes
+
+TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
+SIMULATED = 2  # plans of one stage problem
+FAR = 0.9  # the closed form is at most this much above the simulated step
+
+
+@dataclass(frozen=True, eq=False)
+class StepFound:
+    """A plan of one outer choice and split, simulated. `solution` has its bounds."""
+
+    problem: StepProblem
+    split: BlockSplit | None
+    plan: StagePlan
+    solution: StageSolution
+    timeline: StepTimeline
+
+    @property
+    def seconds(self) -> float:
+        return self.timeline.step_seconds
+
+    @property
+    def peak_bytes(self) -> float:
+        return max(self.timeline.peak_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class JointResult:
+    """`best`, and the best of every other outer choice that was simulated, fastest first. `left`: (choice, reason).
+
+    `bound_seconds`: below the step of every plan, in any order. `model_seconds` and `model_bound`: the least closed
+    form found, and below that of every plan. Counts: of outer choices with a split `considered`, `solved`, `fitting`.
+    """
+
+    best: StepFound
+    others: tuple[StepFound, ...]
+    line: BlockLine
+    bound_seconds: float
+    model_seconds: float
+    model_bound: float
+    considered: int
+    solved: int
+    fitting: int
+    fronts: int
+    undivided: tuple[tuple[str, int], ...]
+
+    @property
+    def gap(self) -> float:
+        """Of the simulated step to any plan in any order, relative to the bound."""
+        return self.best.seconds / self.bound_seconds - 1
+
+    @property
+    def model_gap(self) -> float:
+        return self.model_seconds / self.model_bound - 1
+
+
+Costs = tuple[tuple[BlockSplit | None, tuple[BlockCosts, ...]], ...]
+
+
+@dataclass
+class FrontStore:
+    """Splits and block costs by (tensor-parallel size, micro-batch), each made once. By kind of the whole line."""
+
+    line: BlockLine
+    hardware: Hardware
+    made: dict[tuple[int, int], Costs] = field(default_factory=dict)
+    tell: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        self.short = shortened(self.line)
+
+    def costs(self, tensor: int, micro_batch: int) -> Costs:
+        if (tensor, micro_batch) not in self.made:
+            self.tell(f"splitting blocks over tp={tensor}, micro-batches of {micro_batch}")
+            self.made[tensor, micro_batch] = self._costs(tensor, micro_batch)
+        return self.made[tensor, micro_batch]
+
+    def _costs(self, tensor: int, micro_batch: int) -> Costs:
+        graph = rebatched(self.short.graph, micro_batch)
+        short = replace(self.short, line=BlockLine(graph, self.short.line.blocks))
+        found: list[tuple[BlockSplit | None, tuple[BlockCosts, ...]]] = []
+        for split in block_splits(graph, tensor, self.hardware):
+            own = by_kind(short, block_costs(short, split, self.hardware))
+            if all(own != other for _, other in found):
+                found.append((split, own))
+        return tuple(found)
+
+
+def by_kind(short: ShortGraph, costs: tuple[BlockCosts, ...]) -> tuple[BlockCosts, ...]:
+    return tuple(costs[short.represents[kind]] for kind in range(len(short.represents)))
+
+
+def joint_search(
+    graph: Graph,
+    hardware: Hardware,
+    space: OuterSpace,
+    capacity_bytes: float,
+    *,
+    stage_of: dict[int, int] | None = None,
+    count: int = 8,
+    tell: Callable[[str], None] = lambda text: None,
+) -> JointResult:
+    """The best of `space`. `stage_of`: blocks that a pin puts on a stage. InfeasibleError where none fits."""
+    line = block_line(graph)
+    store = FrontStore(line, hardware, tell=tell)
+    kinds = tuple(block.kind for block in line.blocks)
+    named = {block.kind for block in line.blocks if block.module}
+    keeps = tuple(space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
+    log, problems = Divided(), []
+    for choice in outer_choices(space, hardware, log):
+        for split, costs in store.costs(choice.tensor, choice.micro_batch):
+            allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
+            problem = StepProblem(choice, kinds, costs, keeps, hardware, capacity_bytes, allowed)
+            problems.append((problem, split))
+    if not problems:
+        reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
+        told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
+        raise InfeasibleError(told, "other numbers of stages, devices or samples")
+    return best_of(problems, line, log, count, len(store.made), tell)
+
+
+def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray | None:
+    if not stage_of:
+        return None
+    allowed = np.ones((stages, blocks), bool)
+    for block, stage in stage_of.items():
+        allowed[:, block] = np.arange(stages) == stage
+    return allowed
+
+
+def best_of(
+    problems: Iterable[tuple[StepProblem, BlockSplit | None]],
+    line: BlockLine,
+    log: Divided,
+    count: int,
+    fronts: int,
+    tell: Callable[[str], None],
+) -> JointResult:
+    """Best first: what is left when the bound passes the best simulated step can't be better."""
+    ranked = sorted(problems, key=lambda own: own[0].any_order_least)
+    found: list[StepFound] = []
+    solved = fitting = 0
+    bound, model, model_bound, best = np.inf, np.inf, np.inf, np.inf
+    for number, (problem, split) in enumerate(ranked):
+        if problem.any_order_least >= best:
+            bound = min(bound, problem.any_order_least)
+            model_bound = min(model_bound, *(own.model_least for own, _ in ranked[number:]))
+            break
+        solved += 1
+        solution = solve_stages(problem.stage_problem, SIMULATED, TOLERANCE)
+        if solution is None:
+            continue
+        fitting += 1
+        bound, model_bound = min(bound, solution.any_order_bound), min(model_bound, solution.model_bound)
+        model = min(model, solution.plans[0].seconds)
+        if solution.any_order_bound >= best or solution.plans[0].seconds * FAR >= best:
+            continue
+        made = _simulated(problem, split, solution)
+        if made is not None:
+            found.append(made)
+            best = min(best, made.seconds)
+            tell(f"{problem.choice}: {made.seconds:.4g} s")
+    if not found:
+        raise InfeasibleError(*_none_fits([problem for problem, _ in ranked]))
+    found.sort(key=lambda own: (own.seconds, own.peak_bytes))
+    return JointResult(
+        found[0], tuple(found[1 : count + 1]), line, float(min(bound, best)), float(model),
+        float(min(model, model_bound)), len(ranked), solved, fitting, fronts, tuple(log.reasons.items()),
+    )  # fmt: skip
+
+
+def _simulated(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> StepFound | None:
+    """The fastest of its plans that fits as it is simulated."""
+    made = []
+    for plan in solution.plans:
+        timeline = simulate_step(problem.step_costs(plan))
+        if max(timeline.peak_bytes) <= problem.capacity_bytes:
+            made.append(StepFound(problem, split, plan, solution, timeline))
+    return min(made, key=lambda own: own.seconds, default=None)
+
+
+def _none_fits(problems: list[StepProblem]) -> tuple[str, str]:
+    """How much the leanest stage needs."""
+    least = np.inf
+    for problem in problems:
+        own = problem.stage_problem
+        whole = sum(
+            float((front.static_bytes + own.live[-1] * front.kept_bytes).min())
+            for front in (own.fronts[kind] for kind in own.line)
+        )
+        least = min(least, whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max()))
+    room = format_bytes(problems[0].capacity_bytes)
+    told = f"none of {len(problems)} ways to train fits: even shares of the leanest need {format_bytes(least)} a device"
+    return f"{told}, {room} may be used", "more devices, ZeRO 3, full recomputation, or a smaller batch"

@@ -1,0 +1,143 @@
+"""The outer choices of a whole step: stages, their parts, replicas, tensor parallelism, micro-batch, ZeRO, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.errors import UsageError
+
+AUTO = "auto"
+Choices = tuple[int, ...] | tuple[str, ...] | None  # None: all of them
+
+
+@dataclass(frozen=True)
+class OuterSpace:
+    """What a search may choose. None: everything that divides.
+
+    `blocks` of the longest run of equal ones, `line` blocks in all. `micro_batch`: samples of one replica and pass.
+    `emits_zero`: stages of ZeRO that are offered where nothing is said.
+    """
+
+    devices: int
+    global_batch: int
+    line: int
+    blocks: int
+    stages: tuple[int, ...] | None = None
+    virtual_stages: tuple[int, ...] | None = None
+    schedules: tuple[str, ...] | None = None
+    tensor: tuple[int, ...] | None = None
+    micro_batch: tuple[int, ...] | None = None
+    zero: tuple[int, ...] | None = None
+    keeps: tuple[str, ...] = ("all", "expensive", "input")
+    pinned: bool = False  # blocks to stages: parts of a stage then lie together
+
+
+@dataclass(frozen=True)
+class OuterChoice:
+    """`micro_batches` of `micro_batch` samples on each of `replicas`; every stage has replicas x tensor devices."""
+
+    stages: int
+    virtual_stages: int
+    schedule: str
+    replicas: int
+    tensor: int
+    micro_batch: int
+    micro_batches: int
+    zero: int
+
+    def __str__(self) -> str:
+        parts = f", {self.virtual_stages} parts each" if self.virtual_stages > 1 else ""
+        staged = f"{self.stages} stages{parts} ({self.schedule}), " if self.stages > 1 else ""
+        zero = f", ZeRO {self.zero}" if self.zero else ""
+        counts = f"{self.micro_batches} micro-batches of {self.micro_batch}"
+        return f"{staged}dp={self.replicas}, tp={self.tensor}, {counts}{zero}"
+
+
+@dataclass
+class Divided:
+    """What divides and what doesn't: reasons in words, each with how often it was met."""
+
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def no(self, reason: str) -> None:
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+
+def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = None) -> Iterator[OuterChoice]:
+    """Every choice whose sizes divide. Tensor parallelism stays in a node and micro-batches are powers of two, unless
+    they are given."""
+    log = log or Divided()
+    most = min(space.line, space.devices)
+    for stages in space.stages or divisors(space.devices, most):
+        if space.devices % stages:
+            log.no(f"{space.devices} devices are not divided by {stages} stages")
+            continue
+        inner = space.devices // stages
+        for tensor in space.tensor or [d for d in divisors(inner) if d <= hardware.devices_per_node]:
+            if inner % tensor:
+                log.no(f"{inner} devices of a stage are not divided by tp={tensor}")
+                continue
+            yield from _of_mesh(space, stages, inner // tensor, tensor, log)
+
+
+def _of_mesh(space: OuterSpace, stages: int, replicas: int, tensor: int, log: Divided) -> Iterator[OuterChoice]:
+    if space.global_batch % replicas:
+        log.no(f"a batch of {space.global_batch} is not divided by {replicas} replicas")
+        return
+    samples = space.global_batch // replicas
+    for micro_batch in space.micro_batch or [d for d in divisors(samples) if d & (d - 1) == 0]:
+        if samples % micro_batch:
+            log.no(f"{samples} samples of a replica are not divided by micro-batches of {micro_batch}")
+            continue
+        count = samples // micro_batch
+        if count < stages:
+            log.no("fewer micro-batches than stages")
+            continue
+        for zero in space.zero or ((0, 3) if replicas > 1 else (0,)):
+            if zero and replicas == 1:
+                log.no("ZeRO needs several replicas")
+                continue
+            for virtual, schedule in _schedules(space, stages, count, log):
+                yield OuterChoice(stages, virtual, schedule, replicas, tensor, micro_batch, count, zero)
+
+
+def _schedules(space: OuterSpace, stages: int, count: int, log: Divided) -> Iterator[tuple[int, str]]:
+    """1F1B needs less memory than GPipe in the same time: that one is tried where it is asked for."""
+    if stages == 1:
+        if space.virtual_stages in (None, (1,)) or 1 in (space.virtual_stages or ()):
+            yield 1, "1f1b"
+        return
+    wanted = space.schedules or ("1f1b", "interleaved")
+    for virtual in space.virtual_stages or divisors(space.blocks):
+        if virtual == 1:
+            for schedule in wanted:
+                if schedule != "interleaved":
+                    yield 1, schedule
+            continue
+        if "interleaved" not in wanted:
+            continue
+        if count % stages or space.blocks % virtual or space.blocks < stages * virtual or space.pinned:
+            log.no("interleaved parts need micro-batches in groups of a stage each, equal parts, and no pins of stages")
+            continue
+        yield virtual, "interleaved"
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Ascending, at most `most`."""
+    return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
+
+
+def read_choices(option: str, text: str | int | None, allowed: Sequence[int] | None = None) -> tuple[int, ...] | None:
+    """`auto`, a number or numbers with commas. UsageError for anything else."""
+    if text in (None, AUTO):
+        return None
+    try:
+        found = tuple(int(part) for part in str(text).split(","))
+    except ValueError:
+        found = ()
+    if not found or any(n < 0 or (allowed is not None and n not in allowed) for n in found):
+        wanted = "numbers with commas" if allowed is None else f"of {', '.join(map(str, allowed))}"
+        raise UsageError(f"{option} {text}: expected auto, or {wanted}", f"{option} auto")
+    return found

@@ -1,0 +1,141 @@
+"""Whole steps chosen together, on captured models: against every plan simulated, and what the choice must keep to."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.errors import InfeasibleError
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_check import check
+from autoshard.joint.block_costs import block_costs
+from autoshard.joint.block_line import block_line, shortened
+from autoshard.joint.block_splits import block_splits
+from autoshard.joint.joint_search import FrontStore, JointResult, joint_search
+from autoshard.joint.outer_space import OuterSpace, outer_choices
+from autoshard.joint.step_costs import StepProblem
+from autoshard.program.lower import lower
+from autoshard.simulate import simulate
+from autoshard.simulate.step_timeline import simulate_step
+from autoshard.solvers.stages.stage_brute_force import every_plan
+
+GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
+
+
+@cache
+def gpt2(layers: int = 4) -> Graph:
+    sizes = {"batch": 4, "sequence": 128, "n_layer": layers, "n_embd": 256, "n_head": 4, "vocabulary": 1000}
+    return capture(str(GPT2), sizes, "bf16-mixed")
+
+
+@cache
+def hardware() -> Hardware:
+    return load_hardware("a100-80g-sxm")
+
+
+def space(graph: Graph, devices: int, batch: int, **fixed: object) -> OuterSpace:
+    line = block_line(graph)
+    return OuterSpace(devices, batch, len(line.blocks), max(map(len, line.runs())), **fixed)  # type: ignore[arg-type]
+
+
+def test_equal_layers_are_one_kind_and_a_short_graph_keeps_three_of_them() -> None:
+    line = block_line(gpt2(6))
+    assert [block.kind for block in line.blocks] == [0, *[1] * 6, 2]
+    assert [block.module for block in line.blocks[1:-1]] == [f"transformer.h.{n}" for n in range(6)]
+    short = shortened(line)
+    check(short.graph)
+    assert short.sources == (0, 1, 2, 3, 7) and short.represents == {0: 0, 1: 2, 2: 4}
+
+
+def test_blocks_of_the_short_graph_cost_what_the_whole_program_takes() -> None:
+    """The step of six layers simulated whole, and as three layers of which one stands for all."""
+    graph = gpt2(6)
+    short = shortened(block_line(graph))
+    split = block_splits(short.graph, 2, hardware())[0]
+    costs = block_costs(short, split, hardware())
+    line = [costs[short.represents[block.kind]] for block in block_line(graph).blocks]
+    made = block_splits(graph, 2, hardware())[0]
+    body = lower(made.plan, graph)
+    timeline = simulate(body, graph, hardware())
+    forward_and_backward = max(e.end_seconds for e in timeline.events if e.phase != "optimizer")
+    predicted = sum(own.forward_seconds + own.backward_seconds for own in line)
+    assert predicted == pytest.approx(forward_and_backward, rel=0.03)
+
+
+def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float:
+    """The fastest simulated step over all outer choices, splits, cuts and points."""
+    line = block_line(graph)
+    store, kinds = FrontStore(line, hardware()), tuple(block.kind for block in line.blocks)
+    named = {block.kind for block in line.blocks if block.module}
+    keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
+    best = np.inf
+    for choice in outer_choices(result_space, hardware()):
+        for _, costs in store.costs(choice.tensor, choice.micro_batch):
+            problem = StepProblem(choice, kinds, costs, keeps, hardware(), capacity)
+            seen = set()
+            for plan in every_plan(problem.stage_problem):
+                counted = tuple(
+                    tuple(sorted(plan.points[part.first : part.stop])) + (part.first,) for part in plan.parts
+                )  # equal blocks can be exchanged within a part
+                if counted in seen:
+                    continue
+                seen.add(counted)
+                made = simulate_step(problem.step_costs(plan))
+                if max(made.peak_bytes) <= capacity:
+                    best = min(best, made.step_seconds)
+    return best
+
+
+@pytest.mark.parametrize("room", [1.0, 0.7])
+def test_the_searched_step_is_the_best_of_all_or_within_half_a_percent(room: float) -> None:
+    graph = gpt2(3)
+    own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2))
+    free = joint_search(graph, hardware(), own, hardware().usable_memory_bytes)
+    capacity = room * free.best.peak_bytes
+    found = joint_search(graph, hardware(), own, capacity)
+    best = everything(own, graph, capacity)
+    assert found.best.peak_bytes <= capacity
+    assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
+    assert found.bound_seconds <= best * (1 + 1e-9)
+
+
+def picked(found: JointResult) -> tuple[int, int, int]:
+    choice = found.best.problem.choice
+    return choice.stages, choice.tensor, choice.micro_batch
+
+
+def test_what_is_fixed_is_kept_and_pins_put_blocks_on_stages() -> None:
+    graph = gpt2()
+    own = space(graph, 4, 16, stages=(2,), tensor=(2,), virtual_stages=(1,), pinned=True)
+    pinned = joint_search(graph, hardware(), own, hardware().usable_memory_bytes, stage_of={1: 0, 2: 1})
+    assert picked(pinned)[:2] == (2, 2)
+    assert [(part.first, part.stop) for part in pinned.best.plan.parts] == [(0, 2), (2, 6)]
+
+
+def test_nothing_fits_and_nothing_divides() -> None:
+    graph = gpt2()
+    with pytest.raises(InfeasibleError, match="even shares of the leanest need"):
+        joint_search(graph, hardware(), space(graph, 2, 8), 1e6)
+    with pytest.raises(InfeasibleError, match="not divided by 3 stages"):
+        joint_search(graph, hardware(), space(graph, 4, 8, stages=(3,)), 1e12)
+
+
+def test_every_outer_choice_divides() -> None:
+    own = OuterSpace(8, 24, 6, 4)
+    choices = list(outer_choices(own, hardware()))
+    assert len(set(choices)) == len(choices)
+    for choice in choices:
+        assert choice.stages * choice.replicas * choice.tensor == 8
+        assert choice.replicas * choice.micro_batch * choice.micro_batches == 24
+        assert choice.micro_batches >= choice.stages and choice.stages <= 6
+        assert choice.virtual_stages == 1 or (
+            choice.micro_batches % choice.stages == 0 and 4 % choice.virtual_stages == 0
+        )
+    sizes = {(c.stages, c.tensor) for c in choices}
+    assert sizes == {(s, t) for s, t in itertools.product((1, 2, 4), (1, 2, 4, 8)) if s * t <= 8}
