@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from autoshard.emit import runtime
+from autoshard.emit.runtime import convolution
 from autoshard.emit.runtime.halo import chunk, fetch_rows, plan
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import AxisShard, Layout, LocalSize
@@ -37,6 +38,15 @@ def test_a_chunk_is_what_a_layout_says(size: int, parts: list[int]) -> None:
         own = mesh.coordinates(rank)
         start, stop = chunk(size, parts, own)
         assert local.intervals(mesh, own) == ([(start, stop)] if start < stop else [])
+
+
+@given(st.data())
+def test_a_window_has_as_many_positions_as_torch_finds(data: st.DataObject) -> None:
+    kernel, dilation, stride = (data.draw(st.integers(1, 4)) for _ in range(3))
+    padding, span = data.draw(st.integers(0, kernel // 2)), (kernel - 1) * dilation + 1
+    size, ceil = data.draw(st.integers(max(1, span - 2 * padding), 20)), data.draw(st.booleans())
+    pooled = F.max_pool1d(torch.zeros(1, 1, size), kernel, stride, padding, dilation, ceil)
+    assert convolution._Window(size, span, stride, padding, ceil).length == pooled.shape[-1]
 
 
 @settings(deadline=None, max_examples=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -10,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoshard.emit import Header, package
 from autoshard.emit.code_lines import broken, split_commas, statement
@@ -232,6 +235,25 @@ def test_long_statements_break_as_the_formatter_breaks_them() -> None:
     lines = statement(f"x = function({arguments})", 1, "why")
     assert lines[0] == "    # why" and lines[2] == "        argument_0," and lines[-1] == "    )"
     assert all(len(line) <= 120 for line in lines)
+
+
+_words = st.text("ghjk", min_size=1, max_size=9)
+_calls = st.recursive(
+    _words | _words.map(lambda word: f"({word},)"),
+    lambda inner: st.tuples(_words, st.lists(inner, max_size=4)).map(lambda call: f"{call[0]}({', '.join(call[1])})"),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["", "ghjkghjk = "]), _calls, st.integers(5, 40), st.sampled_from(["", ","]))
+def test_broken_lines_mean_the_same_and_are_short(target: str, call: str, width: int, tail: str) -> None:
+    text = target + call
+    lines = broken(text, width, tail)
+    assert ast.dump(ast.parse("\n".join(lines))) == ast.dump(ast.parse(text))
+    can_be_split = re.search(r"\([^()].*\)$", text) is not None
+    assert (len(lines) > 1) == (can_be_split and len(text) + len(tail) > width)
+    for line in lines[:-1] if can_be_split else ():  # a name and its bracket, or one element of a tuple, stays whole
+        assert len(line) <= width or re.fullmatch(r" *([g-k]+ = )?(\(?[g-k]+[(),]*|[(),]+)", line)
 
 
 def test_commas_in_quotes_and_brackets_do_not_split() -> None:
