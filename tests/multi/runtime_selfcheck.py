@@ -39,6 +39,10 @@ def check_transport(mesh: ParallelMesh) -> None:
         same(runtime.all_reduce(runtime.mask(whole, axis), axis), whole)
         blocks = runtime.slice_shard(whole, axis, 2, blocks=3, unit=2)
         same(runtime.all_gather(blocks, axis, 2, size=6, blocks=3, unit=2), whole)
+        for distance in range(1, axis.size):
+            here = torch.full((2, 3), float(axis.index)).flatten()
+            passed_on = axis.transport.shift(here, distance, 6)()
+            assert passed_on.tolist() == 6 * [float((axis.index - distance) % axis.size)]
         axis.transport.barrier()
     largest = torch.tensor(float(mesh.rank))
     mesh.joint(("tp", "dp")).transport.all_reduce(largest, "max")()
