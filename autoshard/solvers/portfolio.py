@@ -31,12 +31,15 @@ from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, mini
 from autoshard.solvers.ilp import warm_start
 from autoshard.solvers.pairwise import anytime
 from autoshard.solvers.relax import hub_relaxation
-from autoshard.solvers.relax.lagrangian import condensed, priced_fit
+from autoshard.solvers.relax.lagrangian import priced_fit
+from autoshard.solvers.relax.limited_search import LimitedSearch
+from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.window_search import improved
 
 _LOOSE = 1e-3  # relative gap that is worth more work
+_LOOSE_LIMITED = 5e-3  # the same under a memory limit: what one layer weighs
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
 _FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
@@ -112,16 +115,20 @@ def _auto(state: Incumbent, options: Options) -> None:
         shares = options.kept["shares"] = ReaderShares(problem)
     if math.isfinite(options.clock.limit_seconds):
         warm_start.known(state)
+    loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
     shares.search(state)
     check()
-    if state.choice is None and state.near is not None:  # overflows
+    if state.near is not None and state.gap > loose:  # what is best without the limit overflows
+        attempt(LimitedSearch(state, shares, budget).run)
+        check()
+    if state.choice is None and state.near is not None:
         found = Minimum(state.bound, state.near, False, (), 0)
         try:
             _fit(state, found, budget, options.clock)
         except InfeasibleError as error:
             state.failed(error)
     few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
-    if not state.closed and (state.gap > _LOOSE or few):
+    if not state.closed and (state.gap > loose or few):
         _search(state, budget, options.clock, options.rough, options.unfit)
 
 

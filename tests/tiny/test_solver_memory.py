@@ -18,7 +18,8 @@ from autoshard.solvers import portfolio
 from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, options
 from autoshard.solvers.common.result import peak
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax.lagrangian import condensed, minimum_memory_bound
+from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes

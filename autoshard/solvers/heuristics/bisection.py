@@ -31,7 +31,7 @@ from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimise
-from autoshard.solvers.relax.lagrangian import condensed
+from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
 
 _HALF = 32  # nodes on each side of a cut that are solved with it

@@ -35,7 +35,7 @@ from autoshard.solvers.common.restrict import original, restricted
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.common.star_bound import by_layout, star_bound
-from autoshard.solvers.relax.lagrangian import condensed
+from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible
 
 _SAME = 1e-9  # relative: demands that differ by less are equally good

@@ -33,7 +33,7 @@ from autoshard.solvers.linear_program.highs_engine import Highs, Relaxed
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows, expected, with_prices
 from autoshard.solvers.linear_program.reduced_costs import excess
 from autoshard.solvers.linear_program.rows import Linear, linear
-from autoshard.solvers.relax.lagrangian import condensed
+from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
 
 _ROUNDS = 40  # of adding rows

@@ -26,7 +26,7 @@ from autoshard.solvers.common.star_bound import star_bound
 from autoshard.solvers.ilp import warm_start
 from autoshard.solvers.linear_program.memory_constraints import MemoryRows
 from autoshard.solvers.linear_program.rows import Linear, Rows, linear
-from autoshard.solvers.relax.lagrangian import condensed
+from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.memory_presolve import infeasible, overflows, starting_plan, worth_keeping
 
 # What a user says -> PuLP's names for it, the first that is available is used.

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Node, Problem, Value, memory, objective
+from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.infeasibility import least, short
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links, mixtures
@@ -33,7 +33,7 @@ from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise
-from autoshard.solvers.relax.restricted_master import mixture
+from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, master_prices
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
 
@@ -45,19 +45,6 @@ _WINDOWS = 12  # windows of nodes that are solved again, half of each overlappin
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
 _MOST_WORK = 3_000_000_000  # joint entries, for all windows together
 _NEAR = 2e-3  # relative gap that is not worth more work
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """A plan met on the way, with its true seconds and its bytes over time."""
-
-    choice: Choice
-    seconds: float
-    bytes: Floats
-
-    @property
-    def peak(self) -> float:
-        return float(self.bytes.max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +63,7 @@ def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None
     be unproven.
     """
     clock = clock or Clock()
-    first = _column(problem, free.choice)
+    first = column_of(problem, free.choice)
     if first.peak <= problem.capacity_bytes:
         return free.choice, Dual(free.bound, np.zeros(problem.horizon), (first,))
     dual = _seconds_dual(problem, first, free.bound, budget, clock)
@@ -96,29 +83,7 @@ def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRI
     start = attempt(minimise, small, contents, scale=0.0, budget_entries=budget_entries)
     if start is None:
         return known
-    return max(known, _memory_dual(small, _column(small, start.choice), budget_entries).bound)
-
-
-def condensed(problem: Problem) -> Problem:
-    """The same problem on the times where a peak can be: just before a stop that follows a start."""
-    spans = [node.interval for node in problem.nodes] + [s for value in problem.values for s in value.intervals]
-    starts = np.unique([start for start, stop in spans if start < stop])
-    stops = np.unique([stop for start, stop in spans if start < stop])
-    before = np.searchsorted(starts, stops)  # starts before each stop
-    times = stops[np.diff(before, prepend=0) > 0] - 1
-
-    every = np.array(spans, np.int64).reshape(-1, 2)
-    moved = np.where(every[:, :1] < every[:, 1:], np.searchsorted(times, every), 0).tolist()
-    following = map(tuple, moved)
-    nodes = tuple(Node(node.name, node.seconds, node.bytes, next(following)) for node in problem.nodes)
-    values = tuple(
-        Value(
-            v.name, v.producer, v.consumers, v.source, v.targets, v.seconds, v.bytes,
-            tuple(next(following) for _ in v.intervals),
-        )
-        for v in problem.values
-    )  # fmt: skip
-    return replace(problem, nodes=nodes, values=values, horizon=max(1, len(times)))
+    return max(known, _memory_dual(small, column_of(small, start.choice), budget_entries).bound)
 
 
 def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
@@ -153,7 +118,7 @@ def _dual(
     for _ in range(_ROUNDS):
         if clock.over:
             break
-        prices, value = _priced(columns, times, weight, capacity, unit, penalty)
+        prices, value = master_prices(columns, times, weight, capacity, unit, penalty)
         multipliers = np.zeros(problem.horizon)
         multipliers[times] = prices
         multipliers *= back / unit
@@ -167,28 +132,8 @@ def _dual(
         known = any(found.choice == column.choice for column in columns)
         if known or value * back - bound <= _CLOSED * abs(bound):
             break
-        columns.append(_column(problem, found.choice))
+        columns.append(column_of(problem, found.choice))
     return Dual(bound, best, tuple(columns))
-
-
-def _priced(
-    columns: Sequence[Column], times: list[int], weight: float, capacity: float, unit: float, penalty: float
-) -> tuple[Floats, float]:
-    """Multipliers of `times` and the master's value; adds to `times` every one where the mixture overflows."""
-    costs = np.array([weight * column.seconds if weight else 0.0 for column in columns])
-    alive = np.stack([column.bytes for column in columns], axis=1) / unit
-    while True:
-        limits = np.full(len(times), capacity / unit)
-        prices, weights, value = mixture(costs, alive[times], limits, penalty)
-        mixed = alive @ weights
-        worst = int(np.argmax(mixed))
-        if worst in times or mixed[worst] <= max(mixed[times].max(), capacity / unit) + TOLERANCE:
-            return prices, value
-        times.append(worst)
-
-
-def _column(problem: Problem, choice: Choice) -> Column:
-    return Column(choice, objective(problem, choice), memory(problem, choice))
 
 
 def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
@@ -198,23 +143,25 @@ def _best(problem: Problem, columns: Sequence[Column]) -> Choice | None:
     finite = [column for column in columns if math.isfinite(column.seconds)]
     aim = _aim(problem, finite)
     light = sorted((c for c in finite if c.peak > capacity), key=lambda c: (c.peak, c.seconds))[:_STARTS]
-    tried = [_column(problem, descend(problem, linked, column.choice, aim)) for column in light]
+    tried = [column_of(problem, descend(problem, linked, column.choice, aim)) for column in light]
     fitting = [column for column in (*finite, *tried) if column.peak <= capacity]
     if not fitting:
         return None
     fitting.sort(key=lambda c: c.seconds)
     pairs = [(fit, heavy) for fit in fitting[:2] for heavy in sorted(light, key=lambda c: c.seconds)]
-    mixed = [_column(problem, choice) for fit, heavy in pairs for choice in mixtures(problem, fit.choice, heavy.choice)]
+    mixed = [
+        column_of(problem, choice) for fit, heavy in pairs for choice in mixtures(problem, fit.choice, heavy.choice)
+    ]
     fitting.extend(column for column in mixed if column.peak <= capacity)
     fitting.sort(key=lambda c: c.seconds)
-    polished = [_column(problem, descend(problem, linked, column.choice, aim)) for column in fitting[:_STARTS]]
+    polished = [column_of(problem, descend(problem, linked, column.choice, aim)) for column in fitting[:_STARTS]]
     return min((c for c in (*polished, *fitting) if c.peak <= capacity), key=lambda c: c.seconds).choice
 
 
 def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock: Clock) -> Choice:
     """Frees one window of nodes at a time, around every place, and solves it under weaker and stronger multipliers."""
     contents = Contents(problem)
-    best = _column(problem, choice)
+    best = column_of(problem, choice)
     width = max(2, 2 * len(choice) // _WINDOWS)
     work = 0
     for low in range(0, len(choice), max(1, width // 2)):
@@ -227,7 +174,7 @@ def _stretched(problem: Problem, choice: Choice, dual: Dual, budget: int, clock:
             if found is None:
                 return best.choice
             work += found.work
-            column = _column(problem, found.choice)
+            column = column_of(problem, found.choice)
             if column.peak <= problem.capacity_bytes and column.seconds < best.seconds:
                 best = column
     return best.choice
@@ -249,9 +196,9 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     linked = links(problem)
     squeeze = Aim(0.0, 1.0, 0.0)
     every = sorted({c.choice: c for c in (*dual.columns, *columns)}.values(), key=lambda c: c.peak)
-    crossed = [_column(problem, m) for c in every[1:_STARTS] for m in mixtures(problem, every[0].choice, c.choice)]
+    crossed = [column_of(problem, m) for c in every[1:_STARTS] for m in mixtures(problem, every[0].choice, c.choice)]
     starts = sorted([*every, *crossed], key=lambda c: c.peak)[: 2 * _STARTS]
-    lean = [_column(problem, descend(problem, linked, column.choice, squeeze)) for column in starts]
+    lean = [column_of(problem, descend(problem, linked, column.choice, squeeze)) for column in starts]
     choice = _best(problem, [*starts, *lean])
     if choice is None:
         best = min(column.peak for column in (*starts, *lean))

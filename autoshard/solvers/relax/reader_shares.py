@@ -22,10 +22,12 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax import reader_terms
 from autoshard.solvers.relax.pruned_start import kinds, narrowed
+from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.window_search import polished
 
-_MANY = 4  # a value with more readers is cut off
 _ROUNDS = 8
 _ENTRIES = 20_000_000  # of the tables of a round, and of those over the choices of all rounds
 _HEAD_ENTRIES = 1_000_000
@@ -33,6 +35,7 @@ _NEAR = 1e-5  # relative gap that is not worth another round
 _LITTLE = 1e-4  # relative rise of the bound after which another round is not worth it
 _POLISHED = 1.05  # times the best value: a plan that is worth a descent
 _POOL = 12  # plans of which the choices are kept
+_LIMITED = 24  # plans that are kept for other limits and prices
 
 
 class ReaderShares:
@@ -45,6 +48,7 @@ class ReaderShares:
         self.alike = kinds(problem)
         self.shares: dict[int, Floats] = {}
         self.pool: list[Choice] = []
+        self.limited: list[Choice] = []  # plans met under memory limits
         self.heads = _upstream(problem)
 
     def search(self, state: Incumbent, rounds: int = _ROUNDS) -> bool:
@@ -93,36 +97,14 @@ class ReaderShares:
             self.pool.remove(choice)
         self.pool = [choice, *self.pool][:_POOL]
 
-    def apart(self, problem: Problem) -> Problem:
-        """The pairs, each with its share of the seconds; memory is left out."""
-        known: dict[Hashable, tuple[Floats, object]] = {}
-        unary = [node.seconds for node in problem.nodes]
-        values = []
-        for value, kind in zip(problem.values, self.kind, strict=True):
-            count = len(value.consumers)
-            if count == 1:
-                values.append(value)
-                continue
-            even = np.full((count, value.seconds.shape[1]), 1.0 / count)
-            shares = self.shares.get(kind, even)
-            for i, (consumer, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
-                key: Hashable = (kind, id(value.seconds), i)
-                if key not in known:
-                    known[key] = _shared(value.seconds, shares[i]), value
-                pairs = known[key][0]
-                if count <= _MANY:
-                    values.append(_pair(value, consumer, target, pairs))
-                    continue
-                own = unary[consumer]
-                key = (id(own), id(pairs), id(target))
-                if key not in known:
-                    known[key] = own + pairs.min(axis=0)[target], own
-                unary[consumer] = known[key][0]
-        nodes = tuple(
-            node if own is node.seconds else replace(node, seconds=own)
-            for node, own in zip(problem.nodes, unary, strict=True)
-        )
-        return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
+    def remember(self, choice: Choice) -> None:
+        """For limits to come."""
+        if choice not in self.limited:
+            self.limited = [*self.limited, choice][-_LIMITED:]
+
+    def apart(self, problem: Problem, multipliers: Floats | None = None, scale: float = 1.0) -> Problem:
+        """The pairs, each with its share of the seconds and, at these prices, of the bytes."""
+        return reader_terms.apart(additive(problem, multipliers, scale), self.kind, self.shares)
 
     def shift(self, choice: Sequence[int], step: float) -> None:
         """Shares part of the way to an even split among the readers that took a layout together, in the mean of alike
@@ -130,7 +112,7 @@ class ReaderShares:
         wanted: dict[int, tuple[Floats, Floats]] = {}
         for value, kind in zip(self.problem.values, self.kind, strict=True):
             count, layouts = len(value.consumers), value.seconds.shape[1]
-            if not 1 < count <= _MANY:
+            if not 1 < count <= MANY:
                 continue
             if kind not in wanted:
                 wanted[kind] = np.zeros((count, layouts)), np.zeros(layouts)
@@ -174,7 +156,7 @@ def _upstream(problem: Problem) -> frozenset[int]:
     for value in problem.values:
         for consumer in value.consumers:
             makers[consumer].append(value.producer)
-    waiting = [value.producer for value in problem.values if len(value.consumers) > _MANY]
+    waiting = [value.producer for value in problem.values if len(value.consumers) > MANY]
     found: set[int] = set()
     while waiting:
         n = waiting.pop()
@@ -187,12 +169,3 @@ def _upstream(problem: Problem) -> frozenset[int]:
 def _kind(value: Value) -> Hashable:
     """The same of values that are alike."""
     return (id(value.seconds), id(value.source), *map(id, value.targets))
-
-
-def _shared(seconds: Floats, share: Floats) -> Floats:
-    """A forbidden pair stays forbidden, whatever the share."""
-    return np.where(np.isinf(seconds), np.inf, np.where(np.isinf(seconds), 0.0, seconds) * share)
-
-
-def _pair(value: Value, consumer: int, target: Integers, seconds: Floats) -> Value:
-    return replace(value, consumers=(consumer,), targets=(target,), seconds=seconds, intervals=((0, 0),))

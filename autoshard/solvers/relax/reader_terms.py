@@ -1,0 +1,117 @@
+"""An additive problem with its values taken apart by reader: lower bounds that are cheap to minimise.
+
+Each reader pays a share of the layout that it needs, its seconds and its priced bytes over the reader's own span. A
+plan pays at least that: the shares of a layout add up to at most 1, and no reader's span is longer than what all of a
+layout's readers keep it for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers, Problem, Value
+from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
+
+MANY = 4  # a value with more readers is cut off: each pays its share from the cheapest source
+
+
+class _Once:
+    """Arrays by what they are made of, so that what is alike stays one object. `keep` holds what a key names by id."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, tuple[Floats, tuple[object, ...]]] = {}
+
+    def __call__(self, key: Hashable, make: Callable[[], Floats], *keep: object) -> Floats:
+        if key not in self.known:
+            self.known[key] = make(), keep
+        return self.known[key][0]
+
+
+def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats]) -> Problem:
+    """All values by pairs, without memory: bytes are in the seconds, at their price.
+
+    `kinds[v]`: the same of values with the same `shares`, of shape (readers, targets); even ones where absent.
+    """
+    problem, once = sum_.problem, _Once()
+    own = [_own(sum_, n, once) for n in range(len(problem.nodes))]
+    values = []
+    for value, kind in zip(problem.values, kinds, strict=True):
+        count = len(value.consumers)
+        share = shares.get(kind)
+        for i, (consumer, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
+            per_byte = charge(sum_, value.intervals[i])
+            if count == 1 and not per_byte and sum_.scale == 1.0:
+                values.append(value if value.intervals[0] == (0, 0) else _pair(value, consumer, target, value.seconds))
+                continue
+            key = (id(value.seconds), id(value.bytes), kind, i, per_byte)
+            even = 1.0 / count if share is None else share[i]
+            pairs = once(key, lambda v=value, c=per_byte, s=even: _part(_priced(sum_, v, c), s), value)  # type: ignore[misc]
+            if count <= MANY:
+                values.append(_pair(value, consumer, target, pairs))
+            else:
+                own[consumer] = _with_least(own[consumer], pairs, target, once)
+    return _bare(problem, own, values)
+
+
+def without_hubs(sum_: Additive) -> Problem:
+    """Only values with many readers are taken apart; all else as it is, to be minimised under the same prices.
+
+    Their bytes count in the seconds, and so not where the scale is 0.
+    """
+    problem, once = sum_.problem, _Once()
+    own = [node.seconds for node in problem.nodes]
+    values = []
+    for value in problem.values:
+        count = len(value.consumers)
+        if count <= MANY:
+            values.append(value)
+            continue
+        for consumer, target, span in zip(value.consumers, value.targets, value.intervals, strict=True):
+            per_byte = charge(sum_, span) / sum_.scale if sum_.scale else 0.0
+            key = (id(value.seconds), id(value.bytes), count, per_byte)
+            pairs = once(key, lambda v=value, c=per_byte, n=count: (v.seconds + c * v.bytes) / n, value)  # type: ignore[misc]
+            own[consumer] = _with_least(own[consumer], pairs, target, once)
+    nodes = tuple(
+        node if node.seconds is seconds else replace(node, seconds=seconds)
+        for node, seconds in zip(problem.nodes, own, strict=True)
+    )
+    return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
+
+
+def _own(sum_: Additive, n: int, once: _Once) -> Floats:
+    node = sum_.problem.nodes[n]
+    per_byte = charge(sum_, node.interval)
+    if not per_byte and sum_.scale == 1.0:
+        return node.seconds
+    return once((id(node.seconds), id(node.bytes), per_byte), lambda: unary(sum_, n), node)
+
+
+def _priced(sum_: Additive, value: Value, per_byte: float) -> Floats:
+    """(sources, targets)"""
+    seconds = scaled(sum_, value.seconds)
+    return seconds + per_byte * value.bytes if per_byte else seconds
+
+
+def _part(seconds: Floats, share: float | Floats) -> Floats:
+    """A forbidden pair stays forbidden, whatever the share."""
+    forbidden = np.isinf(seconds)
+    return np.where(forbidden, np.inf, np.where(forbidden, 0.0, seconds) * share)
+
+
+def _with_least(own: Floats, pairs: Floats, target: Integers, once: _Once) -> Floats:
+    return once((id(own), id(pairs), id(target)), lambda: own + pairs.min(axis=0)[target], own, pairs, target)
+
+
+def _pair(value: Value, consumer: int, target: Integers, seconds: Floats) -> Value:
+    return replace(value, consumers=(consumer,), targets=(target,), seconds=seconds, intervals=((0, 0),))
+
+
+def _bare(problem: Problem, own: Sequence[Floats], values: Sequence[Value]) -> Problem:
+    nodes = tuple(
+        node if node.seconds is seconds and node.interval == (0, 0) else replace(node, seconds=seconds, interval=(0, 0))
+        for node, seconds in zip(problem.nodes, own, strict=True)
+    )
+    return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))

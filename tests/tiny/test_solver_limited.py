@@ -1,0 +1,110 @@
+"""Memory limits on large problems: bounds under prices of bytes, plans between two, least memory first."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard import solvers
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Node, Problem, Value, memory, objective
+from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.solver_options import Clock, Looks, Options
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import minimum_within
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax.limited_search import LimitedSearch
+from autoshard.solvers.relax.reader_shares import ReaderShares
+from tests.random_problems import hub_problem, limited, random_problem
+
+
+def priced(problem: Problem, choice: tuple[int, ...], multipliers: np.ndarray, scale: float) -> float:
+    return scale * objective(problem, choice) + float(multipliers @ memory(problem, choice))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_taken_apart_is_below_every_plan_at_its_prices(seed: int) -> None:
+    problem = hub_problem(seed) if seed % 2 else random_problem(seed, most_nodes=5)
+    rng = np.random.default_rng(seed)
+    multipliers = np.where(rng.random(problem.horizon) < 0.4, rng.random(problem.horizon), 0.0)
+    scale = float(rng.choice([0.0, 1.0, 2.0]))
+    choices = itertools.product(*(range(len(node.seconds)) for node in problem.nodes))
+    plans = [choice for choice in choices if np.isfinite(objective(problem, choice))]
+    if not plans:
+        return
+    least = min(priced(problem, choice, multipliers, scale) for choice in plans)
+    shares = ReaderShares(problem)
+    for part, prices, own_scale in (
+        (shares.apart(problem, multipliers, scale), None, 1.0),
+        (reader_terms.without_hubs(additive(problem, multipliers, scale)), multipliers, scale),
+    ):
+        found = minimum_within(part, Contents(part), multipliers=prices, scale=own_scale)
+        assert found is not None
+        assert found.bound <= least * (1 + 1e-9) + 1e-12
+
+
+def layers(count: int) -> Problem:
+    """In each layer the fast way keeps 4 bytes until the end of the step, the slow one 1; a change of way costs."""
+    change = np.array([[0.0, 0.1], [0.1, 0.0]])
+    ways, sizes = np.array([0, 1]), np.array([4.0, 1.0])
+    nodes = tuple(Node(f"layer{i}", np.array([1.0, 1.5]), sizes, (i, count + 1)) for i in range(count))
+    values = tuple(Value(f"v{i}", i, (i + 1,), ways, (ways,), change, np.zeros(2), ((0, 0),)) for i in range(count - 1))
+    hub = Value("hub", 0, tuple(range(1, count)), ways, (ways,) * (count - 1), 0.01 * change, np.zeros(2),
+                ((0, 0),) * (count - 1))  # fmt: skip
+    return Problem(nodes, (*values, hub), horizon=count + 1)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
+def test_layers_are_as_fast_as_the_limit_allows(share: float) -> None:
+    count = 60
+    problem = replace(layers(count), capacity_bytes=share * 4.0 * count)
+    found = solvers.solve(problem, "auto")
+    slow = int(np.ceil((4.0 * count - problem.capacity_bytes) / 3.0))  # layers that have to save 3 bytes
+    best = count + 0.5 * slow + 0.1 + 0.01
+    assert found.peak_bytes <= problem.capacity_bytes
+    assert found.lower_bound <= best * (1 + 1e-9) and found.objective <= best * 1.005
+    assert 1 - found.lower_bound / found.objective <= 0.01
+
+
+def test_what_can_not_fit_is_proven_from_the_least_memory() -> None:
+    problem = replace(layers(60), capacity_bytes=59.0)
+    with pytest.raises(InfeasibleError) as error:
+        solvers.solve(problem, "auto")
+    assert error.value.proven
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bound_and_plan_stand_around_the_optimum_whenever_it_is_stopped(seed: int) -> None:
+    problem = limited(hub_problem(seed) if seed % 2 else random_problem(seed), seed)
+    try:
+        best = solvers.solve(problem, "exhaustive")
+    except InfeasibleError:
+        return
+    for looks in (3, 10, 30, 100, 1000):
+        try:
+            found = solvers.solve(problem, "auto", Options(clock=Clock(looks, timer=Looks())))
+        except InfeasibleError as error:
+            assert not error.proven
+            continue
+        assert found.lower_bound <= best.objective * (1 + 1e-9) <= found.objective * (1 + 2e-9)
+
+
+def test_plans_of_one_limit_begin_the_next() -> None:
+    problem = layers(40)
+    shares, free = ReaderShares(problem), Incumbent(problem)
+    shares.search(free)
+    assert free.choice is not None
+    rounds = []
+    for share in (0.9, 0.88):
+        state = Incumbent(replace(problem, capacity_bytes=share * 160.0))
+        state.offer(free.choice)
+        state.raise_bound(free.bound)
+        search = LimitedSearch(state, shares, 10**7)
+        before = len(search.columns)
+        search.run()
+        rounds.append(len(search.columns) - before)
+    assert rounds[1] < rounds[0]
