@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "autoshard"
 OF_USERS = {"file.py", "model.py", "data.py"}  # examples of what a user names
 OF_PACKAGES = {"initial.py", "model_parallel.py"}  # written by `plan`
+OF_WHEELS = {"autoshard/_data/"}
 MODULES = {path.stem: path for path in PACKAGE.rglob("*.py") if "_data" not in path.parts and path.stem[0] != "_"}
 WITH_FORMULAS = ("minimise", "lagrangian", "rows", "memory_constraints", "reduced_costs", "trws_pairs", "collective")
 
@@ -62,3 +63,17 @@ def test_the_mathematics_says_where_it_is_implemented() -> None:
     for stem in WITH_FORMULAS:
         text = next(docstrings(MODULES[stem]))
         assert "\n    " in text and pointers(text), f"{stem}: a formula, and where it is implemented"
+
+
+def test_the_design_names_what_is_there() -> None:
+    """Files, folders, classes of `docs/architecture.md` in backticks."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", text)
+    assert len(paths) > 40
+    assert not [
+        path
+        for path in paths
+        if path not in OF_WHEELS and not any((base / path).exists() for base in (PACKAGE, ROOT, ROOT / "tests"))
+    ]
+    classes = {name for path in MODULES.values() for name in defined(path) if name[0].isupper()}
+    assert set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", text)) <= classes
