@@ -17,7 +17,9 @@ from autoshard.system.files import write_text
 from autoshard.system.progress import step
 
 if TYPE_CHECKING:
+    from autoshard.cluster.hardware import Hardware
     from autoshard.constraints.step_request import StepRequest
+    from autoshard.ir.graph import Graph
     from autoshard.search.search_request import SearchRequest
 
 _LONG = re.compile(r"\S{400,}")
@@ -137,6 +139,8 @@ def plan(options: argparse.Namespace) -> int:
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
         graph = workflow.read_graph(request)
+    if wanted.searches_step:
+        return _plan_step(options, graph, hardware, wanted)
     with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
         made = workflow.make_plan(graph, hardware, wanted)
     with step("writing the package", quiet):
@@ -158,6 +162,21 @@ def plan(options: argparse.Namespace) -> int:
     elif code == 0:
         print(f"next: {plan_summary.next_command(made.plan, graph, str(options.out))}")
     return code
+
+
+def _plan_step(options: argparse.Namespace, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> int:
+    """Say which whole step is best. What is not written as code yet ends in an error, after the answer."""
+    from autoshard.joint.step_request_space import searched_step
+    from autoshard.text import step_text
+    from autoshard.text.tables import terminal_width
+
+    with step(f"searching steps of {wanted.devices} devices", options.json):
+        found = searched_step(graph, hardware, wanted)
+    if options.json:
+        _print_json(step_text.as_dict(found, wanted))
+    else:
+        print("\n".join(step_text.summary(found, wanted, terminal_width())))
+    raise UsageError(step_text.NOT_WRITTEN, step_text.fixed_command(found, wanted))
 
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:
@@ -203,6 +222,8 @@ def _step_request(options: argparse.Namespace) -> StepRequest:
         virtual_stages=options.virtual_stages,
         schedule=options.schedule,
         recompute=options.recompute,
+        micro_batch=options.micro_batch,
+        zero=options.zero,
         pins=read_stage_pins(tuple(options.pin)),
     )
     step.check()

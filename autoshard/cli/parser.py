@@ -115,8 +115,16 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_step_options(parser: argparse.ArgumentParser) -> None:
     counts = "micro-batches a step, each the batch that the model is called with; default 1"
     parser.add_argument("--micro-batches", type=whole("--micro-batches"), metavar="M", help=counts)
-    samples = "samples a step: the batch that the model is called with, times the number of micro-batches"
+    samples = (
+        "samples a step: the batch that the model is called with, times the number of micro-batches; with --devices "
+    )
+    samples += "alone stages, micro-batches, recomputation, ZeRO and the mesh are searched for together, each of the "
+    samples += "options below then being auto, a value, or several with commas"
     parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
+    one = "samples of a replica in one pass"
+    parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
+    zero = "stage of ZeRO: 0, 1, 2 or 3"
+    parser.add_argument("--zero", type=_count("--zero"), metavar="Z", help=zero)
     stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
     parser.add_argument("--stages", type=_count("--stages"), metavar="S", help=stages)
     parts = "parts of the model on each stage, for the interleaved schedule; default 1"
@@ -128,7 +136,7 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
 
 def _count(option: str) -> Callable[[str], int | str]:
     read = whole(option)
-    return lambda text: text if text == "auto" else read(text)
+    return lambda text: text if text == "auto" or "," in text else read(text)
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from autoshard.ir.plan import SCHEDULES
 AUTO = "auto"
 RECOMPUTE = {"none": "all", "selective": "expensive", "full": "input"}  # as said -> what a block keeps
 STAGE_PIN = "stage:"
-Count = int | str | None  # AUTO, or None where nothing was said
+Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,10 @@ class StagePin:
 
 @dataclass(frozen=True)
 class StepRequest:
-    """None where nothing was said. `global_batch`: samples a step; the captured batch is one micro-batch."""
+    """None where nothing was said. `global_batch`: samples a step; the captured batch is one micro-batch.
+
+    Where a step is searched for, each may be AUTO or several with commas; `micro_batch` is of one replica.
+    """
 
     micro_batches: int | None = None
     global_batch: int | None = None
@@ -33,6 +36,14 @@ class StepRequest:
     schedule: str | None = None
     recompute: str | None = None
     pins: tuple[StagePin, ...] = ()
+    micro_batch: Count = None
+    zero: Count = None
+
+    @property
+    def open_(self) -> bool:
+        """Is something left to a search?"""
+        said = (self.stages, self.virtual_stages, self.schedule, self.recompute, self.micro_batch, self.zero)
+        return any(isinstance(own, str) and (own == AUTO or "," in own) for own in said)
 
     @property
     def said(self) -> bool:
@@ -45,11 +56,13 @@ class StepRequest:
         """UsageError where the options contradict each other, whatever the model is."""
         if self.micro_batches is not None and self.global_batch is not None:
             raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
-        if self.schedule not in (None, AUTO, *SCHEDULES):
-            raise UsageError(f"unknown schedule {self.schedule!r}", f"--schedule {' or '.join(SCHEDULES)}")
-        if self.recompute not in (None, AUTO, *RECOMPUTE):
-            raise UsageError(f"unknown recomputation {self.recompute!r}", f"--recompute {' or '.join(RECOMPUTE)}")
-        if AUTO in (self.stages, self.virtual_stages, self.schedule, self.recompute):
+        for name in (self.schedule or AUTO).split(","):
+            if name not in (AUTO, *SCHEDULES):
+                raise UsageError(f"unknown schedule {name!r}", f"--schedule {' or '.join(SCHEDULES)}")
+        for name in (self.recompute or AUTO).split(","):
+            if name not in (AUTO, *RECOMPUTE):
+                raise UsageError(f"unknown recomputation {name!r}", f"--recompute {' or '.join(RECOMPUTE)}")
+        if self.open_:
             return
         one = self.fixed_stages() == 1
         said = {"--virtual-stages": self.virtual_stages, "--schedule": self.schedule, "--pin stage": self.pins or None}

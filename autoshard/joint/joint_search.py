@@ -190,6 +190,7 @@ def best_of(
     if not found:
         raise InfeasibleError(*_none_fits([problem for problem, _ in ranked]))
     found.sort(key=lambda own: (own.seconds, own.peak_bytes))
+    found = list({own.problem.choice: own for own in reversed(found)}.values())[::-1]  # the best split of each choice
     return JointResult(
         found[0], tuple(found[1 : count + 1]), line, float(min(bound, best)), float(model),
         float(min(model, model_bound)), len(ranked), solved, fitting, fronts, tuple(log.reasons.items()),

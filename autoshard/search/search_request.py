@@ -44,6 +44,11 @@ class SearchRequest:
     step: StepRequest = field(default_factory=StepRequest)
 
     @property
+    def searches_step(self) -> bool:
+        """Are stages, micro-batches, recomputation, ZeRO and the mesh searched for together?"""
+        return self.mesh is None and self.step.global_batch is not None
+
+    @property
     def solver_name(self) -> str:
         return self.solver or SOLVER
 

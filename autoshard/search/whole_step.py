@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin, StepRequest
+from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
@@ -14,8 +14,11 @@ from autoshard.program.weight_buckets import block_of
 
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     """`plan` with the step that `request` fixes. UsageError where there is none."""
-    if AUTO in (request.stages, request.virtual_stages, request.schedule, request.recompute):
-        raise UsageError("this autoshard does not search for whole steps yet: auto is not offered", "a number")
+    if request.open_ or request.micro_batch is not None or request.zero is not None:
+        told = (
+            "auto, lists, --micro-batch and --zero are for steps that are searched for: for a global batch on devices"
+        )
+        raise UsageError(told, "--global-batch and --devices, without --mesh")
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
     count = request.micro_batches or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from functools import cache
 from pathlib import Path
 
@@ -10,17 +11,22 @@ import numpy as np
 import pytest
 
 from autoshard.capture.capture import capture
+from autoshard.cli.commands import main
 from autoshard.cluster.hardware import Hardware, load_hardware
-from autoshard.errors import InfeasibleError
+from autoshard.constraints.step_request import StepRequest
+from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
+from autoshard.ir.graph_json import dumps
 from autoshard.joint.block_costs import block_costs
 from autoshard.joint.block_line import block_line, shortened
 from autoshard.joint.block_splits import block_splits
 from autoshard.joint.joint_search import FrontStore, JointResult, joint_search
 from autoshard.joint.outer_space import OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
+from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
 from autoshard.simulate import simulate
 from autoshard.simulate.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
@@ -139,3 +145,32 @@ def test_every_outer_choice_divides() -> None:
         )
     sizes = {(c.stages, c.tensor) for c in choices}
     assert sizes == {(s, t) for s, t in itertools.product((1, 2, 4), (1, 2, 4, 8)) if s * t <= 8}
+
+
+def test_the_command_says_which_step_is_best_and_writes_no_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stages in the table are those of the JSON; a package that is not written leaves no folder and no success."""
+    saved = tmp_path / "gpt2.graph.json"
+    saved.write_text(dumps(gpt2()), encoding="utf-8")
+    asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "4", "--global-batch", "16"]
+    asked += ["--stages", "2,4", "--micro-batch", "2", "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out")]
+    assert main(asked) == UsageError.exit_code
+    told = capsys.readouterr()
+    assert "no package is made" in told.err and not (tmp_path / "out").exists()
+    assert " stages" in told.out and "gap " in told.out
+    assert main([*asked, "--json"]) == UsageError.exit_code
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["stages"] in (2, 4) and best["micro_batch"] == 2
+    assert {part["stage"] for part in best["parts"]} == set(range(best["stages"]))
+
+
+def test_what_a_searched_step_does_not_have_is_said() -> None:
+    step = StepRequest(global_batch=16)
+    for wanted, option in (
+        (SearchRequest(devices=4, step=step, level=1), "--level"),
+        (SearchRequest(devices=4, step=step, strategy="megatron"), "--strategy"),
+        (SearchRequest(devices=4, step=step, pins=("transformer.h=Shard(0)@tp",)), "--pin transformer.h"),
+    ):
+        with pytest.raises(UsageError, match=f"{option}.* is not offered"):
+            searched_step(gpt2(), hardware(), wanted)

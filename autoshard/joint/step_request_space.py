@@ -1,0 +1,86 @@
+"""From what a user asks of a whole step to the space that is searched."""
+
+from __future__ import annotations
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.joint.block_line import BlockLine, block_line
+from autoshard.joint.joint_search import JointResult, joint_search
+from autoshard.joint.outer_space import OuterSpace, read_choices
+from autoshard.search.objectives import SPEED
+from autoshard.search.search_request import SearchRequest
+
+ZEROS = (0, 1, 2, 3)
+
+
+def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> JointResult:
+    """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
+    InfeasibleError where nothing divides or fits."""
+    _check(graph, wanted)
+    line = block_line(graph)
+    capacity = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
+    return joint_search(graph, hardware, space_of(line, wanted), capacity, stage_of=_pinned(line, wanted.step.pins))
+
+
+def _check(graph: Graph, wanted: SearchRequest) -> None:
+    if graph.loss is None:
+        raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
+    others = [pin for pin in wanted.pins if not pin.startswith("stage:")]
+    said = {
+        "--micro-batches": wanted.step.micro_batches is not None,
+        "--level": wanted.level != SPEED,
+        "--strategy": wanted.strategy != "best",
+        "--solver": wanted.solver is not None,
+        "--pareto": wanted.pareto,
+        "--pins": wanted.pins_file is not None,
+        f"--pin {others[0]}" if others else "--pin": bool(others),
+        "--no-all-to-all": not wanted.all_to_all,
+        "--time-limit": wanted.time_limit_seconds is not None,
+    }
+    for option, given in said.items():
+        if given:
+            told = f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
+            raise UsageError(told, "--mesh, with a fixed number of --stages")
+
+
+def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
+    """The outer choices that the options leave."""
+    step = wanted.step
+    assert wanted.devices is not None and step.global_batch is not None
+    keeps = tuple(RECOMPUTE) if step.recompute in (None, AUTO) else tuple(str(step.recompute).split(","))
+    schedules = None if step.schedule in (None, AUTO) else tuple(str(step.schedule).split(","))
+    return OuterSpace(
+        wanted.devices,
+        step.global_batch,
+        len(line.blocks),
+        max(map(len, line.runs())),
+        read_choices("--stages", step.stages),
+        read_choices("--virtual-stages", step.virtual_stages),
+        schedules,
+        None,
+        read_choices("--micro-batch", step.micro_batch),
+        read_choices("--zero", step.zero, ZEROS),
+        tuple(RECOMPUTE[name] for name in keeps),
+        bool(step.pins),
+    )
+
+
+def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:
+    """Block -> stage. UsageError for a pin of no whole block."""
+    found: dict[int, int] = {}
+    for pin in pins:
+        own = [
+            k
+            for k, block in enumerate(line.blocks)
+            if block.module and (block.module == pin.path or block.module.startswith(f"{pin.path}."))
+        ]
+        if not own:
+            known = [block.module for block in line.blocks if block.module]
+            told = f"pin stage:{pin.path}={pin.stage}: it is no block of the model, nor holds one"
+            raise UsageError(told, f"one of {known[0]} to {known[-1]}" if known else "without it")
+        for k in own:
+            if found.setdefault(k, pin.stage) != pin.stage:
+                raise UsageError(f"pins put {line.blocks[k].module} on stage {found[k]} and {pin.stage}", "one of them")
+    return found

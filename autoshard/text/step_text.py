@@ -1,0 +1,168 @@
+"""The best whole step in a reader's words: what was chosen, how far any other could be better, and why not others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.joint.joint_search import JointResult, StepFound
+from autoshard.search.search_request import SearchRequest
+from autoshard.solvers.stages.stage_problem import Part
+from autoshard.text.tables import table, wrapped
+from autoshard.units import format_bytes, format_seconds
+
+SAID = {keep: word for word, keep in RECOMPUTE.items()}
+NOT_WRITTEN = "a step that was searched for is not written as code yet: no package is made"
+_HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "computed again", "step", "memory", "")
+
+
+def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
+    """Lines for a terminal."""
+    best, choice = found.best, found.best.problem.choice
+    samples = wanted.step.global_batch or 0
+    lines = [
+        f"{samples} samples a step on {wanted.devices} devices: {choice}",
+        f"predicted step {format_seconds(best.seconds)}, {samples / best.seconds:,.4g} samples/s; "
+        f"fullest stage {format_bytes(best.peak_bytes)} of {format_bytes(best.problem.capacity_bytes)}",
+        "",
+        *table(stage_rows(found), width),
+        "",
+        *(line for told in certainty(found) for line in wrapped(told, width)),
+    ]
+    if found.others:
+        lines += ["", *table([_HEADER, *(_row(own, best) for own in (best, *found.others))], width)]
+    for reason, count in found.undivided:
+        lines += wrapped(f"left out {count} times: {reason}", width)
+    return lines
+
+
+def certainty(found: JointResult) -> list[str]:
+    """The two gaps, in words, and of what they speak."""
+    ways = len(found.best.problem.costs)
+    return [
+        f"gap {found.gap:.2%}: none of the plans below takes less than {format_seconds(found.bound_seconds)}, in "
+        "whatever order its undivided forwards and backwards run",
+        f"gap {found.model_gap:.2%} of the closed form to the least that any of them can have, "
+        f"{format_seconds(found.model_bound)}",
+        f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved, of "
+        f"which {found.fitting:,} fit; the others can't be better by their bounds. Blocks of {ways} kinds, split over "
+        f"a replica in the ways that {found.fronts} searches found; of each all is kept, what is dear, or its input",
+    ]
+
+
+def stage_rows(found: JointResult) -> list[tuple[str, ...]]:
+    """What each stage has: parts of the model, what is computed again, seconds and memory. Equal rows are one."""
+    best = found.best
+    timeline = best.timeline
+    rows: list[tuple[str, ...]] = [("stage", "blocks", "computed again", "micro-batch", "busy", "memory")]
+    made = []
+    for stage in range(timeline.stages):
+        own = [part for part in best.plan.parts if part.stage == stage]
+        costs = [timeline.costs.part(stage, part.chunk) for part in own]
+        each = sum(part.forward_seconds + part.backward_seconds for part in costs)
+        busy = timeline.busy_seconds(stage) / timeline.step_seconds
+        made.append(
+            (
+                ", ".join(_blocks(found, part) for part in own[:3]) + (", …" if len(own) > 3 else ""),
+                again(best, own),
+                format_seconds(each),
+                f"{busy:.0%}",
+                format_bytes(timeline.peak_bytes[stage]),
+            )
+        )
+    for _, group in groupby(range(len(made)), key=lambda s: made[s][1:]):
+        stages = list(group)
+        name = str(stages[0]) if len(stages) == 1 else f"{stages[0]}-{stages[-1]}"
+        blocks = made[stages[0]][0] + (f" … {made[stages[-1]][0]}" if len(stages) > 1 else "")
+        rows.append((name, blocks, *made[stages[0]][1:]))
+    return rows
+
+
+def _blocks(found: JointResult, part: Part) -> str:
+    """`start, h.0-h.11`: paths without what they share."""
+    names = [block.module for block in found.line.blocks if block.module]
+    shared = names[0].rpartition(".")[0] + "." if names else ""
+    shared = shared if all(name.startswith(shared) for name in names) else ""
+    own = found.line.blocks[part.first : part.stop]
+    inside = [block.module.removeprefix(shared) for block in own if block.module]
+    told = [] if own[0].module else ["the start" if part.first == 0 else "the end"]
+    told += [inside[0] if len(inside) == 1 else f"{inside[0]}-{inside[-1]}"] if inside else []
+    if len(own) > 1 and not own[-1].module:
+        told.append("the end")
+    return " + ".join(told)
+
+
+def again(found: StepFound, parts: list[Part]) -> str:
+    """`full 3, selective 9` of these parts' blocks; "nothing"."""
+    problem = found.problem
+    keeps = [problem.keeps[problem.kinds[k]][found.plan.points[k]] for p in parts for k in range(p.first, p.stop)]
+    counts = Counter(SAID[keep] for keep in keeps if keep != "all")
+    return ", ".join(f"{word} {count}" for word, count in sorted(counts.items())) or "nothing"
+
+
+def _row(own: StepFound, best: StepFound) -> tuple[str, ...]:
+    choice = own.problem.choice
+    slower = own.seconds / best.seconds - 1
+    why = "chosen" if own is best else f"{slower:.1%} slower"
+    return (
+        str(choice.stages) + (f" x {choice.virtual_stages}" if choice.virtual_stages > 1 else ""),
+        str(choice.replicas), str(choice.tensor), f"{choice.micro_batches} of {choice.micro_batch}", str(choice.zero),
+        again(own, list(own.plan.parts)), format_seconds(own.seconds), format_bytes(own.peak_bytes), why,
+    )  # fmt: skip
+
+
+def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
+    """In SI units."""
+    return {
+        "best": _found(found, found.best),
+        "others": [_found(found, own) for own in found.others],
+        "bound_seconds": found.bound_seconds,
+        "gap": found.gap,
+        "model_seconds": found.model_seconds,
+        "model_bound_seconds": found.model_bound,
+        "model_gap": found.model_gap,
+        "considered": found.considered,
+        "solved": found.solved,
+        "fitting": found.fitting,
+        "global_batch": wanted.step.global_batch,
+        "devices": wanted.devices,
+        "package": None,
+    }
+
+
+def _found(result: JointResult, own: StepFound) -> dict[str, Any]:
+    problem, blocks = own.problem, result.line.blocks
+    return {
+        **vars(problem.choice),
+        "split": own.split.name if own.split else "",
+        "step_seconds": own.seconds,
+        "peak_bytes": list(own.timeline.peak_bytes),
+        "parts": [
+            {"stage": part.stage, "chunk": part.chunk, "first_op": result.line.graph.ops[blocks[part.first].first].name}
+            for part in own.plan.parts
+        ],
+        "recompute": {
+            blocks[k].module: problem.keeps[problem.kinds[k]][point]
+            for k, point in enumerate(own.plan.points)
+            if problem.keeps[problem.kinds[k]][point] != "all"
+        },
+    }
+
+
+def fixed_command(found: JointResult, wanted: SearchRequest) -> str:
+    """Options that fix the nearest step that can be asked for."""
+    choice = found.best.problem.choice
+    keeps = Counter(
+        found.best.problem.keeps[k][p] for k, p in zip(found.best.problem.kinds, found.best.plan.points, strict=True)
+    )
+    told = [f"--mesh dp={choice.replicas},tp={choice.tensor}", f"--global-batch {wanted.step.global_batch}"]
+    if choice.stages > 1:
+        told.append(f"--stages {choice.stages}")
+    if choice.virtual_stages > 1:
+        told.append(f"--virtual-stages {choice.virtual_stages}")
+    most = keeps.most_common(1)[0][0]
+    if most != "all":
+        told.append(f"--recompute {SAID[most]}")
+    return f"{' '.join(told)}, of the model called with {choice.replicas * choice.micro_batch} samples"
