@@ -17,7 +17,6 @@ from autoshard.rules.operators import record
 from autoshard.styles.batch_styles import cut_axes, data_parallel, fully_sharded, note, used_axes, with_batch
 
 _LINEAR = ("aten.linear", "autoshard.linear_in_out")
-_NORMS = ("aten.layer_norm", "aten.rms_norm")
 Fits = Callable[[Strategy, int], bool]  # of a strategy and the rank of its first result
 
 
@@ -102,7 +101,8 @@ def _stands_between(op: Op, graph: Graph, shapes: set[tuple[int, ...]]) -> bool:
         return False
     if op.target == "aten.mean":
         return graph.tensor(op.results[0]).shape == (*found[0].shape[:-1], 1)
-    return op.target in _NORMS or (op.target == "aten.add" and [x.shape for x in found] == [found[0].shape] * 2)
+    is_sum = op.target == "aten.add" and [x.shape for x in found] == [found[0].shape] * 2
+    return record(op.target).sequence_parallel or is_sum
 
 
 def _store_as_used(formulation: Formulation, keep: dict[int, list[int]], data: list[int], sharded: bool) -> None:

@@ -77,6 +77,7 @@ class Operator:
     In code: `spelling`, a template (emit/spelling.py) or a function; `infix` symbol; `in_torch`: `torch.NAME` takes the
     schema's arguments; `returns_list`; `takes_device`. `operand_names` and `result_name` for its variables;
     `keeps_name`: its result is called as its operand.
+    Styles: `tensor_parallel`; `sequence_parallel`: Megatron splits it along the sequence, between two split layers.
     In words: `split_words` of (operand, dim), `factor_words` of a factor; `traced_as`: other names in traces of a run.
     `draws` random numbers while all these arguments are true (None: never); `chooses`: operand 1 holds indices of the
     rows of operand 0, of its classes, or along argument `dim`; `moves`: it moves numbers and changes none. `dims` are
@@ -114,6 +115,7 @@ class Operator:
     keeps_name: bool = False
 
     tensor_parallel: TensorParallel | None = None
+    sequence_parallel: bool = False
     split_words: Mapping[tuple[int, int], str] | None = None
     factor_words: Mapping[str, str] | None = None
     traced_as: tuple[str, ...] = ()

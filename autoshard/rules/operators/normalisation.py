@@ -248,6 +248,7 @@ OPERATORS: dict[str, Operator] = {
         spelling="F.group_norm({0}, {num_groups}<weight:1><bias:2><eps=1e-05>)",
     ),
     "aten.layer_norm": Operator(
+        sequence_parallel=True,
         rule="... d*, d*?, d*? -> ... d* | plain: d | variant: parallel_layer_norm d",
         saves=layer_norm_saves,
         autocast="high",
@@ -266,6 +267,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.native_layer_norm": Operator(autocast="high", bandwidth="normalisation"),
     "aten.renorm": Operator(autocast="high", in_torch=True),
     "aten.rms_norm": Operator(
+        sequence_parallel=True,
         rule="... d*, d*? -> ... d* | plain: d | variant: parallel_rms_norm d",
         autocast="high",
         bandwidth="normalisation",

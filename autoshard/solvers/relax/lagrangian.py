@@ -7,11 +7,12 @@ With c(x) the seconds of a plan, m_t(x) its bytes at time t, C the capacity and 
 - One unlimited solve gives L(p), a valid bound, and a plan (a column). Implemented in `minimise.minimise`.
 - p is the dual of the best mixture of the columns k seen so far: minimise sum_k w_k c_k with sum_k w_k m_tk <= C and
   sum_k w_k = 1, on the times t that bind; a time is added where the mixture overflows. Implemented in
-  `lagrangian._priced` and `restricted_master.mixture`; both in turn, until L(p) meets the value of the mixture, in
-  `lagrangian._dual`.
+  `memory_columns.master_prices` and `restricted_master.mixture`; both in turn, until L(p) meets the value of the
+  mixture, in `lagrangian._dual`.
 - The least peak of memory is bounded likewise, with c = 0 and C = 0: max over p, sum_t p_t <= 1, of min_x sum_t p_t
   m_t(x). Implemented in `lagrangian.minimum_memory_bound`.
-- A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in `lagrangian.condensed`.
+- A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in
+  `memory_columns.condensed`.
 - The best plan that fits is improved by cutting between plans and by local search on the true memory. Implemented in
   `lagrangian._best`; and by solving one window of nodes at a time, in `lagrangian._stretched`.
 """
