@@ -13,6 +13,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.objectives import parse_level
 from autoshard.search.search_request import SearchRequest
+from autoshard.styles.parallel_mode import BEST, of_mode, read_mode
 from autoshard.units import parse_quantity
 
 FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all")
@@ -26,6 +27,7 @@ def search_request(
     memory_limit: str | float | None,
     time_limit: str | float | None,
     further: Mapping[str, Any],
+    mode: str = "auto",
 ) -> SearchRequest:
     """UsageError names the setting that can't be."""
     known = {field.name for field in dataclasses.fields(SearchRequest)} & set(FURTHER)
@@ -33,7 +35,8 @@ def search_request(
         if name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
             raise UsageError(f"plan has no setting {name!r}", " or ".join(near))
-    own = read_mesh(mesh)
+    has_pins = bool(pins or further.get("pins_file"))
+    strategy, own = of_mode(read_mode(mode), further.get("strategy", BEST), read_mesh(mesh), devices, has_pins)
     if own is None and devices is None:
         raise UsageError("neither a mesh nor a number of devices is given", 'mesh="dp=2,tp=2", or devices=4')
     if own is not None and devices not in (None, own.size):
@@ -48,7 +51,7 @@ def search_request(
         pins=pin_texts(pins),
         memory_limit_bytes=_quantity(memory_limit, "bytes"),
         time_limit_seconds=_quantity(time_limit, "seconds"),
-        **given,
+        **given | {"strategy": strategy},
     )
 
 

@@ -84,6 +84,7 @@ def plan(
     mesh: str | Mesh | Mapping[str, int] | None = None,
     devices: int | None = None,
     level: int | str = "speed",
+    mode: str = "auto",
     pins: Sequence[str] | Mapping[str, Any] = (),
     memory_limit: str | float | None = None,
     time_limit: str | float | None = None,
@@ -99,14 +100,15 @@ def plan(
     """The best plan of a model, given as to `capture`.
 
     `mesh`: `"dp=2,tp=4"` or `{"dp": 2, "tp": 4}`, or `devices` to search for one. `pins`: `{what: how}`, or texts
-    `WHAT=HOW`. `memory_limit` per device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `search`
-    are further fields of `SearchRequest`: strategy, solver, ilp_engine, pins_file, pareto, all_to_all. `cache`: a
-    folder of earlier plans, the same for the same graph and request; default: $AUTOSHARD_CACHE, or none.
+    `WHAT=HOW`. `mode`: auto, semi-auto (data parallel but for pins), data-parallel or stand-alone. `memory_limit` per
+    device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `search` are further fields of
+    `SearchRequest`: strategy, solver, ilp_engine, pins_file, pareto, all_to_all. `cache`: a folder of earlier plans,
+    the same for the same graph and request; default: $AUTOSHARD_CACHE, or none.
 
     Under torchrun rank 0 plans and every rank gets its plan.
     """
     own = read_hardware(hardware)
-    wanted = search_request(mesh, devices, level, pins, memory_limit, time_limit, search)
+    wanted = search_request(mesh, devices, level, pins, memory_limit, time_limit, search, mode)
     if isinstance(model, str):
         given = dict(arguments or {})
         workflow.check(workflow.ModelRequest(model, given, precision, optimizer, training), wanted, own)

@@ -184,8 +184,11 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
     from autoshard.search.build_plan import Origin
     from autoshard.search.objectives import parse_level
     from autoshard.search.search_request import SearchRequest
+    from autoshard.styles.parallel_mode import of_mode, read_mode
 
     mesh, step = None if options.mesh is None else Mesh.parse(options.mesh), _step_request(options)
+    mode, pins = read_mode(options.mode or "auto"), bool(options.pin or options.pins)
+    strategy, mesh = of_mode(mode, options.strategy, mesh, options.devices, pins)
     if mesh is None and options.devices is None:
         raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
     stages = step.fixed_stages()
@@ -197,7 +200,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
     return SearchRequest(
         mesh=mesh,
         devices=options.devices,
-        strategy=options.strategy,
+        strategy=strategy,
         level=parse_level(options.level),
         solver=options.solver,
         ilp_engine=options.ilp_engine,

@@ -107,6 +107,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_search_options(parser)
     styles = "best (default); dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp: a style as it is known; or random:SEED"
     parser.add_argument("--strategy", default="best", metavar="NAME", help=styles)
+    modes = "stand-alone, data-parallel, semi-auto (data parallel but for pins) or auto (default)"
+    parser.add_argument("--mode", metavar="NAME", help=modes)
     parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
     parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
     _add_verify_options(parser)

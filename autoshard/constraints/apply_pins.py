@@ -51,6 +51,11 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
     return Pinned(narrowed(formulation, keep, taken), frozenset(keep))
 
 
+def pinned_nodes(formulation: Formulation, pins: Sequence[Pin]) -> frozenset[int]:
+    """The nodes that the pins decide about. UsageError where a pin names nothing."""
+    return frozenset(node for pin in pins for node in nodes_of(formulation, pin))
+
+
 # --- what a pin names -----------------------------------------------------------------------------------------------
 
 

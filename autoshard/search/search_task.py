@@ -10,7 +10,7 @@ from functools import cached_property
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
-from autoshard.constraints.apply_pins import pinned
+from autoshard.constraints.apply_pins import pinned, pinned_nodes
 from autoshard.constraints.pins import Pin, graph_pins
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph
@@ -152,7 +152,9 @@ def prepare(
     limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
     with timed(log, f"formulating {mesh}"):
         whole = formulate(graph, mesh, hardware, limit, None, request.all_to_all)
-        fixed = pinned(in_style(whole, request.strategy) if request.strategy in STYLES else whole, pins)
+        if request.strategy in STYLES:  # for all that no pin decides
+            whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
+        fixed = pinned(whole, pins)
     return SearchTask(fixed.formulation, request, options or Options(), limit, pins, fixed.nodes, log)
 
 

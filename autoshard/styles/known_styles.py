@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from autoshard.errors import InfeasibleError
@@ -49,9 +49,10 @@ STYLES: dict[str, Style] = {
 }
 
 
-def in_style(formulation: Formulation, name: str) -> Formulation:
-    """Only the choices of the style. Raises InfeasibleError with the style's sentence where there are none."""
+def in_style(formulation: Formulation, name: str, free: Collection[int] = ()) -> Formulation:
+    """Only the choices of the style, of all nodes but `free` ones. Raises InfeasibleError with the style's sentence
+    where there are none."""
     keep = STYLES[name].keep(formulation)
     if isinstance(keep, str):
         raise InfeasibleError(f"--strategy {name}: {keep}", "--strategy best, or another mesh", proven=True)
-    return narrowed(formulation, keep)
+    return narrowed(formulation, {node: own for node, own in keep.items() if node not in free})

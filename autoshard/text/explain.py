@@ -9,7 +9,16 @@ from typing import Any
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
-from autoshard.constraints.apply_pins import Pinned, choice_text, fitting_choices, label, nodes_of, pinned, refusal
+from autoshard.constraints.apply_pins import (
+    Pinned,
+    choice_text,
+    fitting_choices,
+    label,
+    nodes_of,
+    pinned,
+    pinned_nodes,
+    refusal,
+)
 from autoshard.constraints.pins import Pin, parse_pin, parse_wants
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
@@ -163,9 +172,10 @@ def _total(plan: Plan) -> Parts:
 def formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
     """The problem that the plan solves, its style and pins applied."""
     formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, plan.search.all_to_all)
+    pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
     for name in _styles(plan):
-        formulation = in_style(formulation, name)
-    return pinned(formulation, [parse_pin(pin, plan.mesh) for pin in plan.search.pins])
+        formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
+    return pinned(formulation, pins)
 
 
 def _styles(plan: Plan) -> set[str]:

@@ -94,6 +94,7 @@ def test_pins(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 MESSAGES = [
+    (["--mode", "fast"], 2, "unknown mode 'fast': expected stand-alone, data-parallel, semi-auto, auto"),
     (["--level", "fast"], 2, "unknown level 'fast': expected 0 (ratio), 1 (memory) or 2 (speed)"),
     (["--pin", "h.0.fc"], 2, "expected WHAT=HOW"),
     (["--pin", "h.9.fc=Shard(0)@tp"], 2, "no parameter, input, operator or module is called 'h.9.fc'"),
