@@ -61,7 +61,7 @@ def candidates(graph: Graph, mesh: Mesh) -> Candidates:
     """The fixed point. Only what differs from the plain cut, for some set of axes of this mesh, is kept."""
     sizes = tuple(size for size in mesh.sizes if size > 1)
     signatures = _signatures(graph)
-    touching = _touching(graph)
+    touched = touching(graph)
     kept: dict[tuple[str, str], list[Refinement]] = {}
     queue = deque(
         p
@@ -78,7 +78,7 @@ def candidates(graph: Graph, mesh: Mesh) -> Candidates:
         tensor, dim, blocks, unit = proposal
         if not _differs(graph.by_name[tensor].shape[dim], (blocks, unit), (PLAIN,), sizes):
             continue
-        for op, slot in touching[tensor]:
+        for op, slot in touched[tensor]:
             signature = signatures[op.name]
             for factor, pre, post in signature.receiving.get((slot, dim), ()):
                 if blocks % pre or unit % post:
@@ -96,7 +96,7 @@ def _listed(op: Op, signature: Signature, kept: dict[tuple[str, str], list[Refin
     return tuple((factor, refinements) for factor, refinements in own if refinements)
 
 
-def _touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
+def touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
     """The (op, slot) pairs that make or read each tensor."""
     result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in graph.tensors}
     for op in graph.ops:

@@ -19,7 +19,7 @@ from autoshard.rules.algebra.argument_rules import Local, NoRule
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.algebra.strategy import Choice, Strategy
-from autoshard.rules.candidates import Signature, signature_of
+from autoshard.rules.candidates import Signature, signature_of, touching
 from autoshard.rules.operator_table import bound, instance, rule_text
 from autoshard.rules.operators import record
 
@@ -80,7 +80,7 @@ def _check(graph: Graph, made: Graph, changed: set[str]) -> None:
 
 def _followed(graph: Graph, batch: int) -> set[_Place]:
     """Every dim with the batch in it."""
-    own, touching = _signatures(graph), _touching(graph)
+    own, touched = _signatures(graph), touching(graph)
     stored = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
     starts = [_Place(name, 0, 1, 1) for name in graph.inputs if graph.tensor(name).shape[:1] == (batch,)]
     found, queue = set(starts), deque(starts)
@@ -90,7 +90,7 @@ def _followed(graph: Graph, batch: int) -> set[_Place]:
         if place.tensor in stored:
             told = f"{stored[place.tensor]} has the size of the batch, which can't change alone"
             raise UsageError(told, "capture it at that batch")
-        for op, slot in touching[place.tensor]:
+        for op, slot in touched[place.tensor]:
             for other in _spread(op, own[op.name], slot, place, batch):
                 if dims.setdefault((other.tensor, other.dim), other) != other:
                     raise _lost(op)
@@ -150,15 +150,6 @@ def _rule(graph: Graph, op: Op) -> Instance | None:
         return bound(graph, op, rule_text(graph, op))
     except (NoRule, RuleError):
         return None
-
-
-def _touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
-    result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in graph.tensors}
-    for op in graph.ops:
-        for slot, name in enumerate((*op.operands, *op.results)):
-            if name is not None:
-                result[name].append((op, slot))
-    return result
 
 
 def _resized(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Op:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.ir.layout import Layout
-from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.ir.local_op import LocalOp
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
@@ -149,36 +150,33 @@ def ring_traffic(local: LocalOp) -> tuple[float, float]:
 
 def gathered_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
     """Keys and values in one all-gather, inner axes first; backward gathers again and scatters their gradients."""
-    sizes = [x for x in operands[1:3] if x is not None]
-    axes = _sequence_axes(layouts[1], sizes)
-    full = float(sum(x.bytes for x in sizes))
-    calls: list[Call] = []
-    back: list[Call] = []
-    for axis in reversed(axes):
-        full *= mesh.sizes[axis]
-        calls.append((axis, "all_gather", full))
-        back.insert(0, (axis, "reduce_scatter", full))
-    return Inside(tuple(calls), (*calls, *back))
+    gathers = tuple(_gathers(mesh, operands, layouts))
+    scatters = ((axis, "reduce_scatter", full) for axis, _, full in reversed(gathers))
+    return Inside(gathers, (*gathers, *scatters))
 
 
 def ring_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
     """A block passes every device once (an all-gather's traffic); backward it takes its gradients, in float32, along,
     which also go home."""
-    sizes = [x for x in operands[1:3] if x is not None]
-    axes = _sequence_axes(layouts[1], sizes)
-    full = float(sum(x.bytes for x in sizes))
-    calls: list[Call] = []
+    key = operands[1]
+    assert key is not None
+    wider = max(4 / DTYPE_BYTES[key.dtype], 1)
+    calls = tuple(_gathers(mesh, operands, layouts))
     back: list[Call] = []
-    for axis in reversed(axes):
+    for axis, kind, full in calls:
+        wide = full * wider
+        back += [(axis, kind, full), (axis, kind, wide * mesh.sizes[axis] / (mesh.sizes[axis] - 1))]
+    return Inside(calls, tuple(back), beside=True)
+
+
+def _gathers(mesh: Mesh, operands: LocalTensors, layouts: Layouts) -> Iterator[Call]:
+    """Of keys and values together along their sequence, inner axes first."""
+    sizes = [x for x in operands[1:3] if x is not None]
+    full = float(sum(x.bytes for x in sizes))
+    sequence = len(sizes[0].shape) - 2
+    for axis in reversed([axis for axis, dim in shards(layouts[1]) if dim == sequence]):
         full *= mesh.sizes[axis]
-        wide = full * max(4 / DTYPE_BYTES[sizes[0].dtype], 1)
-        calls.append((axis, "all_gather", full))
-        back += [(axis, "all_gather", full), (axis, "all_gather", wide * mesh.sizes[axis] / (mesh.sizes[axis] - 1))]
-    return Inside(tuple(calls), tuple(back), beside=True)
-
-
-def _sequence_axes(layout: Layout | None, keys: list[LocalTensor]) -> list[int]:
-    return [axis for axis, dim in shards(layout) if dim == len(keys[0].shape) - 2]
+        yield axis, "all_gather", full
 
 
 def _whole(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> float:
