@@ -29,8 +29,9 @@ RUNTIME_NAMES = frozenset({
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
-    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "Tensor", "WEIGHT_BUCKETS", "annotations", "block", "build_labels",
-    "build_model", "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
+    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "Tensor", "UPDATES_BUFFERS", "WEIGHT_BUCKETS",
+    "annotations", "block", "build_labels", "build_model",
+    "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
 _HOLDER = '''
@@ -158,6 +159,7 @@ def _facts(program: Program, header: Header) -> list[str]:
     again = any(isinstance(step, Compute) and step.again for step in program.instructions)
     lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has let go")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
+    lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
     lines.append("# Losses that are means over labels: the axes that cut these, and the label that does not count.")
     counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)

@@ -46,7 +46,8 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | file | what it is |
 |---|---|
 | `model_parallel.py` | the model: local tensors, every collective a visible call with its mesh axis and its reason |
-| `train.py`, `batches.py` | the training loop: gradient reduction, clipping, checkpoints; batches |
+| `train.py` | the training loop: gradient reduction, clipping, schedule, evaluation, checkpoints |
+| `run_options.py`, `batches.py`, `start_state.py` | its options; its batches; what it starts from |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
 | `convert.py` | weights of the original model in and out |
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |
@@ -72,11 +73,25 @@ Every rank may yield the same global batch, of which it takes its part, or its l
 |---|---|---|---|
 {inputs}
 
+A loader with `state_dict` and `load_state_dict`, as torchdata's `StatefulDataLoader`, resumes where it was; of others
+the batches before are read again and thrown away. A thread reads `--prefetch` batches ahead.
+
+## A run
+
+```
+torchrun ... train.py --lr 3e-4 --schedule cosine --warmup 2000 --lr-least 0.1 --weight-decay 0.1 --steps 100000
+torchrun ... train.py --eval-data data.py:make_held_out --eval-every 500 --eval-batches 20
+torchrun ... train.py --log-json run.jsonl --tensorboard runs --log-every 10
+torchrun ... train.py --profile trace --profile-steps 3:5    # trace/rank-N.json, for Perfetto and `autoshard compare`
+torchrun ... train.py --timeout 600 --matmul-precision high  # seconds of a collective; TF32
+```
+
 ## Weights and checkpoints
 
 ```
 torchrun ... train.py --weights model.safetensors            # start from the original model's weights
-torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step
+torchrun ... train.py --weights folder                       # of shards with their index: each rank reads its part
+torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step; --save-async: beside training
 torchrun ... train.py --resume checkpoints                   # also in a package planned for another mesh
 python convert.py --to-original checkpoints/step-100 model.safetensors
 python convert.py --to-sharded model.safetensors checkpoint

@@ -67,7 +67,8 @@ def test_a_buffer_that_no_state_dict_holds_comes_from_the_weights_file(
 ) -> None:
     model = Rotary()
     torch.save({**model.state_dict(), **dict(model.named_buffers())}, tmp_path / "all.pt")
-    monkeypatch.setattr(package.train, "read_weights", lambda path: torch.load(path, weights_only=True))
+    known = package.train.prepare.__globals__
+    monkeypatch.setitem(known, "read_weights", lambda path: torch.load(path, weights_only=True))
     for state in prepared(package, tmp_path / "all.pt"):
         assert torch.equal(state["table"], model.table)
         assert torch.equal(state["project.weight"], model.project.weight)
@@ -84,7 +85,8 @@ def test_a_buffer_that_the_constructor_computes_starts_so_and_may_lack_in_a_weig
 ) -> None:
     package, model = package_of(Rotary()), Rotary()
     torch.save(model.state_dict(), tmp_path / "state.pt")
-    monkeypatch.setattr(package.train, "read_weights", lambda path: torch.load(path, weights_only=True))
+    known = package.train.prepare.__globals__
+    monkeypatch.setitem(known, "read_weights", lambda path: torch.load(path, weights_only=True))
     for weights in (None, tmp_path / "state.pt"):
         for state in prepared(package, weights):
             assert torch.equal(state["table"], model.table)

@@ -172,7 +172,7 @@ PLANTED = {
     "nothing is dropped": ("dropout", RANDOMNESS, "return F.dropout(x, p)", "return x * 1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),
     "steps are counted from the resumed one": (
-        "dropout", "train.py", "mesh.random.step = step", "mesh.random.step = step - done", "resumed"
+        "dropout", "train.py", "batches, options, log, step)", "batches, options, log, step - done)", "resumed"
     ),
     "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
     "inverted noise": ("features", DRAWING, "made.bernoulli_(first)", "made.bernoulli_(1 - first)", "mean"),

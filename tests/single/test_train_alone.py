@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedPac
         del sys.modules[name]
 
 
-FILES = ("convert", "model_parallel", "runtime", "initial", "batches")
+FILES = ("convert", "model_parallel", "runtime", "initial", "batches", "run_options", "start_state")
 Start = Callable[..., tuple[int, str, str]]
 
 
@@ -203,3 +204,122 @@ def test_the_rate_counts_tokens(package: LoadedPackage) -> None:
         package.train.INPUTS.clear()
         package.train.INPUTS["x"] = (shape, kind, "R", 0, 1)
         assert package.train.rate(2.0).startswith(words)
+
+
+def test_the_rate_rises_falls_and_goes_on_where_it_was(start: Start, tmp_path: Path) -> None:
+    shape = ("--steps", 6, "--lr", 0.5, "--schedule", "linear", "--warmup", 2, "--lr-least", 0.25)
+    log, other = tmp_path / "log" / "run.jsonl", tmp_path / "other.jsonl"
+    code, straight, _ = start(*shape, "--log-json", log, "--save", tmp_path / "saved", "--save-every", 3)
+    assert code == 0
+    said = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["step"] for row in said] == [1, 2, 3, 4, 5, 6]
+    assert [row["lr"] for row in said] == pytest.approx([1 / 6, 1 / 3, 0.5, 0.40625, 0.3125, 0.21875])
+    assert {"loss", "gradient_norm", "seconds"} < said[0].keys()
+    code, resumed, _ = start(*shape[:2], *shape[4:], "--resume", tmp_path / "saved" / "step-3", "--log-json", other)
+    assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > 3}
+    assert [json.loads(line)["lr"] for line in other.read_text().splitlines()] == [row["lr"] for row in said[3:]]
+
+
+def test_matrices_decay_and_norms_do_not(package: LoadedPackage, start: Start) -> None:
+    mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    groups = package.train.make_optimizer(package.model.build_model(mesh), weight_decay=0.3).param_groups
+    shapes = [[len(package.runtime.sharding(p).shape) for p in group["params"]] for group in groups]
+    assert [set(own) for own in shapes] == [{2}, {1}] and [g["weight_decay"] for g in groups] == [0.3, 0.0]
+    assert steps(start("--steps", 2)[1])[1] == steps(start("--steps", 2, "--weight-decay", 9)[1])[1]
+    assert (
+        steps(start("--steps", 2, "--lr", 0.1)[1])[2]
+        != steps(start("--steps", 2, "--lr", 0.1, "--weight-decay", 9)[1])[2]
+    )
+
+
+def test_it_is_evaluated_on_batches_of_its_own(start: Start, folder: Path) -> None:
+    options = ("--steps", 3, "--data", f"{folder.parent / 'data.py'}:make", "--lr", 0.0)
+    held_out = ("--eval-data", f"{folder.parent / 'data.py'}:make", "--eval-every", 2, "--eval-batches", 3)
+    code, said, _ = start(*options, *held_out)
+    assert code == 0 and sorted(steps(said)) == [1, 2, 3]
+    found = re.findall(r"^step (\d): evaluation loss (\S+)$", said, re.MULTILINE)
+    assert [step for step, _ in found] == ["2", "3"]
+    mean = sum(float(loss) for loss, _ in steps(said).values()) / 3  # the same three batches, and nothing is learnt
+    assert [float(loss) for _, loss in found] == pytest.approx([mean, mean], abs=2e-6)
+    code, _, said = start("--eval-every", 2)
+    assert code == 2 and "--eval-data data.py:make_held_out" in said
+
+
+STATEFUL = """
+import torch
+class Loader:
+    def __init__(self):
+        self.number, self.read = 0, 0
+    def __iter__(self):
+        while self.number < 50:
+            self.number, self.read = self.number + 1, self.read + 1
+            yield {"labels": torch.full((4, 6), self.number % 11), "ids": torch.full((4, 6), self.number % 7)}
+        self.number = 0
+    def state_dict(self):
+        return {"number": self.number}
+    def load_state_dict(self, state):
+        self.number = state["number"]
+made = []
+def make():
+    made.append(Loader())
+    return made[-1]
+"""
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_a_loader_with_a_state_goes_on_where_it_was(start: Start, tmp_path: Path, ahead: int) -> None:
+    """Nothing is read again: of a loader that is read ahead the state is that of the batch that was used."""
+    (tmp_path / "own.py").write_text(STATEFUL)
+    options = ("--steps", 5, "--data", f"{tmp_path / 'own.py'}:make", "--prefetch", ahead)
+    code, straight, _ = start(*options, "--save", tmp_path / "saved", "--save-every", 2)
+    assert code == 0 and sorted(steps(straight)) == [1, 2, 3, 4, 5]
+    assert torch.load(tmp_path / "saved/step-2/loader-0.pt") == {"ranks": 1, "state": {"number": 2}}
+    code, resumed, _ = start(*options, "--resume", tmp_path / "saved/step-2")
+    assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > 2}
+    read = sys.modules["user_data"].made[0].read if "user_data" in sys.modules else None
+    assert read is None or read <= 3 + ahead + 1
+
+
+def test_an_error_of_a_loader_that_is_read_ahead_is_told(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import torch\ndef make():\n    yield {'ids': torch.zeros(4, 6).long()}\n")
+    code, said, told = start("--steps", 2, "--data", f"{tmp_path / 'bad.py'}:make")
+    assert code == 2 and "the batch lacks labels" in told and not steps(said)
+
+
+def test_saved_in_the_background_it_is_what_it_was(start: Start, tmp_path: Path) -> None:
+    options = ("--steps", 4, "--seed", 3, "--lr", 0.1, "--save-every", 1)
+    code, straight, _ = start(*options, "--save", tmp_path / "now")
+    code, _, _ = start(*options, "--save", tmp_path / "later", "--save-async")
+    assert code == 0 and sorted(p.name for p in (tmp_path / "later").iterdir()) == [f"step-{n}" for n in (1, 2, 3, 4)]
+    for step in (1, 3):
+        code, resumed, _ = start("--steps", 4, "--resume", tmp_path / "later" / f"step-{step}")
+        assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > step}
+
+
+def test_a_few_steps_are_profiled(start: Start, tmp_path: Path) -> None:
+    assert start("--steps", 4, "--profile", tmp_path / "trace", "--profile-steps", "2:3")[0] == 0
+    trace = json.loads((tmp_path / "trace" / "rank-0.json").read_text())
+    names = [event.get("name") for event in trace["traceEvents"]]
+    assert {"ProfilerStep#2", "ProfilerStep#1"} & set(names) and "aten::embedding" in names
+
+
+def test_hugging_face_shards_are_read_in_part(start: Start, tmp_path: Path) -> None:
+    """A folder with an index, its one file, and the index itself give the same; a missing shard is named."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    torch.manual_seed(0)
+    state = {name: value.contiguous() for name, value in Tagger().state_dict().items()}
+    files = {"a.safetensors": ["table.weight", "free"], "b.safetensors": ["head.weight", "head.bias"]}
+    (tmp_path / "hub").mkdir()
+    for file, names in files.items():
+        safetensors.save_file({name: state[name] for name in names}, tmp_path / "hub" / file)
+    places = {name: file for file, names in files.items() for name in names}
+    index = tmp_path / "hub" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    safetensors.save_file(state, tmp_path / "one.safetensors")
+    torch.save(state, tmp_path / "one.pt")
+    found = [steps(start("--steps", 2, "--weights", path)[1]) for path in (
+        tmp_path / "one.pt", tmp_path / "one.safetensors", tmp_path / "hub", index)]  # fmt: skip
+    assert found[0] and all(own == found[0] for own in found)
+    (tmp_path / "hub" / "b.safetensors").unlink()
+    code, _, told = start("--steps", 2, "--weights", tmp_path / "hub")
+    assert code == 2 and "names b.safetensors, which is not beside it" in told

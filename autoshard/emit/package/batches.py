@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model_parallel import INPUTS
-from runtime import ParallelMesh, held_indices
+from runtime import ParallelMesh, Read, held_indices
 
 
 class UserError(Exception):
@@ -62,7 +62,7 @@ def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[lis
 
 
 def checked(batch: Any, mesh: ParallelMesh) -> list[Tensor]:
-    """The local tensors of a loader's batch. Raises BatchError that says what was expected."""
+    """The local tensors of a loader's batch, where they are. Raises BatchError that says what was expected."""
     names = list(INPUTS)
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
@@ -89,14 +89,14 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
     elif tuple(x.shape) != own:
         got = tuple(x.shape)
         raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
-    return x.to(device=mesh.device, dtype=dtype, non_blocking=True)
+    return x.to(dtype=dtype)
 
 
-def load_function(spec: str) -> Callable[..., Any]:
+def load_function(spec: str, option: str = "--data") -> Callable[..., Any]:
     """`file.py:function` as that function."""
     path, _, name = spec.rpartition(":")
     if not path or not Path(path).is_file():
-        raise UserError(f"--data {spec}: expected file.py:function, and there is no file {path or spec!r}")
+        raise UserError(f"{option} {spec}: expected file.py:function, and there is no file {path or spec!r}")
     module_spec = importlib.util.spec_from_file_location("user_data", path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
@@ -104,25 +104,43 @@ def load_function(spec: str) -> Callable[..., Any]:
     module_spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"--data {spec}: {path} has no function {name!r}")
+        raise UserError(f"{option} {spec}: {path} has no function {name!r}")
     return function
 
 
-def loader_batches(spec: str, mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
+def loader_batches(
+    spec: str,
+    mesh: ParallelMesh,
+    seed: int,
+    start: int,
+    state: Any = None,
+    saved_after: Callable[[int], bool] = lambda number: False,
+    option: str = "--data",
+) -> Iterator[Read]:
     """Batches of a user's loader, from batch `start` on; an ended loader begins again.
 
-    The function gets those of the keywords `mesh`, `rank`, `seed` and `inputs` that it takes.
+    The function gets those of the keywords `mesh`, `rank`, `seed` and `inputs` that it takes. A loader with
+    `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
+    has of it; of others the batches before `start` are read and thrown away. `saved_after`: the batches, counted from
+    1, after which the state is wanted.
     """
-    make_loader = load_function(spec)
+    make_loader = load_function(spec, option)
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS}
     taken = inspect.signature(make_loader).parameters
     keywords = {name: value for name, value in offered.items() if name in taken}
+    loader = make_loader(**keywords)
+    keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     position = 0
+    if keeps_state and state is not None:
+        loader.load_state_dict(state)
+        position = start
     while True:
         before = position
-        for batch in make_loader(**keywords):
+        for batch in loader:
             position += 1
             if position > start:
-                yield checked(batch, mesh)
-        if position == before:
-            raise UserError(f"--data {spec}: the loader yields no batch")
+                yield checked(batch, mesh), loader.state_dict() if keeps_state and saved_after(position) else None
+        if position == before and state is None:
+            raise UserError(f"{option} {spec}: the loader yields no batch")
+        state = None  # it was at its end
+        loader = loader if keeps_state else make_loader(**keywords)

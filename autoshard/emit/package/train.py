@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from batches import BatchError, UserError, loader_batches, local_shape, synthetic_batches
-from initial import INITIAL
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
@@ -42,45 +40,57 @@ from model_parallel import (
     MICRO_BATCHES,
     OPTIMIZER,
     PLAN,
+    UPDATES_BUFFERS,
     WEIGHT_BUCKETS,
     build_labels,
     build_model,
 )
+from run_options import LEARNING_RATE, check_devices, check_launch, check_options, parse_arguments, profiled_steps
 from runtime import (
     ParallelMesh,
+    Prefetched,
+    TrainingLog,
     accumulating,
-    assign,
     clip_gradients,
+    finish_saving,
     gathered_together,
-    init_computed,
-    init_parameter,
-    init_parameters,
     label_shares,
     leave,
-    load_checkpoint,
-    load_full_state_dict,
+    loader_state,
+    make_schedule,
+    profiling,
     reducing,
     regathering,
     save_checkpoint,
     sharding,
 )
+from start_state import last_checkpoint, prepare
 
-BACKENDS = ("gloo", "nccl", "hccl")
-LEARNING_RATE = 3e-4
 PATIENCE = 5.0  # seconds in which rank 0 can say what is wrong, before torchrun ends it
 
 
 # --- one step ---
 
 
-def make_optimizer(model: nn.Module, lr: float = LEARNING_RATE) -> torch.optim.Optimizer:
-    """The optimizer that the plan was made for. Parameters are DTensors: any stock optimizer works on them."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def make_optimizer(
+    model: nn.Module, lr: float = LEARNING_RATE, weight_decay: float | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer that the plan was made for. Parameters are DTensors: any stock optimizer works on them.
+
+    `weight_decay`: of matrices, norms and biases then have none; None for torch's own, of all.
+    """
+    parameters: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = parameters
+    if weight_decay is not None:
+        matrices = [parameter for parameter in parameters if len(sharding(parameter).shape) > 1]
+        vectors = [parameter for parameter in parameters if len(sharding(parameter).shape) <= 1]
+        decays = ((matrices, weight_decay), (vectors, 0.0))
+        trained = [{"params": own, "weight_decay": decay} for own, decay in decays if own]
     if OPTIMIZER == "sgd":
-        return torch.optim.SGD(parameters, lr=lr)  # without momentum, as the plan's memory is counted
+        return torch.optim.SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
     # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
-    return torch.optim.AdamW(parameters, lr=lr, fused=fused or None)
+    return torch.optim.AdamW(trained, lr=lr, fused=fused or None)
 
 
 _PARAMETERS: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = weakref.WeakKeyDictionary()
@@ -172,135 +182,6 @@ def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
 # --- the run ---
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--backend", choices=BACKENDS, default="nccl", help="gloo: CPU, nccl: CUDA, hccl: Ascend")
-    parser.add_argument("--steps", type=int, default=10, help="optimizer steps in all, those before --resume included")
-    parser.add_argument("--lr", type=float, help=f"learning rate; without it that of --resume, or {LEARNING_RATE}")
-    parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
-    parser.add_argument(
-        "--seed", type=int, help="of initialisation, synthetic batches and dropout; without it that of --resume, or 0"
-    )
-    parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
-    parser.add_argument("--weights", metavar="FILE", help="start from the original model's .safetensors, .pt or .bin")
-    parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR/step-N")
-    parser.add_argument(
-        "--save-every", type=int, default=0, metavar="N", help="also every N steps, not only at the end"
-    )
-    parser.add_argument("--resume", metavar="DIR", help="continue from a checkpoint, or from the last one in DIR")
-    parser.add_argument("--log-every", type=int, default=1, metavar="N", help="print every N steps")
-    parser.add_argument("--dry-run", action="store_true", help="build the model, say what it holds, and stop")
-    return parser.parse_args(argv)
-
-
-def check_options(options: argparse.Namespace) -> None:
-    """UserError on a number that makes no sense."""
-    if options.steps < 0 or options.save_every < 0:
-        name, value = ("steps", options.steps) if options.steps < 0 else ("save-every", options.save_every)
-        raise UserError(f"--{name} {value}: expected 0 or more")
-    if options.log_every < 1:
-        raise UserError(f"--log-every {options.log_every}: expected 1 or more")
-    if not options.max_norm > 0:
-        raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")
-
-
-def check_devices(backend: str) -> None:
-    """UserError where this node lacks the devices that the backend needs, one a process."""
-    kind = {"nccl": "CUDA", "hccl": "Ascend"}.get(backend)
-    if kind is None:
-        return
-    if kind == "Ascend" and importlib.util.find_spec("torch_npu") is None:
-        raise UserError(
-            "--backend hccl needs the package torch_npu, which is not installed\n  try: pip install torch_npu"
-        )
-    if kind == "CUDA":
-        wanted, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if found < wanted:
-            hint = "" if found else "\n  try: --backend gloo, on the CPU"
-            raise UserError(f"--backend nccl needs {wanted} CUDA devices on this node, torch finds {found}{hint}")
-
-
-def check_launch() -> None:
-    """UserError where the number of processes is not that of the mesh."""
-    size, started = math.prod(MESH.values()), int(os.environ.get("WORLD_SIZE", "1"))
-    if size != started:
-        mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
-        processes = "1 process was" if started == 1 else f"{started} processes were"
-        line = f"torchrun --nproc-per-node {size} {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
-        raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")
-
-
-def last_checkpoint(folder: str) -> Path:
-    """The folder itself, or its subfolder step-N with the largest N."""
-    path = Path(folder)
-    if (path / ".metadata").exists():
-        return path
-    steps = [p for p in path.glob("step-*") if p.name[5:].isdecimal() and (p / ".metadata").exists()]
-    if not steps:
-        raise UserError(f"--resume {folder}: there is no checkpoint here\n  try: a folder that --save wrote")
-    return max(steps, key=lambda p: int(p.name[5:]))
-
-
-def read_weights(path: str) -> Mapping[str, Tensor]:
-    from convert import read_state_dict
-
-    try:
-        return read_state_dict(path)
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"--weights {path}: {error}") from None
-
-
-def fill_unsaved(model: nn.Module, weights: Mapping[str, Tensor], seed: int) -> None:
-    """Buffers that no state dict holds: from the weights file if it has them, else as the original model makes them."""
-    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
-    unknown = []
-    for buffer in model.buffers():
-        own = sharding(buffer)
-        if id(buffer) in saved:
-            continue
-        if own.name in weights:
-            assign(buffer, weights[own.name])
-        elif own.name in INITIAL:
-            init_computed(buffer, INITIAL[own.name], seed)
-        elif own.init:
-            init_parameter(buffer, own.init)
-        else:
-            unknown.append(own.name)
-    if unknown:
-        raise UserError(
-            f"the original model computes {', '.join(unknown)} in its constructor and does not save it\n"
-            "  try: --weights with a state dict that has it too: {**model.state_dict(), **dict(model.named_buffers())}"
-        )
-
-
-def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
-    """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
-    weights = read_weights(options.weights) if options.weights else {}
-    seed = options.seed or 0
-    guessed = [] if options.resume else init_parameters(model, seed, INITIAL)
-    fill_unsaved(model, weights, seed)
-    if options.resume:
-        folder = last_checkpoint(options.resume)
-        try:
-            done = load_checkpoint(folder, model, optimizer)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
-        if rank == 0:
-            print(f"resumed {folder} at step {done}", flush=True)
-        return done
-    if options.weights:
-        try:
-            load_full_state_dict(model, weights, INITIAL)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
-    elif guessed and rank == 0:
-        shown = ", ".join(guessed[:3]) + (", ..." if len(guessed) > 3 else "")
-        print(f"note: {len(guessed)} parameters start from a guess, how the model makes them is unknown: {shown}")
-    return 0
-
-
 def synchronise(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()
@@ -324,58 +205,158 @@ def describe(model: nn.Module, mesh: ParallelMesh) -> None:
         print(f"  input {name}: global {tuple(INPUTS[name][0])}, local {local_shape(name, mesh)}", flush=True)
 
 
-def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
+@torch.no_grad()
+def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
+    """The mean loss of the first batches of --eval-data, without dropout."""
+    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data")
+    batches = Prefetched(reading, mesh.device, 0)
+    losses = []
+    mesh.random.training = False
+    try:
+        for _ in range(options.eval_batches):
+            with gathered_together(mesh, parameters_of(model), WEIGHT_BUCKETS):
+                result = model(*next(batches))
+            losses.append((result[0] if isinstance(result, tuple) else result).detach())
+    finally:
+        mesh.random.training = True
+    return whole_loss(torch.stack(losses).mean(0), mesh)
+
+
+def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:
+    """From the step after `done` on."""
+    start = done * MICRO_BATCHES
+    if not options.data:
+        made = ((batch, None) for batch in synthetic_batches(mesh, mesh.random.seed, start))
+        return Prefetched(made, mesh.device, 0)
+    state = loader_state(last_checkpoint(options.resume)) if options.resume else None
+
+    def saved_after(number: int) -> bool:
+        step, rest = divmod(number, MICRO_BATCHES)
+        return not rest and saves(options, step)
+
+    reading = loader_batches(options.data, mesh, mesh.random.seed, start, state, saved_after)
+    return Prefetched(reading, mesh.device, options.prefetch)
+
+
+def saves(options: argparse.Namespace, step: int) -> bool:
+    """After this step?"""
+    return bool(options.save) and (step == options.steps or bool(options.save_every and step % options.save_every == 0))
+
+
+def evaluates(options: argparse.Namespace, step: int) -> bool:
+    last = step == options.steps
+    return bool(options.eval_data) and (last or bool(options.eval_every and step % options.eval_every == 0))
+
+
+def make_log(options: argparse.Namespace, mesh: ParallelMesh) -> TrainingLog:
+    try:
+        return TrainingLog(mesh.rank, options.log_json, options.tensorboard)
+    except ImportError as error:
+        raise UserError(f"--tensorboard: {error}\n  try: pip install tensorboard, or --log-json FILE") from None
+
+
+def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
+    """UserError on what the package can't do."""
     if not HAS_LOSS:
         raise UserError(
             "this package was planned without a loss: it can't be trained\n"
             "  try: model_parallel.py in code of your own, or plan a model that returns its loss"
         )
+    if options.eval_data and UPDATES_BUFFERS:
+        raise UserError(
+            "--eval-data: this model's forward in training updates buffers, as batch norm does\n"
+            "  try: a package planned with --eval, and the checkpoints of this one"
+        )
+    if options.profile and mesh.device.type == "npu":
+        raise UserError(
+            "--profile records with torch.profiler, which knows no Ascend\n  try: torch_npu.profiler, or msprof"
+        )
+
+
+def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
+    check_run(options, mesh)
+    torch.set_float32_matmul_precision(options.matmul_precision)
     model = build_model(mesh)
     if options.dry_run:
         if mesh.rank == 0:
             describe(model, mesh)
         return
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, weight_decay=options.weight_decay)
     done = prepare(model, optimizer, options, mesh.rank)
-    if options.lr is not None:  # what is asked for goes before what the checkpoint holds
-        for group in optimizer.param_groups:
-            group["lr"] = options.lr
+    for group in optimizer.param_groups:  # what is asked for goes before what the checkpoint holds
+        group |= {} if options.lr is None else {"lr": options.lr, "initial_lr": options.lr}
+    shape = {"shape": options.schedule, "warmup": options.warmup, "steps": options.steps, "least": options.lr_least}
+    schedule = make_schedule(optimizer, done, **shape)
     if options.seed is not None:
         mesh.random.seed = options.seed
-    if options.data:
-        batches = loader_batches(options.data, mesh, mesh.random.seed, done * MICRO_BATCHES)
-    else:
-        batches = synthetic_batches(mesh, mesh.random.seed, done * MICRO_BATCHES)
+    batches, log = training_batches(options, mesh, done), make_log(options, mesh)
     if done >= options.steps and mesh.rank == 0:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
-    for step in range(done + 1, options.steps + 1):
-        batch = next(batches) if MICRO_BATCHES == 1 else [next(batches) for _ in range(MICRO_BATCHES)]
-        logged = step % options.log_every == 0 or step == options.steps
-        if logged:  # other steps don't wait for the device
-            synchronise(mesh.device)
-        start = time.perf_counter()
-        mesh.random.step = step
-        loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm)
-        if logged:
-            synchronise(mesh.device)
-            seconds = time.perf_counter() - start
-            total = whole_loss(loss, mesh)
-            if mesh.rank == 0:
-                timing = f"{seconds * 1e3:.1f} ms, {rate(seconds)}"
-                print(f"step {step}: loss {total:.6f}, gradient norm {float(norm):.4f}, {timing}", flush=True)
-        last = step == options.steps
-        if options.save and (last or (options.save_every and step % options.save_every == 0)):
-            Path(options.save).mkdir(parents=True, exist_ok=True)
-            save_checkpoint(f"{options.save}/step-{step}", model, optimizer, step)
+    try:
+        train(model, optimizer, schedule, mesh, batches, options, log, done)
+    finally:
+        batches.close()
+    finish_saving(last=True)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    mesh: ParallelMesh,
+    batches: Prefetched,
+    options: argparse.Namespace,
+    log: TrainingLog,
+    done: int,
+) -> None:
+    """The steps after `done`."""
+    with profiling(options.profile, *profiled_steps(options), mesh.rank, mesh.device) as profiled:
+        for step in range(done + 1, options.steps + 1):
+            one_step(model, optimizer, mesh, batches, options, log, step)
+            schedule.step()
+            profiled()
+            if evaluates(options, step):
+                loss = evaluate(model, mesh, options)
+                log.write(step, {"eval_loss": loss}, f"step {step}: evaluation loss {loss:.6f}")
+            if saves(options, step):
+                Path(options.save).mkdir(parents=True, exist_ok=True)
+                folder, background = f"{options.save}/step-{step}", options.save_async
+                save_checkpoint(folder, model, optimizer, step, loader=batches.state, background=background)
+
+
+def one_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    mesh: ParallelMesh,
+    batches: Prefetched,
+    options: argparse.Namespace,
+    log: TrainingLog,
+    step: int,
+) -> None:
+    """Reads, trains, and tells of it."""
+    batch = next(batches) if MICRO_BATCHES == 1 else [next(batches) for _ in range(MICRO_BATCHES)]
+    logged = step % options.log_every == 0 or step == options.steps
+    if logged:  # other steps don't wait for the device
+        synchronise(mesh.device)
+    start = time.perf_counter()
+    mesh.random.step = step
+    loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm)
+    if not logged:
+        return
+    synchronise(mesh.device)
+    seconds, total, of_norm = time.perf_counter() - start, whole_loss(loss, mesh), float(norm)
+    figures = {"loss": total, "gradient_norm": of_norm, "lr": optimizer.param_groups[0]["lr"], "seconds": seconds}
+    timing = f"{seconds * 1e3:.1f} ms, {rate(seconds)}"
+    log.write(step, figures, f"step {step}: loss {total:.6f}, gradient norm {of_norm:.4f}, {timing}")
 
 
 def main() -> int:
-    options = parse_arguments()
+    options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
     try:
         check_options(options)
         check_launch()
         check_devices(options.backend)
-        run(options, ParallelMesh.from_environment(MESH, options.backend))
+        run(options, ParallelMesh.from_environment(MESH, options.backend, options.timeout))
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")
         if rank != "0" and not isinstance(error, BatchError):

@@ -12,7 +12,14 @@ from .attention import parallel_attention, random_attention, repeated_part
 from .axis import Axis, Transport, held_indices, shard_bounds, shard_size
 from .bags import parallel_embedding_bag
 from .cells import parallel_gru_cell, parallel_lstm_cell, parallel_rnn_cell
-from .checkpoint import full_state_dict, load_checkpoint, load_full_state_dict, save_checkpoint
+from .checkpoint import (
+    finish_saving,
+    full_state_dict,
+    load_checkpoint,
+    load_full_state_dict,
+    loader_state,
+    save_checkpoint,
+)
 from .convolution import (
     halo_avg_pool,
     halo_convolution,
@@ -25,6 +32,8 @@ from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .flat_weights import gathered_together
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
+from .initialisation import init_computed, init_parameter, init_parameters, unpacked
+from .learning_rate import SHAPES, make_schedule
 from .leaves import local
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
@@ -47,14 +56,12 @@ from .parameters import (
     Sharding,
     assign,
     full_tensor,
-    init_computed,
-    init_parameter,
-    init_parameters,
     shard_buffer,
     shard_parameter,
     sharding,
-    unpacked,
 )
+from .prefetch import Prefetched, Read
+from .profiling import profiling
 from .randomness import Random, dropout_mask, random_dropout
 from .redistribution import (
     all_gather,
@@ -69,16 +76,23 @@ from .redistribution import (
     zero_pad,
 )
 from .ring import ring_attention
+from .training_log import TrainingLog
 from .user_code import register_operators
+from .weight_files import WeightFiles
 from .weights import regather_before, regathering
 
 __all__ = [
+    "SHAPES",
     "Axis",
     "LabelShares",
     "ParallelMesh",
+    "Prefetched",
     "Random",
+    "Read",
     "Sharding",
+    "TrainingLog",
     "Transport",
+    "WeightFiles",
     "accumulating",
     "all_gather",
     "all_reduce",
@@ -91,6 +105,7 @@ __all__ = [
     "dispatched_experts",
     "dropout_mask",
     "exchange",
+    "finish_saving",
     "full_state_dict",
     "full_tensor",
     "gathered_together",
@@ -106,7 +121,9 @@ __all__ = [
     "leave",
     "load_checkpoint",
     "load_full_state_dict",
+    "loader_state",
     "local",
+    "make_schedule",
     "mask",
     "parallel_attention",
     "parallel_cross_entropy",
@@ -125,6 +142,7 @@ __all__ = [
     "parallel_rms_norm",
     "parallel_rnn_cell",
     "parallel_softmax",
+    "profiling",
     "random_attention",
     "random_bernoulli",
     "random_dropout",

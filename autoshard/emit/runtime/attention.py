@@ -56,6 +56,7 @@ def random_attention(
     shape: Sequence[int], layout: str,
 ) -> Tensor:  # fmt: skip
     """`parallel_attention` with dropout on the probabilities. `shape` and `layout` are those of the scores."""
+    dropout_p = dropout_p if random.training else 0.0
     k, v, mask, is_causal, enable_gqa, gathered = _prepared(
         k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
     )

@@ -61,8 +61,21 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], computed
         assign(tensor, full)
 
 
-def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Writes model, optimizer, step and the seed of dropout; the folder appears only when it is complete."""
+def save_checkpoint(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    *,
+    loader: Any = None,
+    background: bool = False,
+) -> None:
+    """Writes model, optimizer, step and the seed of dropout; the folder appears only when it is complete.
+
+    `loader`: the state of this rank's. In the `background`, what is saved is copied to the host, and written while
+    training goes on; `finish_saving` waits for it, and so does the next save.
+    """
+    finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
     state: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in named.items()}
     for name, tensor in named.items():
@@ -71,12 +84,56 @@ def save_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
     partial = Path(f"{folder}.partial")
-    dcp.save(state, checkpoint_id=partial)
     if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         (partial / "training.json").write_text(json.dumps({"step": step, "seed": seed, "groups": groups}, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
     dist.barrier()
+    if loader is not None:
+        torch.save({"ranks": dist.get_world_size(), "state": loader}, partial / f"loader-{dist.get_rank()}.pt")
+    if background:
+        copied = {key: value.clone() if value.device.type == "cpu" else value for key, value in state.items()}
+        _SAVING.append((dcp.async_save(copied, checkpoint_id=partial, process_group=_host_group()), Path(folder)))
+        return
+    dcp.save(state, checkpoint_id=partial)
+    _appear(Path(folder))
+
+
+_SAVING: list[tuple[Any, Path]] = []  # what is written in the background: at most one
+_HOST_GROUPS: list[Any] = []
+
+
+def finish_saving(last: bool = False) -> None:
+    """Waits for what is written in the background. All ranks must call it. `last`: no save will follow."""
+    while _SAVING:
+        saving, folder = _SAVING.pop()
+        getattr(saving, "upload_completion", saving).result()
+        _appear(folder)
+    if last:
+        _HOST_GROUPS.clear()
+
+
+def _appear(folder: Path) -> None:
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(f"{folder}.partial", folder)
+    dist.barrier()
+
+
+def _host_group() -> Any:
+    """A group for collectives of the host, which run beside those of training."""
+    if not _HOST_GROUPS:
+        _HOST_GROUPS.append(dist.new_group(backend="gloo"))
+    return _HOST_GROUPS[0]
+
+
+def loader_state(folder: str | Path) -> Any:
+    """What this rank's loader had as its state; None where there is none, or it is of another number of ranks."""
+    file = Path(folder) / f"loader-{dist.get_rank()}.pt"
+    if not file.exists():
+        return None
+    saved = torch.load(file, weights_only=True)
+    return saved["state"] if saved["ranks"] == dist.get_world_size() else None
 
 
 def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -106,7 +163,10 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
             dcp.load({key: whole}, checkpoint_id=folder)
             local(x).copy_(own.part(whole))
     training = json.loads((Path(folder) / "training.json").read_text())
-    for group, values in zip(optimizer.param_groups, training["groups"], strict=True):
+    if len(training["groups"]) not in (len(optimizer.param_groups), 1):
+        raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
+    saved_groups = training["groups"] * (len(optimizer.param_groups) // len(training["groups"]))
+    for group, values in zip(optimizer.param_groups, saved_groups, strict=True):
         group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     for _, own in wanted.values():
         own.mesh.random.seed = training.get("seed", own.mesh.random.seed)

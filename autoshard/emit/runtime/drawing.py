@@ -77,6 +77,8 @@ def random_noise(
     x: Tensor, random: Random, *, p: float, alpha: bool, index: int, shape: Sequence[int], layout: str
 ) -> Tensor:
     """Dropout that keeps mean and variance (`alpha`), or drops whole features: `shape` has ones along these."""
+    if not random.training:
+        return x
     noise = _drawn(random, index, shape, layout, "bernoulli", 1 - p, 0.0).to(x.dtype)
     return x * scaled_noise(noise, p)[0] + scaled_noise(noise, p)[1] if alpha else x * noise / max(1 - p, 1e-30)
 

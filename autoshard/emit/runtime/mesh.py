@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -42,8 +43,13 @@ class ParallelMesh:
             self.joint((name,))
 
     @classmethod
-    def from_environment(cls, axes: Mapping[str, int], backend: str) -> ParallelMesh:
-        """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend)."""
+    def from_environment(
+        cls, axes: Mapping[str, int], backend: str, timeout_seconds: float | None = None
+    ) -> ParallelMesh:
+        """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend).
+
+        `timeout_seconds`: of a collective, None for the backend's own.
+        """
         size, started = math.prod(axes.values()), int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
@@ -51,8 +57,14 @@ class ParallelMesh:
         device = _device(backend)
         if not dist.is_initialized():
             _import_first()
-            alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-            dist.init_process_group(backend, **alone)
+            options: dict[str, Any] = {}
+            if "RANK" not in os.environ:
+                options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+            if timeout_seconds is not None:
+                options["timeout"] = datetime.timedelta(seconds=timeout_seconds)
+            if backend == "nccl":
+                options["device_id"] = device  # communicators are made at once, and no rank guesses its device
+            dist.init_process_group(backend, **options)
         device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
         return cls(axes, dist.get_rank(), _connect_group, device, device_mesh)
 

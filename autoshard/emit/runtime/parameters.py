@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +14,19 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from .axis import held_indices, shard_cuts, shard_size
 from .leaves import grow_leaf, local
 from .mesh import ParallelMesh
-from .randomness import hash_of
 from .redistribution import all_gather
+
+
+class Saved(Protocol):
+    """A whole tensor that is read in parts, see `weight_files`."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, part: tuple[slice, ...], /) -> Tensor: ...
+
+
+Whole: TypeAlias = Tensor | Saved
 
 
 @dataclass(frozen=True)
@@ -33,12 +42,40 @@ class Sharding:
     init: tuple[str | float, ...] = ()
 
     @cached_property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of what this device holds, in dims of `split_shape`."""
+        return tuple(len(own) for own in self._split_held)
+
+    @cached_property
+    def held(self) -> list[Tensor]:
+        """Along each dim of `shape`, the indices that this device holds, rising."""
+        found, split = [], list(zip(self.split_shape, self._split_held, strict=True))
+        for size in self.shape:
+            index, length = torch.arange(min(size, 1)), 1
+            while length < size:
+                part, own = split.pop(0)
+                index, length = (index[:, None] * part + own).flatten(), length * part
+            found.append(index)
+        return found
+
+    @cached_property
+    def _split_held(self) -> list[Tensor]:
+        return [held_indices(size, dim, self.layout, self.mesh) for dim, size in enumerate(self.split_shape)]
+
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The axes that shard it."""
         return tuple(axis.name for axis, *_ in shard_cuts(self.layout, self.mesh))
 
-    def part(self, full: Tensor) -> Tensor:
-        """What this device holds of the whole tensor."""
+    def part(self, full: Whole) -> Tensor:
+        """What this device holds of the whole tensor, of which no more is read than there must be."""
+        if not isinstance(full, Tensor):
+            held = self.held
+            spans = [(int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0) for own in held]
+            near = full[tuple(slice(*span) for span in spans)]
+            for dim, (own, (first, _)) in enumerate(zip(held, spans, strict=True)):
+                near = near if len(own) == near.shape[dim] else near.index_select(dim, own - first)
+            return near.reshape(self.local_shape)
         part = full.reshape(self.split_shape)
         for dim in sorted({dim for _, dim, *_ in shard_cuts(self.layout, self.mesh)}):
             indices = held_indices(self.split_shape[dim], dim, self.layout, self.mesh)
@@ -86,7 +123,7 @@ def sharding(tensor: Tensor) -> Sharding:
 
 
 @torch.no_grad()
-def assign(tensor: Tensor, full: Tensor) -> None:
+def assign(tensor: Tensor, full: Whole) -> None:
     """Copies this device's part of `full` (original shape) into a sharded parameter or buffer."""
     local(tensor).copy_(sharding(tensor).part(full))
 
@@ -102,54 +139,3 @@ def full_tensor(tensor: Tensor) -> Tensor:
             size = shard_size(size, outer)
         x = all_gather(x, axis, dim, size=size)
     return x.reshape(own.shape)
-
-
-_INITIALISERS: dict[str, Callable[..., Any]] = {
-    "normal": nn.init.normal_,
-    "uniform": nn.init.uniform_,
-    "constant": nn.init.constant_,
-    "trunc_normal": nn.init.trunc_normal_,
-}
-
-
-def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0) -> None:
-    """Initialises by e.g. ("normal", 0.0, 0.02); the numbers depend on the seed and the name only, not on the mesh."""
-    own = sharding(tensor)
-    full = torch.empty(own.shape, dtype=torch.float32 if tensor.is_floating_point() else tensor.dtype)
-    generator = torch.Generator().manual_seed(hash_of(seed, own.name))
-    options = {} if recipe[0] == "constant" else {"generator": generator}
-    _INITIALISERS[str(recipe[0])](full, *recipe[1:], **options)
-    assign(tensor, full)
-
-
-def init_computed(tensor: Tensor, make: Callable[[], Tensor], seed: int = 0) -> None:
-    """As the original's constructor makes it; where that draws numbers, they depend on the seed and the name only."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(hash_of(seed, sharding(tensor).name))
-        assign(tensor, make())
-
-
-def init_parameters(
-    model: nn.Module, seed: int = 0, computed: Mapping[str, Callable[[], Tensor]] | None = None
-) -> list[str]:
-    """Initialises a whole model; `computed` are functions by original name, for what no recipe of `init` says.
-
-    Returns the names of those that got a guess: small numbers, or zero.
-    """
-    guessed = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        own = sharding(tensor)
-        guess = ("normal", 0.0, 0.02) if len(own.shape) > 1 else ("constant", 0.0)
-        if computed and own.name in computed:
-            init_computed(tensor, computed[own.name], seed)
-            continue
-        init_parameter(tensor, own.init or guess, seed)
-        guessed += [] if own.init else [own.name]
-    return guessed
-
-
-def unpacked(dtype: torch.dtype, shape: Sequence[int], text: str) -> Tensor:
-    """Numbers as zlib in base64, little endian."""
-    raw = bytearray(zlib.decompress(base64.b64decode(text)))
-    flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-    return flat.reshape(tuple(shape))

@@ -21,10 +21,14 @@ Step = int | tuple[Any, int]  # a micro-batch but the first: (step, number)
 
 
 class Random:
-    """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks)."""
+    """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks).
+
+    `training` False: dropout lets everything pass, for evaluation.
+    """
 
     def __init__(self, mesh: ParallelMesh, seed: int = 0, step: Step = 0, exact: bool = False) -> None:
         self.mesh, self.seed, self.step, self.exact = mesh, seed, step, exact
+        self.training = True
         self._shards: dict[str, list[tuple[str, int]]] = {}  # by layout: the sharding axes, and this device's place
 
     @contextlib.contextmanager
@@ -87,6 +91,8 @@ def random_bits(
 
 def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Sequence[int], layout: str) -> Tensor:
     """Dropout of a tensor of global `shape` and `layout`."""
+    if not random.training:
+        return x
     if random.exact:
         return x * random.keep(index, shape, layout, p) / max(1 - p, 1e-30)
     with random.fork(index, layout):

@@ -1,0 +1,142 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""The options of train.py, and what can be known to be wrong with them before a collective runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from batches import UserError
+from model_parallel import MESH
+from runtime import SHAPES
+
+BACKENDS = ("gloo", "nccl", "hccl")
+LEARNING_RATE = 3e-4
+
+
+def parse_arguments(argv: Sequence[str] | None = None, description: str = "") -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    _add_run(parser.add_argument_group("the run"))
+    _add_optimizer(parser.add_argument_group("optimizer"))
+    _add_data(parser.add_argument_group("data"))
+    _add_state(parser.add_argument_group("weights and checkpoints"))
+    _add_log(parser.add_argument_group("what is told"))
+    return parser.parse_args(argv)
+
+
+def _add_run(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--backend", choices=BACKENDS, default="nccl", help="gloo: CPU, nccl: CUDA, hccl: Ascend")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps in all, those before --resume included")
+    parser.add_argument(
+        "--seed", type=int, help="of initialisation, synthetic batches and dropout; without it that of --resume, or 0"
+    )
+    timeout = "of a collective, before the run is given up; without it the backend's own"
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help=timeout)
+    precision = "of float32 products: high is TF32 (on Ascend HF32) where the device has it"
+    parser.add_argument("--matmul-precision", choices=("highest", "high", "medium"), default="highest", help=precision)
+    parser.add_argument("--dry-run", action="store_true", help="build the model, say what it holds, and stop")
+
+
+def _add_optimizer(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--lr", type=float, help=f"(highest) learning rate; without it that of --resume, or {LEARNING_RATE}"
+    )
+    parser.add_argument("--schedule", choices=sorted(SHAPES), default="constant", help="of the rate, down to --steps")
+    parser.add_argument("--warmup", type=int, default=0, metavar="N", help="steps in which the rate rises first")
+    parser.add_argument("--lr-least", type=float, default=0.0, metavar="SHARE", help="of the rate, left at the end")
+    decay = "of matrices; norms and biases have none. Without it all decay as torch's optimizer has it"
+    parser.add_argument("--weight-decay", type=float, metavar="X", help=decay)
+    parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
+
+
+def _add_data(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
+    parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
+    parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
+    parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
+    parser.add_argument("--eval-batches", type=int, default=10, metavar="N", help="at most, of --eval-data")
+
+
+def _add_state(parser: argparse._ArgumentGroup) -> None:
+    weights = "start from the original model's .safetensors, .pt or .bin; or a folder of .safetensors, or their index"
+    parser.add_argument("--weights", metavar="FILE", help=weights)
+    parser.add_argument("--save", metavar="DIR", help="write checkpoints to DIR/step-N")
+    parser.add_argument(
+        "--save-every", type=int, default=0, metavar="N", help="also every N steps, not only at the end"
+    )
+    parser.add_argument("--save-async", action="store_true", help="write them while training goes on")
+    parser.add_argument("--resume", metavar="DIR", help="continue from a checkpoint, or from the last one in DIR")
+
+
+def _add_log(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--log-every", type=int, default=1, metavar="N", help="print every N steps")
+    parser.add_argument("--log-json", metavar="FILE", help="also add them to FILE, one JSON object a line")
+    parser.add_argument("--tensorboard", metavar="DIR", help="also write them for TensorBoard, if it is installed")
+    parser.add_argument("--profile", metavar="DIR", help="record a few steps with torch.profiler: DIR/rank-N.json")
+    parser.add_argument(
+        "--profile-steps", metavar="A:B", default="3:5", help="the first and the last, counted from this start on"
+    )
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """UserError on a number that makes no sense."""
+    for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):
+        value = getattr(options, name.replace("-", "_"))
+        if value is not None and not value >= 0:
+            raise UserError(f"--{name} {value:g}: expected 0 or more")
+    for name in ("log-every", "eval-batches"):
+        if getattr(options, name.replace("-", "_")) < 1:
+            raise UserError(f"--{name} {getattr(options, name.replace('-', '_'))}: expected 1 or more")
+    if not 0 <= options.lr_least <= 1:
+        raise UserError(f"--lr-least {options.lr_least:g}: expected a share of the rate, from 0 to 1")
+    if options.timeout is not None and not options.timeout > 0:
+        raise UserError(f"--timeout {options.timeout:g}: expected seconds, more than 0")
+    if options.eval_every and not options.eval_data:
+        raise UserError("--eval-every needs batches to evaluate on\n  try: --eval-data data.py:make_held_out")
+    if options.save_async and not options.save:
+        raise UserError("--save-async needs a folder\n  try: --save checkpoints --save-async")
+    profiled_steps(options)
+    if not options.max_norm > 0:
+        raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")
+
+
+def profiled_steps(options: argparse.Namespace) -> tuple[int, int]:
+    """The first and the last."""
+    first, _, last = options.profile_steps.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UserError(f"--profile-steps {options.profile_steps}: expected FIRST:LAST, counted from 1, such as 3:5")
+    return int(first), int(last)
+
+
+def check_devices(backend: str) -> None:
+    """UserError where this node lacks the devices that the backend needs, one a process."""
+    kind = {"nccl": "CUDA", "hccl": "Ascend"}.get(backend)
+    if kind is None:
+        return
+    if kind == "Ascend" and importlib.util.find_spec("torch_npu") is None:
+        raise UserError(
+            "--backend hccl needs the package torch_npu, which is not installed\n  try: pip install torch_npu"
+        )
+    if kind == "CUDA":
+        wanted, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if found < wanted:
+            hint = "" if found else "\n  try: --backend gloo, on the CPU"
+            raise UserError(f"--backend nccl needs {wanted} CUDA devices on this node, torch finds {found}{hint}")
+
+
+def check_launch() -> None:
+    """UserError where the number of processes is not that of the mesh."""
+    size, started = math.prod(MESH.values()), int(os.environ.get("WORLD_SIZE", "1"))
+    if size != started:
+        mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
+        processes = "1 process was" if started == 1 else f"{started} processes were"
+        line = f"torchrun --nproc-per-node {size} {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
+        raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")

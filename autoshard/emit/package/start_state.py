@@ -1,0 +1,108 @@
+# mypy: ignore-errors
+# ruff: noqa: I001
+"""What a run starts from: a checkpoint, weights of the original model, or numbers drawn from the seed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from batches import UserError
+from initial import INITIAL
+from runtime import (
+    WeightFiles,
+    assign,
+    init_computed,
+    init_parameter,
+    init_parameters,
+    load_checkpoint,
+    load_full_state_dict,
+    sharding,
+)
+
+
+def last_checkpoint(folder: str) -> Path:
+    """The folder itself, or its subfolder step-N with the largest N."""
+    path = Path(folder)
+    if (path / ".metadata").exists():
+        return path
+    steps = [p for p in path.glob("step-*") if p.name[5:].isdecimal() and (p / ".metadata").exists()]
+    if not steps:
+        raise UserError(f"--resume {folder}: there is no checkpoint here\n  try: a folder that --save wrote")
+    return max(steps, key=lambda p: int(p.name[5:]))
+
+
+def read_weights(path: str) -> Mapping[str, Any]:
+    """Of safetensors nothing is read yet: each rank will read its part."""
+    from convert import read_state_dict
+
+    try:
+        if Path(path).is_dir() or Path(path).suffix in (".safetensors", ".json"):
+            return WeightFiles(path)
+        return read_state_dict(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"--weights {path}: {error}") from None
+
+
+def fill_unsaved(model: nn.Module, weights: Mapping[str, Any], seed: int) -> None:
+    """Buffers that no state dict holds: from the weights file if it has them, else as the original model makes them."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    unknown = []
+    for buffer in model.buffers():
+        own = sharding(buffer)
+        if id(buffer) in saved:
+            continue
+        if own.name in weights:
+            assign(buffer, weights[own.name])
+        elif own.name in INITIAL:
+            init_computed(buffer, INITIAL[own.name], seed)
+        elif own.init:
+            init_parameter(buffer, own.init)
+        else:
+            unknown.append(own.name)
+    if unknown:
+        raise UserError(
+            f"the original model computes {', '.join(unknown)} in its constructor and does not save it\n"
+            "  try: --weights with a state dict that has it too: {**model.state_dict(), **dict(model.named_buffers())}"
+        )
+
+
+def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> None:
+    """Computed buffers of the state dict that a weights file may lack; parameters are read, not drawn."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        own = sharding(tensor)
+        if own.name in INITIAL and not isinstance(tensor, nn.Parameter) and not {own.name, *own.ties} & weights.keys():
+            init_computed(tensor, INITIAL[own.name], seed)
+
+
+def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
+    """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
+    weights = read_weights(options.weights) if options.weights else {}
+    seed = options.seed or 0
+    guessed = [] if options.resume or options.weights else init_parameters(model, seed, INITIAL)
+    if options.weights:
+        init_missing(model, weights, seed)
+    fill_unsaved(model, weights, seed)
+    if options.resume:
+        folder = last_checkpoint(options.resume)
+        try:
+            done = load_checkpoint(folder, model, optimizer)
+        except (KeyError, ValueError) as error:
+            raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
+        if rank == 0:
+            print(f"resumed {folder} at step {done}", flush=True)
+        return done
+    if options.weights:
+        try:
+            load_full_state_dict(model, weights, INITIAL)
+        except (KeyError, ValueError) as error:
+            raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
+    elif guessed and rank == 0:
+        shown = ", ".join(guessed[:3]) + (", ..." if len(guessed) > 3 else "")
+        print(f"note: {len(guessed)} parameters start from a guess, how the model makes them is unknown: {shown}")
+    return 0

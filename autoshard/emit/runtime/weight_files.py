@@ -1,0 +1,80 @@
+"""Weights of the original model in safetensors files, of which each rank reads what it holds.
+
+One file, a folder, or the index of a model that is cut into several (`model.safetensors.index.json`), as Hugging Face
+saves them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+
+
+class SavedTensor:
+    """A tensor in a file; `self[...]` reads that part of it alone."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._slice = file.get_slice(name)
+        self.shape = tuple(self._slice.get_shape())
+
+    def __getitem__(self, part: tuple[slice, ...]) -> Tensor:
+        read: Tensor = self._slice[part] if part else self._slice[:]
+        return read
+
+
+class WeightFiles(Mapping[str, SavedTensor]):
+    """Names to tensors of all files. Nothing is read but their headers."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises OSError, ImportError, or ValueError where a file is damaged or not there."""
+        self._files: dict[str, Any] = {}
+        for file in files_of(Path(path)):
+            opened = _opened(file)
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __getitem__(self, name: str) -> SavedTensor:
+        return SavedTensor(self._files[name], name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The safetensors files that `path` stands for."""
+    if path.is_dir():
+        if not (path / INDEX).exists():
+            found = sorted(path.glob("*.safetensors"))
+            if not found:
+                raise ValueError(f"{path} holds no .safetensors file")
+            return found
+        path = path / INDEX
+    if path.suffix != ".json":
+        return [path]
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path.name} is no index of safetensors files") from None
+    missing = [name for name in names if not (path.parent / name).exists()]
+    if missing:
+        raise ValueError(f"{path.name} names {missing[0]}, which is not beside it")
+    return [path.parent / name for name in names]
+
+
+def _opened(file: Path) -> Any:
+    try:
+        import safetensors
+    except ImportError:
+        raise ImportError("a .safetensors file needs the package safetensors: pip install safetensors") from None
+    try:
+        return safetensors.safe_open(file, framework="pt")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file.name} can't be read: {str(error).partition(chr(10))[0]}") from None

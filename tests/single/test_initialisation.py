@@ -1,0 +1,83 @@
+"""A fresh model is the same on every mesh, and each device draws and reads little more than it holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from autoshard.emit.runtime import ParallelMesh, init_parameter, initialisation, local, shard_buffer, sharding
+
+CASES = [
+    ((40, 24), "S0 R", None),
+    ((40, 24), "S1 S0", None),
+    ((40, 24), "S0 S0", None),
+    ((41, 7), "S0 S1", None),
+    ((36, 10), "R S1", (3, 12, 10)),  # 3 blocks, as a fused projection
+    ((36, 10), "S1 S1", (3, 3, 4, 10)),
+    ((5,), "R S0", None),
+    ((4, 6, 3, 2), "S1 R", None),
+    ((1, 6), "S1 R", None),
+    ((), "R R", None),
+]
+
+
+def held(shape: tuple[int, ...], layout: str, split: tuple[int, ...] | None, rank: int) -> Tensor:
+    mesh = ParallelMesh({"dp": 2, "tp": 2}, rank, lambda *_: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    return shard_buffer("w", shape, layout, mesh, split_shape=split)
+
+
+class InParts:
+    """Stands for a tensor in a file; notes how many numbers were read."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole, self.shape, self.read = whole, tuple(whole.shape), 0
+
+    def __getitem__(self, part: Any) -> Tensor:
+        found = self.whole[part]
+        self.read += found.numel()
+        return found
+
+
+@pytest.mark.parametrize(("shape", "layout", "split"), CASES)
+def test_parts_are_those_of_the_whole(
+    shape: tuple[int, ...], layout: str, split: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that is read in parts, and of numbers that are drawn in tiles, here of 12 rows and 8 columns."""
+    monkeypatch.setattr(initialisation, "TILE", 96)
+    monkeypatch.setattr(initialisation, "COLUMNS", 8)
+    whole = torch.randn(shape)
+    drawn = shard_buffer("w", shape, "R", ParallelMesh({"all": 1}, 0, lambda *_: None, torch.device("cpu")))  # type: ignore[arg-type, return-value]
+    init_parameter(drawn, ("normal", 1.0, 2.0), 5)
+    for rank in range(4):
+        own = held(shape, layout, split, rank)
+        file = InParts(whole)
+        assert torch.equal(sharding(own).part(file), sharding(own).part(whole))
+        assert split or file.read == local(own).numel()
+        init_parameter(own, ("normal", 1.0, 2.0), 5)
+        assert torch.equal(local(own), sharding(own).part(local(drawn)))
+
+
+def test_numbers_are_as_the_recipe_says() -> None:
+    own = held((300, 400), "R R", None, 0)
+    init_parameter(own, ("normal", 1.0, 2.0), 1)
+    assert float(own.mean()) == pytest.approx(1.0, abs=0.05) and float(own.std()) == pytest.approx(2.0, abs=0.05)
+    rows = torch.corrcoef(own)
+    assert float((rows - torch.eye(300)).abs().max()) < 6 / math.sqrt(400)
+    init_parameter(own, ("trunc_normal", 0.0, 1.0, -0.5, 0.5), 1)
+    assert float(own.abs().max()) <= 0.5
+    init_parameter(own, ("constant", 3.0))
+    assert bool((own == 3).all())
+
+
+def test_a_device_draws_its_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    normal = initialisation._DRAWN["normal"]
+    monkeypatch.setitem(
+        initialisation._DRAWN, "normal", lambda x, *rest, **more: drawn.append(x.numel()) or normal(x, *rest, **more)
+    )
+    init_parameter(held((1 << 12, 2048), "S0 S0", None, 3), ("normal", 0.0, 1.0))
+    assert sum(drawn) == (1 << 12) * 2048 // 4
