@@ -172,11 +172,13 @@ def _plan_step(options: argparse.Namespace, graph: Graph, hardware: Hardware, wa
 
     with step(f"searching steps of {wanted.devices} devices", options.json):
         found = searched_step(graph, hardware, wanted)
-    if options.json:
-        _print_json(step_text.as_dict(found, wanted))
-    else:
+    error = UsageError(step_text.NOT_WRITTEN, step_text.fixed_command(found, wanted))
+    if not options.json:
         print("\n".join(step_text.summary(found, wanted, terminal_width())))
-    raise UsageError(step_text.NOT_WRITTEN, step_text.fixed_command(found, wanted))
+        raise error
+    told = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    _print_json(step_text.as_dict(found, wanted) | {"error": told})
+    return error.exit_code
 
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:
