@@ -157,16 +157,18 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
 
 def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
-    from autoshard.search.whole_step import with_step
+    from autoshard.search.whole_step import predicted, with_step
 
-    made = with_step(plan, graph, wanted.step) if wanted.step.said else plan
+    if not wanted.step.said:
+        return plan
+    made = with_step(plan, graph, wanted.step)
     check_offered(made.step)
-    return made
+    return predicted(made, graph)
 
 
 def check_offered(step: StepPlan) -> None:
     """UsageError for a whole step that can be planned, but not yet written and predicted."""
-    if replace(step, micro_batches=1) != StepPlan():
+    if step.parts or step.recompute:
         raise UsageError("stages and recomputation are not written as code yet", "--micro-batches alone")
 
 

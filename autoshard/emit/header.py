@@ -41,7 +41,6 @@ class Header:
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
-    predicted_of: str = "step"
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
@@ -52,11 +51,10 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         hardware=plan.hardware,
         strategy=strategy_words(program),
         inputs=tuple(_input(program, graph, name) for name in program.inputs),
-        predicted_seconds=plan.predicted_seconds,
-        predicted_peak_bytes=plan.predicted_peak_bytes,
+        predicted_seconds=plan.step.predicted_seconds or plan.predicted_seconds,
+        predicted_peak_bytes=plan.step.predicted_peak_bytes or plan.predicted_peak_bytes,
         registrations=graph.registrations,
         recipes=graph.recipes,
-        predicted_of="step" if plan.step.micro_batches == 1 else "micro-batch",
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
     )
 

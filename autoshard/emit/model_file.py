@@ -93,8 +93,7 @@ def model_file(program: Program, header: Header) -> str:
 def _docstring(program: Program, header: Header) -> list[str]:
     shape = " x ".join(f"{name}={size}" for name, size in program.mesh.axes)
     predicted = (
-        f"{format_seconds(header.predicted_seconds, 3)} a {header.predicted_of}, "
-        f"{format_bytes(header.predicted_peak_bytes)} a device"
+        f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
     )
     text = [
         f"{printable(program.name)} over {program.mesh.size} devices: the mesh {shape}.",

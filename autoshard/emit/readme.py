@@ -25,7 +25,7 @@ Written by autoshard from plan `{header.plan_hash}`. Needs only PyTorch. Mesh: {
 
 {words}
 
-Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds, 3)} a {header.predicted_of},
+Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds, 3)} a step,
 {format_bytes(header.predicted_peak_bytes)} at the peak on each device.
 
 ## Launch

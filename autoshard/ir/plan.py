@@ -168,7 +168,8 @@ class StepPlan:
     """How one optimizer step is made of micro-batches, each the batch that the graph was captured with.
 
     Without `parts` there is one stage. Every stage has the plan's mesh: rank = stage * mesh.size + rank within it.
-    Blocks that `recompute` does not name keep all.
+    Blocks that `recompute` does not name keep all. Predicted are the seconds of the whole step and the bytes of its
+    fullest device; 0 of a step of one micro-batch, of which the plan says them.
     """
 
     micro_batches: int = 1
@@ -176,6 +177,8 @@ class StepPlan:
     virtual_stages: int = 1  # parts of each stage
     parts: tuple[StagePart, ...] = ()
     recompute: tuple[BlockPolicy, ...] = ()
+    predicted_seconds: float = 0.0
+    predicted_peak_bytes: float = 0.0
 
     @property
     def stages(self) -> int:

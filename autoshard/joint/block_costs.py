@@ -14,10 +14,10 @@ from autoshard.ir.program import Compute, Program
 from autoshard.joint.block_line import ShortGraph
 from autoshard.joint.block_splits import BlockSplit
 from autoshard.program.module_scopes import results_of
-from autoshard.rules.algebra.operator_record import Product, Work
-from autoshard.rules.operators import constants, record
+from autoshard.rules.operators import constants
 from autoshard.simulate import simulate
 from autoshard.simulate.memory_curve import MemoryPlan, Span, levels, plan_memory
+from autoshard.simulate.program_step import is_expensive
 from autoshard.simulate.timeline import Timeline
 from autoshard.simulate.working_memory import local_bytes
 
@@ -54,12 +54,6 @@ def block_costs(short: ShortGraph, split: BlockSplit, hardware: Hardware) -> tup
     """Of every block of the short line."""
     measured = _Measured(short, split, hardware)
     return tuple(measured.block(number) for number in range(len(short.line.blocks)))
-
-
-def is_expensive(target: str) -> bool:
-    """Is its result dear to make again: a product, a convolution, attention?"""
-    work = record(target).work
-    return isinstance(work, Product) or work is Work.ATTENTION
 
 
 class _Measured:
@@ -150,9 +144,8 @@ class _Measured:
             i for i in own
             if isinstance(ins := self.program.instructions[i], Compute) and cheap != is_expensive(ins.target)
         }  # fmt: skip
-        return math.fsum(
-            e.duration_seconds for e in self.timeline.events if e.phase == "forward" and e.instruction in wanted
-        )
+        starts = self.timeline.starts
+        return math.fsum(starts[i + 1] - starts[i] for i in wanted)
 
     def _is_dear(self, span: Span) -> bool:
         """Is what is kept a result of something dear, a collective too?"""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.program.step_check import check_step, micro_batches_of
 from autoshard.program.weight_buckets import block_of
+from autoshard.units import format_bytes, format_seconds
 
 
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
@@ -32,9 +34,24 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, schedule, virtual, parts, recompute)
     check_step(step, graph)
-    told = f"predicted seconds and bytes are of one of the step's {count} micro-batches"
-    notes = (*plan.search.notes, told) if count > 1 else plan.search.notes
-    return replace(plan, step=step, search=replace(plan.search, notes=notes))
+    return replace(plan, step=step)
+
+
+def predicted(plan: Plan, graph: Graph) -> Plan:
+    """The plan with what its whole step is predicted to take, where that is more than one micro-batch."""
+    from autoshard.program.lower import lower
+    from autoshard.simulate.program_step import simulate_plan_step
+
+    step = plan.step
+    if step.micro_batches == 1 and not step.parts and not step.recompute:
+        return plan
+    made = simulate_plan_step(plan, lower(plan, graph), graph, parse_hardware(plan.hardware_text))
+    peak = max(made.peak_bytes)
+    told = f"the whole step of {step.micro_batches} micro-batches is predicted to take "
+    told += f"{format_seconds(made.step_seconds)} and {format_bytes(peak)} on its fullest device; "
+    told += "all other predictions are of one micro-batch"
+    step = replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak)
+    return replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, told)))
 
 
 def repeated_blocks(graph: Graph) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
         starts.append(schedule.now)
         if not weights.gather(index):
             schedule.run_in_order(pricer.tasks(index, instruction, "forward"))
-    if program.loss is not None:
+    if program.has_backward:
         sent: list[int] = []
         for index, instruction in reversed(list(enumerate(program.instructions))):
             starts.append(schedule.now)

@@ -77,7 +77,7 @@ def bucket_bytes(program: Program, bucket: GradientBucket) -> float:
 
 def step_count(program: Program) -> int:
     """Forward steps; with a loss backward steps (of i: 2 * instructions - 1 - i), gradient buckets, the optimizer."""
-    return 2 * len(program.instructions) + 2 if program.loss is not None else len(program.instructions)
+    return 2 * len(program.instructions) + 2 if program.has_backward else len(program.instructions)
 
 
 def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, block_bytes: float = 1.0) -> MemoryPlan:
@@ -169,8 +169,8 @@ class _Lives:
         for name, made in self.made.items():
             held = Held(name, "activation", local_bytes(self.program.value(name), self.program.mesh))
             forward = Span(held, made, last if name in outputs else self.used[name])
-            spans += [forward] if self.program.loss is None else self._backward(name, made, forward)
-        if self.program.loss is None:
+            spans += [forward] if not self.program.has_backward else self._backward(name, made, forward)
+        if not self.program.has_backward:
             return [*spans, *self._working()]
         flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program))
         return [*spans, *self._extras(), *self._working(), *(Span(*own) for own in flat)]
@@ -178,7 +178,7 @@ class _Lives:
     def gradients(self, accumulates: bool) -> list[Span]:
         """Of the parameters: from their last use, whose backward comes first. None without a loss: the step has no
         backward, whatever the program reduces when its caller makes one."""
-        if self.program.loss is None:
+        if not self.program.has_backward:
             return []
         end, spans = step_count(self.program) - 1, self._flat_gradients()
         flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
@@ -251,4 +251,4 @@ class _Lives:
 
     def _has_backward(self, index: int) -> bool:
         values = map(self.program.value, results_of(self.program.instructions[index]))
-        return self.program.loss is not None and any(value.requires_grad for value in values)
+        return self.program.has_backward and any(value.requires_grad for value in values)

@@ -1,0 +1,98 @@
+"""The whole step of a plan, from the programs of its parts: against the simulated micro-batch, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from autoshard.capture.capture import capture
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import BlockPolicy, Plan
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.search.whole_step import balanced_parts, predicted, with_step
+from autoshard.simulate import simulate
+from autoshard.simulate.memory_curve import plan_memory
+from autoshard.simulate.program_step import step_costs
+from autoshard.simulate.step_timeline import StepCosts, simulate_step
+
+GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
+
+
+@cache
+def gpt2() -> Graph:
+    sizes = {"batch": 4, "sequence": 256, "n_layer": 4, "n_embd": 512, "n_head": 8, "vocabulary": 1000}
+    return capture(str(GPT2), sizes, "bf16-mixed")
+
+
+@cache
+def hardware() -> Hardware:
+    return load_hardware("a100-80g-sxm")
+
+
+@cache
+def planned() -> Plan:
+    return search(gpt2(), hardware(), SearchRequest(mesh=Mesh((("dp", 2), ("tp", 2)))))
+
+
+def costs(plan: Plan) -> StepCosts:
+    return step_costs(plan, lower(plan, gpt2()), gpt2(), hardware())
+
+
+def test_a_step_of_one_micro_batch_is_the_simulated_one() -> None:
+    plan = planned()
+    own = costs(plan)
+    program = lower(plan, gpt2())
+    timeline = simulate(program, gpt2(), hardware())
+    made = simulate_step(own)
+    assert made.step_seconds == pytest.approx(timeline.step_seconds, rel=0.02)  # a bucket's copy delays the backward
+    block = hardware().constant("allocator.block")
+    peak = max(plan_memory(program, gpt2(), accumulates=True, block_bytes=block).bytes)
+    assert made.peak_bytes[0] == pytest.approx(peak)
+
+
+def test_micro_batches_repeat_all_but_the_end_of_the_step() -> None:
+    plan = planned()
+    one = costs(plan)
+    made = simulate_step(replace(one, micro_batches=5))
+    each = one.parts[0].forward_seconds + one.parts[0].backward_seconds
+    assert made.step_seconds == pytest.approx(5 * each + one.stages[0].tail_seconds)
+    told = predicted(with_step(plan, gpt2(), StepRequest(global_batch=20)), gpt2())
+    assert told.step.micro_batches == 5 and told.step.predicted_seconds == pytest.approx(made.step_seconds)
+    assert "whole step of 5 micro-batches" in told.search.notes[-1]
+
+
+def test_parts_together_take_what_the_whole_takes_and_hand_on_their_boundary() -> None:
+    plan, graph = planned(), gpt2()
+    whole = costs(plan).parts[0]
+    parts = balanced_parts(plan, graph, 2, 1)
+    cut = costs(replace(plan, step=replace(plan.step, micro_batches=4, parts=parts)))
+    assert len(cut.parts) == 2 and len(cut.stages) == 2
+    forward = sum(part.forward_seconds for part in cut.parts)
+    assert forward == pytest.approx(whole.forward_seconds, rel=0.05)
+    assert sum(part.backward_seconds for part in cut.parts) == pytest.approx(whole.backward_seconds, rel=0.08)
+    assert cut.parts[1].received_bytes == 4 * 256 * 512 * 4  # the residual stream, whole: so small a model is not split
+    assert cut.parts[1].receive_seconds > 0 and cut.parts[0].received_bytes == 0
+    made = simulate_step(cut)
+    assert made.step_seconds < simulate_step(replace(costs(plan), micro_batches=4)).step_seconds
+
+
+@pytest.mark.parametrize("keep", ["expensive", "input"])
+def test_a_block_that_keeps_less_computes_again(keep: str) -> None:
+    plan = planned()
+    everything = costs(plan).parts[0]
+    policies = tuple(BlockPolicy(f"transformer.h.{n}", keep) for n in range(4))
+    less = costs(replace(plan, step=replace(plan.step, recompute=policies))).parts[0]
+    assert less.kept_bytes < everything.kept_bytes and less.forward_seconds == everything.forward_seconds
+    again = less.backward_seconds - everything.backward_seconds
+    assert 0 < again <= everything.forward_seconds
+    if keep == "input":
+        assert again > 0.5 * everything.forward_seconds  # all but the embedding and the head
+        assert less.kept_bytes < 0.5 * everything.kept_bytes
