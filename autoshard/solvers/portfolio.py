@@ -41,6 +41,7 @@ from autoshard.solvers.relax.window_search import improved
 _LOOSE = 1e-3  # relative gap that is worth more work
 _LOOSE_LIMITED = 5e-3  # the same under a memory limit: what one layer weighs
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
+_ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 _FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
 _TRIAL = 0.03  # the same for large problems of pairs, where there is another way from the start
@@ -116,7 +117,7 @@ def _auto(state: Incumbent, options: Options) -> None:
     if math.isfinite(options.clock.limit_seconds):
         warm_start.known(state)
     loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
-    shares.search(state)
+    shares.search(state, *((_ROUGH_ROUNDS,) if options.rough else ()))
     check()
     if state.near is not None and state.gap > loose:  # what is best without the limit overflows
         attempt(LimitedSearch(state, shares, budget).run)
@@ -127,6 +128,8 @@ def _auto(state: Incumbent, options: Options) -> None:
             _fit(state, found, budget, options.clock)
         except InfeasibleError as error:
             state.failed(error)
+    if options.rough and state.choice is not None:
+        return
     few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
     if not state.closed and (state.gap > loose or few):
         _search(state, budget, options.clock, options.rough, options.unfit)

@@ -11,6 +11,8 @@ from autoshard.ir.graph import Op
 from autoshard.ir.layout import REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
 
 Part = tuple[Placement, ...]
+Parts = frozenset[Part]
+Known = dict[tuple[int, tuple[Parts | None, ...]], tuple[list[int], list[Parts]]]
 Rank = Callable[[Layout], int]  # a weight is stored in a layout that ranks highest
 
 
@@ -54,7 +56,8 @@ def with_batch(formulation: Formulation, axes: Sequence[int]) -> dict[int, list[
     """
     graph = formulation.graph
     keep: dict[int, list[int]] = {}
-    made: dict[str, set[Part]] = {parameter.tensor: {_whole(axes)} for parameter in graph.parameters}
+    made: dict[str, Parts] = {parameter.tensor: frozenset([_whole(axes)]) for parameter in graph.parameters}
+    known: Known = {}
     lengths = Counter(graph.tensor(name).shape[0] for name in graph.inputs if graph.tensor(name).shape)
     batch = max(lengths, key=lambda length: lengths[length], default=0)
     split = False
@@ -63,29 +66,35 @@ def with_batch(formulation: Formulation, axes: Sequence[int]) -> dict[int, list[
             fitting = [s for s, layout in enumerate(site.layouts) if [a for a, _ in layout.shards(0)] == list(axes)]
             split |= bool(fitting)
             note(keep, n, fitting, site)
-            made[site.name] = {_part(site.layouts[s], axes) for s in fitting}
+            made[site.name] = frozenset(_part(site.layouts[s], axes) for s in fitting)
         elif site.kind == "op":
-            note(keep, n, _as_made(graph.by_op[site.name], site, axes, made), site)
+            note(keep, n, _as_made(graph.by_op[site.name], site, axes, made, known), site)
     if axes and not split:
         over = "x".join(str(formulation.mesh.sizes[axis]) for axis in axes)
         return f"no input of {batch} samples can be split over {over} devices"
     return keep
 
 
-def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, set[Part]]) -> list[int]:
+def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, Parts], known: Known) -> list[int]:
     """The strategies that read everything as it was made, as far as that is known; notes what they make.
 
-    What is made of no input and no weight, as a mask is, can be made in any way.
+    What is made of no input and no weight, as a mask is, can be made in any way. `known`: answers for equal operators.
     """
-    fitting = []
-    known = [position for position, name in enumerate(op.operands) if name in made]
-    for s, strategy in enumerate(site.strategies):
-        read = ((made[op.operands[position] or ""], strategy.operands[position]) for position in known)
-        if all(layout is None or _part(layout, axes) in own for own, layout in read):
-            fitting.append(s)
-    for position, name in enumerate(op.results if known and fitting else ()):
-        made[name] = {_part(site.strategies[s].results[position], axes) for s in fitting}
+    read = tuple(made.get(name) if name is not None else None for name in op.operands)
+    key = (id(site.strategies), read)
+    if key not in known:
+        fitting = [s for s, strategy in enumerate(site.strategies) if _reads(strategy.operands, read, axes)]
+        parts = [frozenset(_part(site.strategies[s].results[r], axes) for s in fitting) for r in range(len(op.results))]
+        known[key] = fitting, parts
+    fitting, parts = known[key]
+    if fitting and any(own is not None for own in read):
+        made.update(zip(op.results, parts, strict=True))
     return fitting
+
+
+def _reads(layouts: Sequence[Layout | None], made: Sequence[Parts | None], axes: Sequence[int]) -> bool:
+    pairs = zip(layouts, made, strict=True)
+    return all(own is None or layout is None or _part(layout, axes) in own for layout, own in pairs)
 
 
 def _part(layout: Layout, axes: Sequence[int]) -> Part:
