@@ -19,7 +19,7 @@ from autoshard.capture.capture import capture_model
 from autoshard.capture.constructor.initial_distributions import InitWatcher
 from autoshard.capture.constructor.recipes import recipes_of
 from autoshard.capture.load_model import load_model
-from autoshard.emit.initial_file import initial_file
+from autoshard.emit.initial_file import _value, initial_file
 from autoshard.errors import InvalidFileError
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Parameter, Recipe, RecipeCall
@@ -268,3 +268,8 @@ def test_buffers_of_the_library_on_meta_are_those_of_a_real_build(name: str, tmp
             assert torch.equal(made[path](), buffer), path
         else:
             assert watcher.init_of(buffers[path]), path
+
+
+@pytest.mark.parametrize("value", [(), (3,), (3, 4), ((1,), ()), (1.5, True, None), "text", float("inf")])
+def test_arguments_are_written_as_python(value: object) -> None:
+    assert eval(_value(value)) == value  # type: ignore[arg-type]
