@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 from autoshard.capture.model_spec import LOSS, check_spec
 from autoshard.errors import UsageError
-from autoshard.ir.plan import StepPlan
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, build, read_beside, read_package, report_text, root_of
 
@@ -161,15 +160,7 @@ def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
 
     if not wanted.step.said:
         return plan
-    made = with_step(plan, graph, wanted.step)
-    check_offered(made.step)
-    return predicted(made, graph)
-
-
-def check_offered(step: StepPlan) -> None:
-    """UsageError for a whole step that can be planned, but not yet written and predicted."""
-    if step.parts or step.recompute:
-        raise UsageError("stages and recomputation are not written as code yet", "--micro-batches alone")
+    return predicted(with_step(plan, graph, wanted.step), graph)
 
 
 def _clock(wanted: SearchRequest) -> Clock:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from autoshard.emit.header import Header, header_of
 from autoshard.emit.initial_file import initial_file
 from autoshard.emit.model_file import model_file
+from autoshard.emit.part_files import part_files
 from autoshard.emit.readme import readme
 from autoshard.emit.user_operators import FOLDER, copied_files
 from autoshard.errors import InvalidFileError
@@ -26,15 +28,16 @@ _LINT_MARK = (
 
 def emit(program: Program, plan: Plan, graph: Graph) -> dict[str, str]:
     """File name -> text of everything that runs: the model, training, conversion, the runtime, README.md."""
-    return package(program, header_of(program, plan, graph))
+    header = header_of(program, plan, graph)
+    return package(program, header, part_files(program, plan, header) if plan.step.parts else None)
 
 
-def package(program: Program, header: Header) -> dict[str, str]:
-    """The same, from a header."""
+def package(program: Program, header: Header, parts: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The same, from a header. `parts`: the model's files, of a pipeline."""
     copies = copied_files(header.registrations)
     files = {
         "ruff.toml": "line-length = 120\n" + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
-        "model_parallel.py": model_file(program, header),
+        **(parts or {"model_parallel.py": model_file(program, header)}),
         "initial.py": initial_file(header.recipes),
         "README.md": readme(program, header),
         **copies,

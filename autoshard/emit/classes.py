@@ -13,7 +13,6 @@ from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.program import Compute, LocalAttribute, Program, ProgramParameter
-from autoshard.program.label_counts import CLASS
 from autoshard.program.module_scopes import RANDOM, inside, relative
 from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, ModuleTree
 from autoshard.rules.operators import record
@@ -30,6 +29,7 @@ class ClassContext:
     targets: dict[str, str]  # op -> the short name of its operator
     gathered: frozenset[str]  # weights of which autograd keeps what is stored
     casts: frozenset[str]  # weights in low precision that are moved
+    title: str = ""  # what the root is
 
     @cached_property
     def buffers(self) -> frozenset[str]:
@@ -162,9 +162,8 @@ class ClassWriter:
 
     def _describe(self) -> str:
         d = self.definition
-        where = f"The whole model{f', {printable(d.original_class)}' if d.original_class else ''}."
-        if self.is_root and d.original_class == CLASS and self.package.program.loss is None:
-            where = "What a step's labels are counted of: for each of LABEL_COUNTS, its labels in one micro-batch."
+        whole = f"The whole model{f', {printable(d.original_class)}' if d.original_class else ''}."
+        where = self.package.title or whole
         if not self.is_root:
             times = f" and {d.instances - 1} more like it" if d.instances > 1 else ""
             where = f"{printable(d.original_class or 'Module')}: {printable(d.path)}{times}."

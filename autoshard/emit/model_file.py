@@ -1,10 +1,12 @@
-"""`model_parallel.py`: the header, what train.py and convert.py need to know, and the classes."""
+"""`model_parallel.py`: the header, what train.py and convert.py need to know, and the classes. Of a pipeline, see
+`part_files`."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import textwrap
+from collections.abc import Mapping
 
 from autoshard.code_text import printable, quoted
 from autoshard.emit.classes import ClassContext, class_texts, operator_places
@@ -21,20 +23,20 @@ from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
-    "ParallelMesh", "all_gather", "all_reduce", "all_to_all", "copy", "exchange", "held_indices", "local", "mask",
-    "cast_weight", "counted", "regather", "regather_before", "reduce_scatter", "slice_shard", "zero_pad",
-    "shard_buffer", "shard_parameter", "shard_size",
+    "Handed", "ParallelMesh", "Pipeline", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
+    "held_indices", "local", "mask", "cast_weight", "counted", "regather", "regather_before", "reduce_scatter",
+    "recomputed", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
-    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "Tensor", "UPDATES_BUFFERS", "WEIGHT_BUCKETS",
-    "annotations", "block", "build_labels", "build_model",
-    "first_random", "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
+    "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
+    "WEIGHT_BUCKETS", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
+    "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
-_HOLDER = '''
+HOLDER = '''
 class Holder(nn.Module):
     """Parameters and modules under the names that the original model gives them."""
 
@@ -56,47 +58,55 @@ def operator_lines(program: Program, text: str) -> dict[str, tuple[int, str]]:
     lines = text.splitlines()
     heads = {line: number for number, line in enumerate(lines)}
     found = {}
-    for op, (name, line, wanted) in operator_places(_context(program)).items():
+    for op, (name, line, wanted) in operator_places(context(program)).items():
         at = heads.get(f"class {name}(nn.Module):", len(lines)) + line
         if at < len(lines) and lines[at] == wanted:
             found[op] = at + 1, name
     return found
 
 
-def _context(program: Program, free: frozenset[str] = frozenset()) -> ClassContext:
-    """`free`: reserved names that a class of this program may take."""
+def context(program: Program, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
+    """`free`: reserved names that a class of this program may take. `title`: what its root is."""
     tree = module_tree(program, _NO_CLASS - free)
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]
     targets = {op.op: op.target.rpartition(".")[2] for op in operators}
-    return ClassContext(program, tree, reserved, state, targets, gathered_weights(program), careful_casts(program))
+    made = gathered_weights(program), careful_casts(program)
+    return ClassContext(program, tree, reserved, state, targets, *made, title)
 
 
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
-    package = _context(program)
-    labels = _context(labels_program(program), frozenset({CLASS})) if program.label_counts else None
+    package = context(program)
+    labels = labels_context(program)
     classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
-    names = _names_in("\n".join([code, *registering]))
-    holder = [_HOLDER.strip("\n")] if "Holder" in names else []
-    imports = _imports(names)
-    parts = [_docstring(program, header), imports, registering, _facts(program, header)]
+    names = names_in("\n".join([code, *registering]))
+    holder = [HOLDER.strip("\n")] if "Holder" in names else []
+    parts = [head_lines(program, header), imports(names), registering, facts(program, header)]
     head = "\n".join("\n".join(part) for part in parts if part)
-    end = ["\n".join(_build_model(package.tree.root.name)), "\n".join(_build_labels(labels))]
-    end += ["\n".join(_gradient_buckets(program)), "\n".join(_weight_buckets(program))]
+    lines = [*_build_model(package.tree.root.name), "", "", *build_labels(labels), "", "", *_build_pipeline()]
+    end = ["\n".join(lines)]
+    end += ["\n".join(gradient_buckets(program)), "\n".join(weight_buckets(program))]
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 
 
-def _docstring(program: Program, header: Header) -> list[str]:
+def labels_context(program: Program) -> ClassContext | None:
+    """Of the class that makes the labels of losses, None where no loss counts any."""
+    title = "What a step's labels are counted of: for each of LABEL_COUNTS, its labels in one micro-batch."
+    return context(labels_program(program), frozenset({CLASS}), title) if program.label_counts else None
+
+
+def head_lines(program: Program, header: Header) -> list[str]:
     shape = " x ".join(f"{name}={size}" for name, size in program.mesh.axes)
+    each = f" on each of {program.step.stages} stages" if program.step.stages > 1 else ""
     predicted = (
         f"{format_seconds(header.predicted_seconds, 3)} a step, {format_bytes(header.predicted_peak_bytes)} a device"
     )
     text = [
-        f"{printable(program.name)} over {program.mesh.size} devices: the mesh {shape}.",
+        f"{printable(program.name)} over {program.step.stages * program.mesh.size} devices: the mesh {shape}{each}.",
         "",
         *textwrap.wrap(
             printable(f"Written by autoshard ({header.versions or 'unknown version'}) from plan {header.plan_hash}:"),
@@ -118,14 +128,14 @@ def _command_lines(command: str) -> list[str]:
     return textwrap.wrap(command, WIDTH - 4, break_on_hyphens=False, break_long_words=False)
 
 
-def _names_in(code: str) -> set[str]:
+def names_in(code: str) -> set[str]:
     try:
         return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     except (SyntaxError, ValueError) as error:
         raise AssertionError(f"model_parallel.py as written is no Python: {error}") from error
 
 
-def _imports(used: set[str]) -> list[str]:
+def imports(used: set[str]) -> list[str]:
     names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & used), key=lambda name: (name[0].islower(), name))
     lines = ["", "from __future__ import annotations", ""]
     lines += ["import torch"]
@@ -136,7 +146,7 @@ def _imports(used: set[str]) -> list[str]:
     return lines
 
 
-def _facts(program: Program, header: Header) -> list[str]:
+def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]] | None = None) -> list[str]:
     """Module-level constants."""
     mesh = ", ".join(f"{quoted(name)}: {size}" for name, size in program.mesh.axes)
     lines = [
@@ -160,13 +170,17 @@ def _facts(program: Program, header: Header) -> list[str]:
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
+    lines += ["# Parameters that several stages hold: their gradients are summed over these."]
+    pairs = [f"{quoted(path)}: {stages}" for path, stages in (shared or {}).items()]
+    lines += statement(f"SHARED: dict[str, tuple[int, ...]] = {{{', '.join(pairs)}}}", 0)
+    lines.append(f"STAGES, VIRTUAL_STAGES = {program.step.stages}, {program.step.virtual_stages}")
     lines.append("# Losses that are means over labels: the axes that cut these, and the label that does not count.")
     counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
     lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")
     return lines
 
 
-def _gradient_buckets(program: Program) -> list[str]:
+def gradient_buckets(program: Program) -> list[str]:
     lines = [
         "# Gradients that one flat all-reduce over these axes sums once backward has made the last, in this order."
     ]
@@ -179,7 +193,7 @@ def _gradient_buckets(program: Program) -> list[str]:
     return [*lines, "]", "# fmt: on"]
 
 
-def _weight_buckets(program: Program) -> list[str]:
+def weight_buckets(program: Program) -> list[str]:
     head = "WEIGHT_BUCKETS: list[tuple[tuple[str, ...], torch.dtype, list[str], int, bool]] = ["
     lines = [
         "# Weights that one flat all-gather brings, one block ahead, and whose gradients one flat reduce-scatter sums:"
@@ -207,12 +221,19 @@ def _names(axes: list[str]) -> str:
     return f"({', '.join(map(quoted, axes))}{',' if len(axes) == 1 else ''})"
 
 
-def _build_labels(labels: ClassContext | None) -> list[str]:
+def build_labels(labels: ClassContext | None) -> list[str]:
     made = "None" if labels is None else f"{labels.tree.root.name}(mesh)"
     return [
         "def build_labels(mesh: ParallelMesh) -> nn.Module | None:",
         '    """The labels of LABEL_COUNTS from the inputs, None without any."""',
         f"    return {made}",
+    ]
+
+
+def _build_pipeline() -> list[str]:
+    return [
+        "def build_pipeline(model: nn.Module, mesh: ParallelMesh) -> None:",
+        '    """There is one stage."""',
     ]
 
 

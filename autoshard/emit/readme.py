@@ -11,8 +11,11 @@ from autoshard.units import format_bytes, format_seconds
 
 def readme(program: Program, header: Header) -> str:
     """How to launch the package, what is in it, and how data and weights go in and out."""
-    size = program.mesh.size
+    stages = program.step.stages
+    size = program.mesh.size * stages
     mesh = ", ".join(f"{name}={n}" for name, n in program.mesh.axes)
+    mesh += f" on each of {stages} stages" if stages > 1 else ""
+    columns = ["stage"] * (stages > 1) + [*program.mesh.names]
     ranks = "\n".join(f"| {rank} | {_coordinates(program, rank)} |" for rank in _shown(size))
     more = "\n| ... | ... |" if size > 16 else ""
     inputs = "\n".join(f"| {code_span(i.name)} | {i.shape} | {i.dtype} | `{i.layout}` |" for i in header.inputs)
@@ -37,15 +40,15 @@ Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds
 
 Ranks are row-major over the mesh, so that the last axis is on neighbouring ranks (within a node):
 
-| rank | {" | ".join(program.mesh.names)} |
-|---|{"---|" * len(program.mesh.names)}
+| rank | {" | ".join(columns)} |
+|---|{"---|" * len(columns)}
 {ranks}{more}
 
 ## Files
 
 | file | what it is |
 |---|---|
-| `model_parallel.py` | the model: local tensors, every collective a visible call with its mesh axis and its reason |
+| {_model_files(program)}: local tensors, every collective a visible call with its mesh axis and its reason |
 | `train.py` | the training loop: gradient reduction, clipping, schedule, evaluation, checkpoints |
 | `run_options.py`, `batches.py`, `start_state.py` | its options; its batches; what it starts from |
 | `initial.py` | what the original's constructor computes: rotary frequencies, masks, tables of positions |
@@ -120,5 +123,15 @@ def _shown(size: int) -> range:
     return range(min(size, 16))
 
 
+def _model_files(program: Program) -> str:
+    parts = len(program.step.parts)
+    if not parts:
+        return "`model_parallel.py` | the model"
+    return (
+        f"`part_0.py` to `part_{parts - 1}.py`, `model_parallel.py` | the parts of the model and which stage has which"
+    )
+
+
 def _coordinates(program: Program, rank: int) -> str:
-    return " | ".join(map(str, program.mesh.coordinates(rank)))
+    stage, rank = divmod(rank, program.mesh.size)
+    return " | ".join(map(str, [*[stage] * (program.step.stages > 1), *program.mesh.coordinates(rank)]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autoshard import redistribute
 from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
+from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.module_scopes import RANDOM, random_index, reads_of, results_of
 from autoshard.program.module_tree import Loop, ModuleCall
@@ -101,9 +102,18 @@ class Body:
     # --- calls ---
 
     def _call(self, call: ModuleCall) -> list[str]:
-        arguments = ", ".join(self.text(value) for value in call.arguments)
-        expression = f"{self.owner.access(call.path)}({arguments})"
+        expression = self._called(
+            self.owner.access(call.path), [self.text(value) for value in call.arguments], call.keep
+        )
         return statement(f"{self._targets(list(call.results))} = {expression}" if call.results else expression, 2)
+
+    def _called(self, module: str, arguments: list[str], keep: str) -> str:
+        """The call, or one that backward makes again."""
+        if keep == KEEP_ALL:
+            return f"{module}({', '.join(arguments)})"
+        self.owner.uses_random = True
+        more = [f"keep={quoted(keep)}"] if keep != "input" else []
+        return f"recomputed({', '.join([module, self.owner.ours('random'), *arguments, *more])})"
 
     def _loop(self, i: int, loop: Loop) -> list[str]:
         stem, _, first = loop.paths[0].rpartition(".")
@@ -118,7 +128,7 @@ class Body:
         arguments = [slots[i, a] if a in carried else self.text(value) for a, value in enumerate(loop.arguments)]
         targets = {r: slots[i, a] for a, r in carried.items()}
         results = [targets.get(r) or ("_" if v is None else self.names[v]) for r, v in enumerate(loop.results)]
-        inner_call = f"{', '.join(results)} = {variable}({', '.join(arguments)})"
+        inner_call = f"{', '.join(results)} = {self._called(variable, arguments, loop.keep)}"
         return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3)]
 
     # --- operators ---

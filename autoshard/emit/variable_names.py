@@ -29,9 +29,11 @@ class Naming:
 def name_values(
     program: Program, definition: Definition, reserved: frozenset[str], is_root: bool, called: Sequence[str] = ()
 ) -> Naming:
-    """`called`: what a caller names the inputs. The root's inputs keep the names of the original model."""
+    """`called`: what a caller names the inputs. The root's inputs keep the names of the original model; what a part of
+    a pipeline is handed has none there."""
     namer = _Namer(program, definition, reserved)
-    return namer.run(definition.inputs if is_root else called)
+    own = ["" if program.value(value).requires_grad else value for value in definition.inputs]
+    return namer.run(own if is_root else called)
 
 
 class _Namer:

@@ -9,7 +9,8 @@ from autoshard.ir.mesh import Mesh
 
 SCHEMA_VERSION = 4
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-KEEPS = ("all", "expensive", "input")  # of a block's values, until its backward
+KEEP_ALL = "all"
+KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ class StagePart:
 
 @dataclass(frozen=True)
 class BlockPolicy:
-    """What backward finds of the block at `module`, a path: "all", "expensive" (products, attention, collectives) or
-    "input" (its inputs alone). The rest is computed again."""
+    """What backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and attention) or
+    "input" (its inputs alone). The rest is computed again, and collectives run again."""
 
     module: str
     keep: str
@@ -179,6 +180,11 @@ class StepPlan:
     recompute: tuple[BlockPolicy, ...] = ()
     predicted_seconds: float = 0.0
     predicted_peak_bytes: float = 0.0
+
+    @property
+    def keeps(self) -> dict[str, str]:
+        """Module -> what is kept of it, where that is not all."""
+        return {policy.module: policy.keep for policy in self.recompute if policy.keep != KEEP_ALL}
 
     @property
     def stages(self) -> int:

@@ -12,8 +12,8 @@ from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, Instruction, LabelCount, LocalValue, Program
 from autoshard.program.module_scopes import operands_of, random_index, results_of
+from autoshard.program.step_check import LABEL_LOSSES
 
-LABEL_LOSSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
 _MEAN = (1, "mean")
 CLASS = "Labels"
 

@@ -69,7 +69,8 @@ class _Lowering:
             (self.origin[b], self._value_in(v, layouts[b], "", f"{b} is stored so")) for b, v in graph.buffer_updates
         )
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
-        instructions = with_gathers(self.instructions, self.values, [p.value for p in parameters], graph)
+        stored, again = [p.value for p in parameters], tuple(plan.step.keeps)
+        instructions = with_gathers(self.instructions, self.values, stored, graph, again)
         together = weight_buckets(parameters, instructions, self.values, self.mesh) if graph.loss else ()
         return Program(
             graph.name,

@@ -87,6 +87,7 @@ class Scopes:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.classes = dict(program.modules)
+        self.keeps = program.step.keeps
         self.dissolved = {path for path, name in program.modules if name in CONTAINERS} | {""}
         self.assigned = [instruction.module for instruction in program.instructions]
         self.state = {p.value: p for p in (*program.parameters, *program.buffers)}
@@ -194,7 +195,7 @@ class Scopes:
             number = random_index(instruction)
             chain = self._chain(self.assigned[i])
             below = [path for path in chain[1:] if inside(path, run.path)]
-            inner = tuple((relative(path, run.path), self.classes[path]) for path in below)
+            inner = tuple((relative(path, run.path), self.classes[path], self.keeps.get(path)) for path in below)
             code.append((self._static[i], inner, operands, None if number is None else number - base))
         pairs = self.updates(run).items()
         updates = tuple((int(numbers[new][1:]), relative(self.state[b].path, run.path)) for b, new in pairs)

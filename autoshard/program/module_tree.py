@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autoshard.code_text import fresh, identifier
+from autoshard.errors import UsageError
+from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Compute, Instruction, Program
-from autoshard.program.module_scopes import ModuleVisit, Scopes, reads_of, relative
+from autoshard.program.module_scopes import ModuleVisit, Scopes, inside, reads_of, relative
 
 HANDFUL = 4  # a module with more computations than this gets a class of its own
 LOOP = 6  # a series of equal small modules with at least so many instructions in all becomes a loop
@@ -31,12 +33,14 @@ class Child:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of the child at `path`. `results` has a value, or None where it is not used, per output."""
+    """One call of the child at `path`. `results` has a value, or None where it is not used, per output. `keep`: what
+    backward finds of it, as in `BlockPolicy`."""
 
     path: str
     definition: str
     arguments: tuple[str, ...]
     results: tuple[str | None, ...]
+    keep: str = KEEP_ALL
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Loop:
     arguments: tuple[str, ...]
     carried: tuple[tuple[int, int], ...]
     results: tuple[str | None, ...]
+    keep: str = KEEP_ALL  # of each
 
 
 Item = Instruction | ModuleCall | Loop
@@ -103,13 +108,23 @@ class _Builder:
         looped = {scopes.key(run) for outer in scopes.root.walk() for run in self._looped(outer.children)}
         self.groups: dict[object, list[ModuleVisit]] = {}
         for run in _inner_first(scopes.root):
-            if run is scopes.root or scopes.key(run) in looped or self._deserves_class(run):
+            wanted = run.path in scopes.keeps or scopes.key(run) in looped
+            if run is scopes.root or wanted or self._deserves_class(run):
                 self.groups.setdefault(scopes.key(run), []).append(run)
         self.names: dict[object, str] = {}
+        self._check_policies()
 
     def build(self) -> ModuleTree:
         self._name_all()
         return ModuleTree(tuple(self._definition(key, runs) for key, runs in self.groups.items()))
+
+    def _check_policies(self) -> None:
+        """UsageError for a module to be computed again that is no block of the code."""
+        blocks = {run.path for run in self.scopes.root.walk()}
+        for path in self.scopes.keeps.keys() - blocks:
+            if any(own == path or inside(own, path) for own in (step.module for step in self.program.instructions)):
+                told = f"{path} can't be computed again by itself: its operators don't stand together"
+                raise UsageError(told, "a module that holds it, or one that it holds")
 
     # --- which modules get a class ---
 
@@ -219,7 +234,8 @@ class _Builder:
         values = self.scopes.values(run)
         results = [values[i] for i in self._output_positions(self.groups[key])]
         used = tuple(v if v in needed or self.scopes.escapes(v, run) else None for v in results)
-        return ModuleCall(path, self.names[key], tuple(self.scopes.inputs(run)), used)
+        keep = self.scopes.keeps.get(run.path, KEEP_ALL)
+        return ModuleCall(path, self.names[key], tuple(self.scopes.inputs(run)), used, keep)
 
 
 def _inner_first(run: ModuleVisit) -> Iterator[ModuleVisit]:
@@ -269,7 +285,8 @@ def _chained(body: list[Item], first: int, this: int, last_use: dict[str, int]) 
     start, before, after = body[first], body[this - 1], body[this]
     if not (isinstance(start, ModuleCall) and isinstance(before, ModuleCall) and isinstance(after, ModuleCall)):
         return False
-    if before.definition != after.definition or not follows(before.path, after.path):
+    same = (before.definition, before.keep) == (after.definition, after.keep)
+    if not same or not follows(before.path, after.path):
         return False
     results = {name: r for r, name in enumerate(before.results) if name is not None}
     carried = _carried(before, after)
@@ -293,7 +310,7 @@ def _carried(before: ModuleCall, after: ModuleCall) -> tuple[tuple[int, int], ..
 def _loop(calls: list[ModuleCall]) -> Loop:
     carried = _carried(calls[0], calls[1])
     first, last = calls[0], calls[-1]
-    return Loop(tuple(c.path for c in calls), first.definition, first.arguments, carried, last.results)
+    return Loop(tuple(c.path for c in calls), first.definition, first.arguments, carried, last.results, first.keep)
 
 
 def _reads(item: Item) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ has the inputs of the micro-batch. A part gives nothing but what is handed on, t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,19 +19,20 @@ from autoshard.program.module_scopes import random_index, reads_of, results_of
 from autoshard.program.weights import weight_steps
 
 
-def stage_programs(program: Program, plan: Plan) -> tuple[Program, ...]:
-    """Part after part, in the order of the data; the program itself where the plan has one stage.
+def stage_programs(program: Program, plan: Plan | None = None) -> tuple[Program, ...]:
+    """Part after part, in the order of the data, as its step (that of `plan`) says; itself where there is one stage.
 
     A part's inputs are what is handed to it, then those of the model's that it reads. Parameters stand in each part
     that reads them. UsageError for a cut that can't be: see `_check_buffers`, `_check_weights`.
     """
-    if not plan.step.parts:
+    step = program.step if plan is None else plan.step
+    if not step.parts:
         return (program,)
     assert program.loss is not None, "check_step"
-    cut = _Cut(program, [part.first_op for part in plan.step.parts])
-    parts = tuple(cut.part(number) for number in range(len(plan.step.parts)))
+    cut = _Cut(program, [part.first_op for part in step.parts])
+    parts = tuple(cut.part(number) for number in range(len(step.parts)))
     _check_buffers(program, parts)
-    _check_weights(parts, plan.step.stages)
+    _check_weights(parts, step.stages)
     return parts
 
 
@@ -52,6 +54,7 @@ class _Cut:
     def __init__(self, program: Program, first_ops: Sequence[str]) -> None:
         self.program, self.values = program, program.by_name
         self.starts = [*_starts(program.instructions, first_ops), len(program.instructions)]
+        self.part_of = _parts_of(program.instructions, self.starts)
         self.maker = {name: i for i, step in enumerate(program.instructions) for name in results_of(step)}
         self.stored = {p.value for p in (*program.parameters, *program.buffers)}
         self.again = _made_again(program)
@@ -90,12 +93,13 @@ class _Cut:
 
     def _instructions(self, number: int) -> list[int]:
         """Its own, and those that make again what it reads of an earlier part."""
-        own = range(self.starts[number], self.starts[number + 1])
+        own = [i for i, part in enumerate(self.part_of) if part == number]
         wanted = [name for i in own for name in filter(None, reads_of(self.program.instructions[i]))]
         needed: set[int] = set()
         while wanted:
             made = self.maker.get(wanted.pop())
-            if made is not None and made < own.start and made in self.again and made not in needed:
+            earlier = made is not None and self.part_of[made] < number and made in self.again
+            if made is not None and earlier and made not in needed:
                 needed.add(made)
                 wanted += filter(None, reads_of(self.program.instructions[made]))
         return [*sorted(needed), *own]
@@ -123,7 +127,7 @@ class _Cut:
 
     def _remade(self, name: str, number: int) -> bool:
         """Made in an earlier part, too, which is the one that writes it back."""
-        return self.maker[name] < self.starts[number]
+        return self.part_of[self.maker[name]] < number
 
 
 def _starts(instructions: Sequence[Instruction], first_ops: Sequence[str]) -> list[int]:
@@ -136,6 +140,20 @@ def _starts(instructions: Sequence[Instruction], first_ops: Sequence[str]) -> li
             start -= 1
         starts.append(start)
     return [0, *starts[1:]]
+
+
+def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> list[int]:
+    """Of each instruction. Redistributions after the last operator, for outputs and buffers, go with what they move."""
+    last = max(i for i, step in enumerate(instructions) if isinstance(step, Compute))
+    parts: list[int] = []
+    made: dict[str, int] = {}
+    for i, step in enumerate(instructions):
+        number = bisect_right(starts, i) - 1
+        if i > last and isinstance(step, Collective):
+            number = made.get(step.operand, number)
+        parts.append(number)
+        made |= dict.fromkeys(results_of(step), number)
+    return parts
 
 
 def _made_again(program: Program) -> set[int]:

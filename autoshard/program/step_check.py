@@ -7,6 +7,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEPS, SCHEDULES, StepPlan
 from autoshard.rules.rebatch import batch_size
 
+LABEL_LOSSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
+
 
 def check_step(step: StepPlan, graph: Graph) -> None:
     """UsageError says what is wrong with `step` and what to try."""
@@ -14,6 +16,10 @@ def check_step(step: StepPlan, graph: Graph) -> None:
     if step.parts:
         _check_parts(step, graph)
     modules = {path for path, _ in graph.modules}
+    for path in step.keeps:
+        told = not_again(graph, path, step.micro_batches)
+        if told:
+            raise UsageError(f"{path} can't be computed again: {told}", "another block, or what holds it left as it is")
     for policy in step.recompute:
         if policy.keep not in KEEPS:
             raise UsageError(f"{policy.module} keeps {policy.keep!r}", f"one of {', '.join(KEEPS)}")
@@ -43,6 +49,16 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
             f"the interleaved schedule takes micro-batches in groups of {stages}, a stage each, and {count} are not",
             f"--micro-batches {near}",
         )
+
+
+def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:
+    """Why backward can't compute module `path` again; "" where it can."""
+    updated = {buffer for buffer, _ in graph.buffer_updates}
+    changing = [b.path for b in graph.buffers if b.tensor in updated and b.path.startswith(f"{path}.")]
+    if changing:
+        return f"it would change {changing[0]} a second time"
+    losses = [op.name for op in graph.ops if op.target in LABEL_LOSSES and f"{op.module}.".startswith(f"{path}.")]
+    return f"{losses[0]} counts the labels of its micro-batch" if losses and micro_batches > 1 else ""
 
 
 def _check_parts(step: StepPlan, graph: Graph) -> None:

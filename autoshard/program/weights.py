@@ -61,13 +61,21 @@ def careful_casts(program: Program) -> frozenset[str]:
 
 
 def with_gathers(
-    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], parameters: Sequence[str], graph: Graph
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+    parameters: Sequence[str],
+    graph: Graph,
+    recomputed: Iterable[str] = (),
 ) -> tuple[Instruction, ...]:
-    """The instructions with what is gathered again, and in which precision gradients are reduced."""
+    """The instructions with what is gathered again, and in which precision gradients are reduced.
+
+    In the modules `recomputed` nothing is: backward runs their gathers again with all else.
+    """
     if graph.loss is None:
         return tuple(instructions)
     steps = weight_steps(instructions, parameters, values)
-    gathering = {i for own in steps.values() for i in own if _gathers(instructions[i])}
+    again = {i for i, step in enumerate(instructions) if any(_within(step.module, path) for path in recomputed)}
+    gathering = {i for own in steps.values() for i in own if _gathers(instructions[i])} - again
     gathered = {name for name, own in steps.items() if not gathering.isdisjoint(own)}
     views: dict[str, str] = {}  # view of a gathered weight -> the weight
     marked: list[Instruction] = []
@@ -82,9 +90,14 @@ def with_gathers(
                 if operand is not None and (operand in gathered or operand in views):
                     views[known.results[position]] = views.get(operand, operand)
             kept = dict.fromkeys(views.get(name, name) for name in known.kept)
-            instruction = replace(instruction, again=tuple(name for name in kept if name in gathered))
+            gathers = tuple(name for name in kept if name in gathered and index not in again)
+            instruction = replace(instruction, again=gathers)
         marked.append(instruction)
     return tuple(marked)
+
+
+def _within(module: str, path: str) -> bool:
+    return module == path or module.startswith(f"{path}.")
 
 
 def _gathers(instruction: Instruction) -> bool:

@@ -12,9 +12,10 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.graph_json import graph_hash
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan, PlanStep, RedistributionPlan, TensorPlan
+from autoshard.ir.plan import Plan, PlanStep, RedistributionPlan, StepPlan, TensorPlan
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution
+from autoshard.search.whole_step import balanced_parts
 
 Key = tuple[str, str, int]  # (module, target, ordinal among these): a name of an op that holds across sizes
 Place = tuple[Key, int]  # an operand of an op; outputs are ops of their own
@@ -45,10 +46,26 @@ def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: M
         buffers=buffers,
         ops=tuple(ops[op.name] for op in reduced.ops),
         redistributions=(),
+        step=_carried_step(plan, full, reduced),
     )
     needed = _needed(draft, plan, full, reduced, strategies)
     redistributions = tuple(_carried_steps(need, draft, reduced, hardware) for need in needed)
     return priced(replace(draft, redistributions=redistributions), reduced, hardware)
+
+
+def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
+    """Its parts begin with the same operators; where some of these are gone, as many parts of the layers left."""
+    keys = {op.name: key for key, op in keyed_ops(full).items()}
+    names = {key: op.name for key, op in keyed_ops(reduced).items()}
+    modules = {path for path, _ in reduced.modules}
+    step = replace(plan.step, recompute=tuple(own for own in plan.step.recompute if own.module in modules))
+    firsts = [names.get(keys[part.first_op]) for part in step.parts]
+    if None not in firsts:
+        parts = tuple(replace(part, first_op=op or "") for part, op in zip(step.parts, firsts, strict=True))
+        return replace(step, parts=parts)
+    decided = {keys[op.op]: op for op in plan.ops}
+    ops = tuple(replace(decided[key], op=op.name) for key, op in keyed_ops(reduced).items())
+    return replace(step, parts=balanced_parts(replace(plan, ops=ops), reduced, step.stages, step.virtual_stages))
 
 
 def with_rules_of(full: Graph, reduced: Graph) -> Graph:

@@ -8,8 +8,8 @@ from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
-from autoshard.program.step_check import check_step, micro_batches_of
+from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.program.step_check import check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
 from autoshard.units import format_bytes, format_seconds
 
@@ -30,11 +30,14 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
     keep = RECOMPUTE[request.recompute or "none"]
-    recompute = tuple(BlockPolicy(path, keep) for path in repeated_blocks(graph)) if keep != "all" else ()
+    blocks = repeated_blocks(graph) if keep != KEEP_ALL else ()
+    reasons = {path: not_again(graph, path, count) for path in blocks}
+    recompute = tuple(BlockPolicy(path, keep) for path in blocks if not reasons[path])
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, schedule, virtual, parts, recompute)
     check_step(step, graph)
-    return replace(plan, step=step)
+    notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
+    return replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
 
 
 def predicted(plan: Plan, graph: Graph) -> Plan:

@@ -35,7 +35,8 @@ SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from
 def summary(plan: Plan, graph: Graph, styles: Sequence[StylePlan] = (), width: int = WIDTH) -> str:
     """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
     possible. `styles`: see search/style_plans.py."""
-    where = f"{plan.mesh} ({plan.mesh.size} devices) of {plan.hardware}"
+    stages = f" on each of {plan.step.stages} stages" if plan.step.stages > 1 else ""
+    where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     lines += ["", *_answer(plan, graph, styles, width), "", *_block_table(plan, graph, width), ""]
     lines += _figures(plan, graph, width)
@@ -213,9 +214,9 @@ def next_command(plan: Plan, graph: Graph, out: str) -> str:
     if graph.loss is None:
         check = "" if plan.model.endswith(".json") else f"autoshard verify {out}; "
         return f"{check}without a loss train.py has nothing to train: import {out}/model_parallel.py in code of yours"
-    if plan.mesh.size > per_node:
-        return f"{out}/README.md says how to start it on {-(-plan.mesh.size // per_node)} nodes"
-    return f"torchrun --nproc-per-node {plan.mesh.size} {out}/train.py --backend gloo --steps 5"
+    if plan.devices > per_node:
+        return f"{out}/README.md says how to start it on {-(-plan.devices // per_node)} nodes"
+    return f"torchrun --nproc-per-node {plan.devices} {out}/train.py --backend gloo --steps 5"
 
 
 def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:

@@ -18,7 +18,7 @@ from autoshard.errors import UserError
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import check_has_code
 from autoshard.ir.program import Program
-from autoshard.verify.comparison.compare import RankResult, compare_ranks
+from autoshard.verify.comparison.compare import RankResult, compare_stages
 from autoshard.verify.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verify.comparison.proof import Proof
 from autoshard.verify.comparison.rounding_noise import Noise, amplified, measure_noise
@@ -37,6 +37,7 @@ from autoshard.verify.ranks.rank_steps import Job, job_of, run_rank
 Backend = Literal["gloo", "lockstep"]
 STEPS = 3
 TIMEOUT_SECONDS = 900.0
+NO_OWN_PRECISION = "a step in its own precision: stages run as processes, and that step in lock-step"
 
 
 @dataclass(frozen=True)
@@ -144,19 +145,22 @@ def check_folder(
     """
     start = time.monotonic()
     steps = case.reference.steps
-    mesh, clipped = program.mesh, case.reference.clipped_steps
+    mesh, clipped, stages = program.mesh, case.reference.clipped_steps, program.step.stages
     notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()))
-    proof = Proof(str(mesh), backend, mesh.size, len(steps), clipped, (), 0.0, notes=notes)
+    where = f"{mesh} on each of {stages} stages" if stages > 1 else str(mesh)
+    proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
     try:
         results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
         own: list[Error] = []
-        if own_precision and isinstance(case.own, OwnStep):
+        if own_precision and stages > 1:
+            proof = replace(proof, unverified=(NO_OWN_PRECISION,))
+        elif own_precision and isinstance(case.own, OwnStep):
             own = check_own(case.own, case.reference, program, folder, timeout_seconds)
         elif own_precision and isinstance(case.own, str):
             proof = replace(proof, unverified=(case.own,) if case.own else ())
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
-    errors = [*compare_ranks(program, case.reference, results, case.noise), *own]
+    errors = [*compare_stages(program, case.reference, results, case.noise), *own]
     seconds = time.monotonic() - start
     return replace(proof, kinds=summarise(errors), first_failure=first_failure(errors), seconds=seconds)
 
@@ -188,6 +192,7 @@ def written(files: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
+    assert program.step.stages == 1, "torch.distributed.pipelining talks by process groups: verify_folder says so"
     try:
         package = load_package(folder)
     except Exception as error:
@@ -201,8 +206,9 @@ def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float) -
         job_file = Path(scratch, "job.pt")
         save_job(job, job_file)
         arguments = [str(folder.resolve()), str(job_file), scratch]
-        run_processes("autoshard.verify.ranks.rank_worker", arguments, program.mesh.size, timeout_seconds)
-        return [load_result(Path(scratch, f"rank{rank}.pt")) for rank in range(program.mesh.size)]
+        count = program.mesh.size * program.step.stages
+        run_processes("autoshard.verify.ranks.rank_worker", arguments, count, timeout_seconds)
+        return [load_result(Path(scratch, f"rank{rank}.pt")) for rank in range(count)]
 
 
 _RUNNERS = {"lockstep": _in_lockstep, "gloo": _on_gloo}

@@ -57,6 +57,8 @@ def verify_package(
     plan, graph, hardware = read_package(Path(directory))
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
+    if plan.step.stages > 1:
+        _check_stages(plan, backend)
     if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
         backend = "lockstep"
     if full and given:
@@ -73,6 +75,18 @@ def verify_package(
         )
     _check_unedited(package)
     return _counterpart(package, small, backend, timeout_seconds)
+
+
+def _check_stages(plan: Plan, backend: Backend) -> None:
+    """Pipelining talks by process groups: no lock-step, and no more devices than processes can run here."""
+    if backend == "lockstep":
+        raise UsageError(
+            "stages can't run in lock-step: torch.distributed.pipelining needs processes", "--backend gloo"
+        )
+    if plan.devices > MOST_PROCESSES:
+        where = f"{plan.mesh} on each of {plan.step.stages} stages"
+        told = f"{where} needs {plan.devices} processes, and {MOST_PROCESSES} are what runs here"
+        raise UsageError(told, f"the same model planned with --stages 2 and a mesh of {MOST_PROCESSES // 2} devices")
 
 
 def planned_arguments(plan: Plan) -> dict[str, Any]:

@@ -27,8 +27,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from initial import INITIAL
-from model_parallel import MESH, build_model
-from runtime import ParallelMesh, Sharding, sharding
+from model_parallel import MESH, STAGES, VIRTUAL_STAGES, build_model
+from runtime import ParallelMesh, Sharding, Stages, sharding
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -76,9 +76,12 @@ def _safetensors() -> Any:
 
 def shardings() -> dict[str, tuple[Sharding, torch.dtype, bool]]:
     """Original name -> how this package holds it, and if it is a buffer; built on the meta device, without memory."""
-    mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
-    model: nn.Module = build_model(mesh)
-    held = model.state_dict(keep_vars=True).values()
+    held: list[Tensor] = []
+    for index in range(STAGES):
+        mesh = ParallelMesh(MESH, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type, return-value]
+        mesh.stages = Stages(index, STAGES, VIRTUAL_STAGES, lambda *_: None) if STAGES > 1 else None
+        model: nn.Module = build_model(mesh)
+        held += model.state_dict(keep_vars=True).values()
     return {sharding(x).name: (sharding(x), x.dtype, not isinstance(x, nn.Parameter)) for x in held}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from batches import UserError
-from model_parallel import MESH
+from model_parallel import MESH, STAGES
 from runtime import SHAPES
 
 BACKENDS = ("gloo", "nccl", "hccl")
@@ -134,9 +134,10 @@ def check_devices(backend: str) -> None:
 
 def check_launch() -> None:
     """UserError where the number of processes is not that of the mesh."""
-    size, started = math.prod(MESH.values()), int(os.environ.get("WORLD_SIZE", "1"))
+    size, started = math.prod(MESH.values()) * STAGES, int(os.environ.get("WORLD_SIZE", "1"))
     if size != started:
         mesh = ", ".join(f"{name}={n}" for name, n in MESH.items())
         processes = "1 process was" if started == 1 else f"{started} processes were"
         line = f"torchrun --nproc-per-node {size} {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
+        mesh += f" on each of {STAGES} stages" if STAGES > 1 else ""
         raise UserError(f"the mesh {mesh} needs {size} processes, {processes} started\n  try: {line}")

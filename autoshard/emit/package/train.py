@@ -40,14 +40,19 @@ from model_parallel import (
     MICRO_BATCHES,
     OPTIMIZER,
     PLAN,
+    SHARED,
+    STAGES,
     UPDATES_BUFFERS,
+    VIRTUAL_STAGES,
     WEIGHT_BUCKETS,
     build_labels,
     build_model,
+    build_pipeline,
 )
 from run_options import LEARNING_RATE, check_devices, check_launch, check_options, parse_arguments, profiled_steps
 from runtime import (
     ParallelMesh,
+    Pipeline,
     Prefetched,
     TrainingLog,
     accumulating,
@@ -94,6 +99,7 @@ def make_optimizer(
 
 
 _PARAMETERS: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = weakref.WeakKeyDictionary()
+_PIPELINES: weakref.WeakKeyDictionary[nn.Module, Pipeline] = weakref.WeakKeyDictionary()
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -128,6 +134,8 @@ def accumulate_gradients(
 
     Gradients are added up here and summed over devices once, beside the last backward. Returns the outputs of each.
     """
+    if STAGES > 1:
+        return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches)]
     parameters = parameters_of(model)
     shares = shares_of_labels(mesh, micro_batches)
     made = []
@@ -140,6 +148,20 @@ def accumulate_gradients(
                 (outputs[0] / MICRO_BATCHES).backward()
             made.append(outputs)
     return made
+
+
+def pipeline_gradients(model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The same over stages: `model` holds the parts of this one. Returns the losses on the last stage."""
+    if model not in _PIPELINES:
+        _PIPELINES[model] = build_pipeline(model, mesh)
+    parameters = parameters_of(model)
+    shares = shares_of_labels(mesh, micro_batches) if mesh.stages.is_last else []
+    buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
+    again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
+    with reducing(mesh, parameters, buckets, MICRO_BATCHES), again:
+        losses = _PIPELINES[model].run(micro_batches, shares)
+    mesh.stages.sum_shared(parameters, SHARED)
+    return losses
 
 
 def shares_of_labels(mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
@@ -156,7 +178,8 @@ def train_step(
     inputs: Sequence[Any],
     max_norm: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """One optimizer step; returns the local loss and the gradient norm before clipping.
+    """One optimizer step; returns the local loss (of a pipeline, zero but on the last stage) and the gradient norm
+    before clipping.
 
     `inputs` are local tensors; where a step has several micro-batches, those of each.
     """
@@ -165,8 +188,8 @@ def train_step(
         loss = compute_gradients(model, mesh, inputs)[0].detach()
     else:
         losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, inputs)]
-        loss = torch.stack(losses).mean(0)
-    norm = clip_gradients(mesh, parameters_of(model).values(), max_norm)
+        loss = torch.stack(losses).mean(0) if losses else torch.zeros((), device=mesh.device)
+    norm = clip_gradients(mesh, parameters_of(model).values(), max_norm, SHARED)
     optimizer.step()
     return loss, norm
 
@@ -176,7 +199,7 @@ def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
     total = loss.detach().to(torch.float32).clone()
     for axis in LOSS_AXES:
         mesh[axis].transport.all_reduce(total)()
-    return float(total)
+    return float(total if mesh.stages is None else mesh.stages.all_reduce(total))
 
 
 # --- the run ---
@@ -200,6 +223,7 @@ def describe(model: nn.Module, mesh: ParallelMesh) -> None:
     local = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
     whole = sum(math.prod(sharding(p).shape) for p in model.parameters())
     axes = ", ".join(f"{name}={n}" for name, n in mesh.axes.items())
+    axes += f", stage 0 of {STAGES}," if STAGES > 1 else ""
     print(f"plan {PLAN}, mesh {axes} on {mesh.device.type}: {whole:,} parameters, {local:,} on rank 0", flush=True)
     for name in INPUTS:
         print(f"  input {name}: global {tuple(INPUTS[name][0])}, local {local_shape(name, mesh)}", flush=True)
@@ -250,7 +274,7 @@ def evaluates(options: argparse.Namespace, step: int) -> bool:
 
 def make_log(options: argparse.Namespace, mesh: ParallelMesh) -> TrainingLog:
     try:
-        return TrainingLog(mesh.rank, options.log_json, options.tensorboard)
+        return TrainingLog(mesh.global_rank, options.log_json, options.tensorboard)
     except ImportError as error:
         raise UserError(f"--tensorboard: {error}\n  try: pip install tensorboard, or --log-json FILE") from None
 
@@ -262,6 +286,8 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
             "this package was planned without a loss: it can't be trained\n"
             "  try: model_parallel.py in code of your own, or plan a model that returns its loss"
         )
+    if options.eval_data and STAGES > 1:
+        raise UserError("--eval-data: this package has stages, which train only\n  try: a package of one stage")
     if options.eval_data and UPDATES_BUFFERS:
         raise UserError(
             "--eval-data: this model's forward in training updates buffers, as batch norm does\n"
@@ -277,12 +303,13 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     check_run(options, mesh)
     torch.set_float32_matmul_precision(options.matmul_precision)
     model = build_model(mesh)
+    first = mesh.global_rank == 0
     if options.dry_run:
-        if mesh.rank == 0:
+        if first:
             describe(model, mesh)
         return
     optimizer = make_optimizer(model, weight_decay=options.weight_decay)
-    done = prepare(model, optimizer, options, mesh.rank)
+    done = prepare(model, optimizer, options, mesh.global_rank)
     for group in optimizer.param_groups:  # what is asked for goes before what the checkpoint holds
         group |= {} if options.lr is None else {"lr": options.lr, "initial_lr": options.lr}
     shape = {"shape": options.schedule, "warmup": options.warmup, "steps": options.steps, "least": options.lr_least}
@@ -290,7 +317,7 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     if options.seed is not None:
         mesh.random.seed = options.seed
     batches, log = training_batches(options, mesh, done), make_log(options, mesh)
-    if done >= options.steps and mesh.rank == 0:
+    if done >= options.steps and first:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     try:
         train(model, optimizer, schedule, mesh, batches, options, log, done)
@@ -310,7 +337,7 @@ def train(
     done: int,
 ) -> None:
     """The steps after `done`."""
-    with profiling(options.profile, *profiled_steps(options), mesh.rank, mesh.device) as profiled:
+    with profiling(options.profile, *profiled_steps(options), mesh.global_rank, mesh.device) as profiled:
         for step in range(done + 1, options.steps + 1):
             one_step(model, optimizer, mesh, batches, options, log, step)
             schedule.step()
@@ -356,7 +383,7 @@ def main() -> int:
         check_options(options)
         check_launch()
         check_devices(options.backend)
-        run(options, ParallelMesh.from_environment(MESH, options.backend, options.timeout))
+        run(options, ParallelMesh.from_environment(MESH, options.backend, options.timeout, STAGES, VIRTUAL_STAGES))
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")
         if rank != "0" and not isinstance(error, BatchError):

@@ -60,9 +60,11 @@ from .parameters import (
     shard_parameter,
     sharding,
 )
+from .pipeline import Handed, Pipeline
 from .prefetch import Prefetched, Read
 from .profiling import profiling
 from .randomness import Random, dropout_mask, random_dropout
+from .recompute import recomputed
 from .redistribution import (
     all_gather,
     all_reduce,
@@ -76,6 +78,7 @@ from .redistribution import (
     zero_pad,
 )
 from .ring import ring_attention
+from .stages import Stages
 from .training_log import TrainingLog
 from .user_code import register_operators
 from .weight_files import WeightFiles
@@ -84,12 +87,15 @@ from .weights import regather_before, regathering
 __all__ = [
     "SHAPES",
     "Axis",
+    "Handed",
     "LabelShares",
     "ParallelMesh",
+    "Pipeline",
     "Prefetched",
     "Random",
     "Read",
     "Sharding",
+    "Stages",
     "TrainingLog",
     "Transport",
     "WeightFiles",
@@ -149,6 +155,7 @@ __all__ = [
     "random_multinomial",
     "random_noise",
     "random_tensor",
+    "recomputed",
     "reduce_gradients",
     "reduce_scatter",
     "reducing",

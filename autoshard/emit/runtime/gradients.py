@@ -18,6 +18,7 @@ from .axis import Axis
 from .leaves import as_gradient, give_gradients_to, local
 from .mesh import ParallelMesh
 from .parameters import sharding
+from .stages import Shared
 
 Buckets = Sequence[tuple[Sequence[str], Sequence[str]]]
 
@@ -204,15 +205,21 @@ def _added_to(name: str) -> RuntimeError:
 
 
 @torch.no_grad()
-def clip_gradients(mesh: ParallelMesh, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def clip_gradients(
+    mesh: ParallelMesh, parameters: Iterable[nn.Parameter], max_norm: float, shared: Shared | None = None
+) -> Tensor:
     """Scales all gradients so that their global norm is at most `max_norm`; returns the norm before.
 
-    A parameter's squares are summed over the axes that shard it, and count once over those that replicate it.
+    A parameter's squares are summed over the axes that shard it, and count once over those that replicate it, and over
+    the stages that hold it, which `shared` names.
     """
     gradients: dict[tuple[str, ...], list[Tensor]] = {}
+    elsewhere: list[Tensor] = []  # gradients that another stage counts
     for parameter in parameters:
         if parameter.requires_grad:
             group = gradients.setdefault(sharding(parameter).axes, [])
+            if mesh.stages is not None and not mesh.stages.counts(sharding(parameter).name, shared or {}):
+                group = elsewhere
             group += [] if parameter.grad is None else [local(parameter.grad)]
     total = torch.zeros((), device=mesh.device)
     for axes, group in sorted(gradients.items()):
@@ -222,9 +229,9 @@ def clip_gradients(mesh: ParallelMesh, parameters: Iterable[nn.Parameter], max_n
         if axes:
             mesh.joint(axes).transport.all_reduce(squares)()
         total = total + squares
-    norm = total.sqrt()
+    norm = (total if mesh.stages is None else mesh.stages.all_reduce(total.clone())).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for group in gradients.values():
+    for group in (*gradients.values(), elsewhere):
         if group:
             torch._foreach_mul_(group, scale)
     return norm

@@ -19,10 +19,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from .axis import Axis, GroupTransport, Transport
 from .micro_batches import LabelShares
 from .randomness import Random
+from .stages import Stages
 
 
 class ParallelMesh:
-    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None where ranks are simulated."""
+    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None where ranks are simulated.
+
+    Of a pipeline, those of one stage: `stages` says which, and `rank` counts on it.
+    """
 
     def __init__(
         self,
@@ -31,8 +35,10 @@ class ParallelMesh:
         connect: Callable[[ParallelMesh, tuple[str, ...]], Transport],
         device: torch.device,
         device_mesh: DeviceMesh | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.axes, self.rank, self.device, self.device_mesh = dict(axes), rank, device, device_mesh
+        self.stages = stages
         self.coordinates: dict[str, int] = {}
         for name, size in reversed(self.axes.items()):
             rank, self.coordinates[name] = divmod(rank, size)
@@ -44,13 +50,19 @@ class ParallelMesh:
 
     @classmethod
     def from_environment(
-        cls, axes: Mapping[str, int], backend: str, timeout_seconds: float | None = None
+        cls,
+        axes: Mapping[str, int],
+        backend: str,
+        timeout_seconds: float | None = None,
+        stages: int = 1,
+        virtual: int = 1,
     ) -> ParallelMesh:
         """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
-        `timeout_seconds`: of a collective, None for the backend's own.
+        `timeout_seconds`: of a collective, None for the backend's own. With `stages`, each has a mesh of its own, and
+        holds `virtual` parts of the model.
         """
-        size, started = math.prod(axes.values()), int(os.environ.get("WORLD_SIZE", "1"))
+        size, started = math.prod(axes.values()) * stages, int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
             raise SystemExit(f"the mesh {mesh} has {size} devices but {started} processes were started: use torchrun")
@@ -65,8 +77,19 @@ class ParallelMesh:
             if backend == "nccl":
                 options["device_id"] = device  # communicators are made at once, and no rank guesses its device
             dist.init_process_group(backend, **options)
-        device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-        return cls(axes, dist.get_rank(), _connect_group, device, device_mesh)
+        if stages == 1:
+            device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+            return cls(axes, dist.get_rank(), _connect_group, device, device_mesh)
+        outer = next(name for name in ("stage", "stage_", "stage__") if name not in axes)
+        whole = init_device_mesh(device.type, (stages, *axes.values()), mesh_dim_names=(outer, *axes))
+        index, rank = divmod(dist.get_rank(), math.prod(axes.values()))
+        held = Stages(index, stages, virtual, _stage_groups(rank, math.prod(axes.values())), whole.get_group(outer))
+        return cls(axes, rank, _connect_group, device, whole[tuple(axes)], held)
+
+    @property
+    def global_rank(self) -> int:
+        """Over all stages."""
+        return self.rank + (self.stages.index * math.prod(self.axes.values()) if self.stages is not None else 0)
 
     def __getitem__(self, name: str) -> Axis:
         return self._joined[(name,)]
@@ -137,6 +160,20 @@ def _connect_group(mesh: ParallelMesh, names: tuple[str, ...]) -> Transport:
     assert mesh.device_mesh is not None
     if len(names) == 1:
         return GroupTransport(mesh.device_mesh.get_group(names[0]))
+    if mesh.stages is not None:  # other stages make other groups, or none
+        first = mesh.stages.index * math.prod(mesh.axes.values())
+        own = next(group for group in mesh.groups(names) if mesh.rank in group)
+        return GroupTransport(dist.new_group([first + rank for rank in own], use_local_synchronization=True))
     if len(names) == len(mesh.axes):
         return GroupTransport(dist.group.WORLD)
     return GroupTransport(dist.new_subgroups_by_enumeration(mesh.groups(names))[0])
+
+
+def _stage_groups(rank: int, devices: int) -> Callable[[tuple[int, ...]], Transport]:
+    """Groups of the devices of this rank on several stages, of `devices` each."""
+
+    def connect(stages: tuple[int, ...]) -> Transport:
+        ranks = [stage * devices + rank for stage in stages]
+        return GroupTransport(dist.new_group(ranks, use_local_synchronization=True))
+
+    return connect

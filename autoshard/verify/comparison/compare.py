@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from autoshard.ir.layout import Layout, Partial, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program, ProgramParameter
+from autoshard.program.stage_programs import stage_programs
 from autoshard.verify.comparison.error_measure import Error, compare, largest
 from autoshard.verify.comparison.rounding_noise import Noise, StepNoise
 from autoshard.verify.original.reference import Reference, State
@@ -55,6 +56,41 @@ def compare_ranks(
     yield from _outputs(program, reference, results, noise)
     for rank, result in enumerate(results):
         yield from _rank(program, reference, rank, result, noise)
+
+
+def compare_stages(
+    program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
+) -> Iterator[Error]:
+    """The same of all stages: each by what it holds, the last by the loss."""
+    parts, stages, size = stage_programs(program), program.step.stages, program.mesh.size
+    if stages == 1:
+        yield from compare_ranks(program, reference, results, noise)
+        return
+    position = program.outputs.index(program.loss or "")
+    reference, noise = _losses(reference, len(program.outputs), position), _loss_noise(noise, program, position)
+    for stage in reversed(range(stages)):
+        own = parts[stage::stages]
+        view = replace(
+            program,
+            parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
+            buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
+            outputs=(program.loss or "",) if stage == stages - 1 else (),
+        )
+        for error in compare_ranks(view, reference, results[stage * size : (stage + 1) * size], noise):
+            yield replace(error, rank=error.rank + stage * size)
+
+
+def _losses(reference: Reference, count: int, position: int) -> Reference:
+    """With no other output."""
+    steps = [replace(step, outputs=step.outputs[position::count]) for step in reference.steps]
+    return replace(reference, steps=tuple(steps))
+
+
+def _loss_noise(noise: Noise | None, program: Program, position: int) -> Noise | None:
+    if noise is None:
+        return None
+    count = len(program.outputs)
+    return replace(noise, steps=tuple(replace(step, outputs=step.outputs[position::count]) for step in noise.steps))
 
 
 def _rank(program: Program, reference: Reference, rank: int, result: RankResult, noise: Noise) -> Iterator[Error]:

@@ -31,20 +31,25 @@ class Job:
     max_norms: tuple[float, ...]  # of each step
     seed: int
     micro_batches: int = 1  # a batch has the inputs of each, one after another
+    stages: int = 1  # each of the mesh's size
+    virtual_stages: int = 1
 
 
 def job_of(program: Program, reference: Reference) -> Job:
     """The job of verifying `program` against `reference`."""
+    alone = bool(program.step.parts)  # stages give the loss and no other output
     return Job(
         mesh=str(program.mesh),
         state=reference.parameters | reference.buffers,
         batches=tuple(step.inputs for step in reference.steps),
         input_layouts=tuple(str(program.value(name).layout) for name in program.inputs),
-        loss=program.outputs.index(program.loss) if program.loss else -1,
+        loss=(0 if alone else program.outputs.index(program.loss)) if program.loss else -1,
         optimizer=program.optimizer,
         max_norms=tuple(step.max_norm for step in reference.steps),
         seed=reference.seed,
         micro_batches=reference.micro_batches,
+        stages=program.step.stages,
+        virtual_stages=program.step.virtual_stages,
     )
 
 

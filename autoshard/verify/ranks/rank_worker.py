@@ -26,8 +26,9 @@ def _run(package: Path, job_file: Path, results: Path) -> Any:
     """The job; nothing is left of it but its result file. Returns the package's runtime."""
     job = load_job(job_file)
     loaded = load_package(package)
-    mesh = loaded.runtime.ParallelMesh.from_environment(dict(Mesh.parse(job.mesh).axes), "gloo")
-    save_result(run_rank(loaded, mesh, job), results / f"rank{mesh.rank}.pt")
+    stages = (None, job.stages, job.virtual_stages) if job.stages > 1 else ()
+    mesh = loaded.runtime.ParallelMesh.from_environment(dict(Mesh.parse(job.mesh).axes), "gloo", *stages)
+    save_result(run_rank(loaded, mesh, job), results / f"rank{dist.get_rank()}.pt")
     return loaded.runtime
 
 

@@ -1,0 +1,104 @@
+"""A pipeline's package: model_parallel.py, with what its stages share, and a file for each part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoshard.code_text import quoted
+from autoshard.emit.classes import class_texts
+from autoshard.emit.code_lines import docstring, statement
+from autoshard.emit.header import Header
+from autoshard.emit.model_file import (
+    HOLDER,
+    build_labels,
+    context,
+    facts,
+    gradient_buckets,
+    head_lines,
+    imports,
+    labels_context,
+    names_in,
+    weight_buckets,
+)
+from autoshard.emit.user_operators import registering_lines
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Program
+from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+
+
+def part_files(program: Program, plan: Plan, header: Header) -> dict[str, str]:
+    """File name -> text."""
+    parts = stage_programs(program, plan)
+    files = {"model_parallel.py": _common_file(program, parts, header)}
+    for number, part in enumerate(parts):
+        files[f"part_{number}.py"] = _part_file(part, program, number, len(parts), header)
+    return files
+
+
+def _part_file(part: Program, whole: Program, number: int, count: int, header: Header) -> str:
+    name = f"Part{number}"
+    stage = number % whole.step.stages
+    modules = tuple((path, name if path == "" else kind) for path, kind in part.modules)
+    modules = modules if "" in dict(modules) else (("", name), *modules)
+    title = f"Part {number} of {count} of {whole.name}, on stage {stage}."
+    package = context(replace(part, modules=modules), title=title)
+    code = "\n\n\n".join("\n".join(lines) for lines in class_texts(package))
+    registering = registering_lines(header.registrations)
+    names = names_in("\n".join([code, *registering]))
+    handed = [
+        f"    Handed({part.value(v).shape}, torch.{part.value(v).dtype}, {quoted(str(part.value(v).layout))}, "
+        f"{part.value(v).requires_grad}),"
+        for v in handed_to(part, whole)
+    ]
+    taken = [part.value(v).tensor for v in part.inputs if v in whole.inputs]
+    lines = [
+        "",
+        "# What the part before hands on, in order: global shape, dtype, layout, and if it carries a gradient.",
+        *(["HANDED = [", *handed, "]"] if handed else ["HANDED: list[Handed] = []"]),
+        *statement(f"INPUTS: list[str] = [{', '.join(map(quoted, taken))}]  # of the model's, after these", 0),
+    ]
+    end = ["def build_part(mesh: ParallelMesh) -> nn.Module:", '    """Uninitialised."""']
+    end.append(f"    return {package.tree.root.name}(mesh)")
+    head = [docstring(title, 0), imports(names | {"Handed"}), registering, lines]
+    text = ["\n".join("\n".join(part_) for part_ in head if part_)]
+    text += [HOLDER.strip("\n")] * ("Holder" in names) + [code, "\n".join(end), "\n".join(gradient_buckets(part))]
+    return "\n\n\n".join(text) + "\n"
+
+
+def _common_file(program: Program, parts: Sequence[Program], header: Header) -> str:
+    labels = labels_context(program)
+    classes = class_texts(labels) if labels is not None else []
+    code = "\n\n\n".join("\n".join(lines) for lines in classes)
+    count = len(parts)
+    modules = [f"import part_{number}" for number in range(count)]
+    first = imports(names_in(code) | {"Pipeline"})
+    at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
+    shared = shared_parameters(parts, program.step.stages)
+    head = [head_lines(program, header), [*first[:at], *modules, *first[at:]], facts(program, header, shared)]
+    names = ", ".join(f"part_{number}" for number in range(count))
+    lines = [
+        f"SCHEDULE = {quoted(program.step.schedule)}",
+        "# Part n is on stage n mod STAGES.",
+        *statement(f"PARTS = ({names})", 0),
+        "GRADIENT_BUCKETS = [part.GRADIENT_BUCKETS for part in PARTS]",
+        *weight_buckets(replace(program, weight_buckets=())),
+    ]
+    end = [
+        "def build_model(mesh: ParallelMesh) -> nn.ModuleList:",
+        '    """The parts of this rank\'s stage; parameters and buffers are uninitialised."""',
+        "    assert mesh.stages is not None",
+        "    return nn.ModuleList([PARTS[number].build_part(mesh) for number in mesh.stages.parts])",
+        "",
+        "",
+        "def build_pipeline(model: nn.ModuleList, mesh: ParallelMesh) -> Pipeline:",
+        '    """What runs the micro-batches of a step through the stages."""',
+        "    handed = [part.HANDED for part in PARTS]",
+        "    inputs = [[list(INPUTS).index(name) for name in part.INPUTS] for part in PARTS]",
+        "    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs)",
+        "",
+        "",
+        *build_labels(labels),
+    ]
+    text = ["\n".join("\n".join(part) for part in (*head, lines) if part), *([code] if code else []), "\n".join(end)]
+    return "\n\n\n".join(text) + "\n"

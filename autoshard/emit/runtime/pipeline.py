@@ -1,0 +1,102 @@
+"""The micro-batches of a step through the stages, by the schedules of torch.distributed.pipelining.
+
+What stages hand on is known beforehand (`Handed`): found at run time, it would take a forward and backward more, which
+update buffers. Every stage has the inputs of all micro-batches; only what is made of them travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .axis import held_indices
+
+if TYPE_CHECKING:
+    from .mesh import ParallelMesh
+
+SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+
+
+class Handed(NamedTuple):
+    """A value that one part gives to the next: its global shape, dtype, layout, and if it carries a gradient."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+    has_gradient: bool
+
+    def example(self, mesh: ParallelMesh) -> Tensor:
+        shape = [len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(self.shape)]
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.has_gradient)
+
+
+class _Part(nn.Module):
+    """One part of the model as the schedule calls it: with what the part before has handed on, in order of the
+    micro-batches. The last part gives the loss."""
+
+    def __init__(self, model: nn.Module, number: int, count: int, inputs: Sequence[int], mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.model, self.inputs, self.mesh = model, inputs, mesh
+        self.is_first, self.is_last = number == 0, number == count - 1
+        self.begin([], [])
+
+    def begin(self, micro_batches: Sequence[Sequence[Tensor]], shares: Sequence[Sequence[Tensor]]) -> None:
+        self.micro_batches, self.shares, self.next = micro_batches, shares, 0
+
+    def forward(self, *handed: Tensor) -> Any:
+        number, self.next = self.next, self.next + 1
+        given = [self.micro_batches[number][position] for position in self.inputs]
+        with self.mesh.micro_batch(number, self.shares[number] if self.is_last else ()):
+            made = self.model(*(() if self.is_first else handed), *given)
+        if self.is_last:
+            return made / len(self.micro_batches)
+        return tuple(x.contiguous() for x in (made if isinstance(made, tuple) else (made,)))
+
+
+class Pipeline:
+    """The parts of the model that this stage holds. `handed[n]`: what part n is given; `inputs[n]`: the positions of
+    the model's inputs that it takes."""
+
+    def __init__(
+        self, parts: nn.ModuleList, mesh: ParallelMesh, schedule: str, micro_batches: int,
+        handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]],
+    ) -> None:  # fmt: skip
+        from torch.distributed import pipelining
+
+        stages, count = mesh.stages, len(handed)
+        assert stages is not None
+        self.parts, self.stages, self.micro_batches = [], stages, micro_batches
+        made = []
+        for number, model in zip(stages.parts, parts, strict=True):
+            part = _Part(model, number, count, inputs[number], mesh)
+            before = [value.example(mesh) for value in handed[number]] or [torch.empty((1,), device="meta")]
+            after = [value.example(mesh) for value in handed[number + 1]] if number + 1 < count else [torch.empty(())]
+            made.append(
+                pipelining.PipelineStage(
+                    part, number, count, mesh.device,
+                    input_args=tuple(before), output_args=tuple(after), group=stages.group,
+                )
+            )  # fmt: skip
+            self.parts.append(part)
+        kind = getattr(pipelining, SCHEDULES[schedule])
+        stage = made if schedule == "interleaved" else made[0]
+        self.schedule = kind(stage, micro_batches, loss_fn=lambda loss, _: loss, scale_grads=False)
+        self.numbers = torch.zeros(micro_batches, device=mesh.device)  # what the schedule deals out: nobody reads it
+
+    def run(self, micro_batches: Sequence[Sequence[Tensor]], shares: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Forward and backward of all; the gradients are those of the mean of the losses. Returns the losses on the
+        last stage, elsewhere nothing."""
+        for part in self.parts:
+            part.begin(micro_batches, shares)
+        losses: list[Tensor] = []
+        given = (self.numbers,) if self.stages.index == 0 else ()
+        if self.stages.is_last:
+            self.schedule.step(*given, target=self.numbers, losses=losses, return_outputs=False)
+        else:
+            self.schedule.step(*given, return_outputs=False)
+        for part in self.parts:
+            part.begin([], [])
+        return [loss.detach() * self.micro_batches for loss in losses]

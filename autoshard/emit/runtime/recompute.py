@@ -1,0 +1,56 @@
+"""Blocks that backward computes again: only their inputs are kept, or the results of their expensive operators too.
+
+Random numbers are those of the first time, for they depend on the step, the micro-batch and the operator alone.
+Collectives always run again: they write into tensors that are there, which a list of results to keep can't know (the
+gradients would silently be wrong).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+if TYPE_CHECKING:
+    from .randomness import Random
+
+_EXPENSIVE = (
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_grouped_mm", "_scaled_mm",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)  # fmt: skip
+KEPT = frozenset(getattr(torch.ops.aten, name).default for name in _EXPENSIVE if hasattr(torch.ops.aten, name))
+
+
+def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: str = "input") -> Any:
+    """`block(*inputs)`, of which backward finds the inputs; with `keep="expensive"` products and attention, too."""
+    step = random.step
+
+    def run(*given: Tensor) -> Any:
+        with _at(random, step):
+            return block(*given)
+
+    contexts: dict[str, Callable[[], Any]] = {}
+    if keep == "expensive":
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
+
+
+def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextlib.contextmanager
+def _at(random: Random, step: Any) -> Iterator[None]:
+    """In the backward of one micro-batch another may be running forward."""
+    before, random.step = random.step, step
+    try:
+        yield
+    finally:
+        random.step = before

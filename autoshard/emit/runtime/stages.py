@@ -1,0 +1,62 @@
+"""Which stage of a pipeline this device is on, and what its stages have in common: weights, and the gradients' norm.
+
+Every stage has the same mesh of devices; rank = stage * devices of a mesh + rank on it. With several virtual stages a
+stage holds the parts stage, stage + stages, … of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .axis import Transport
+from .leaves import as_gradient, local
+
+Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
+
+
+class Stages:
+    """Stage `index` of `count`. `connect` gives the transport between devices of equal rank on several stages."""
+
+    def __init__(
+        self, index: int, count: int, virtual: int, connect: Callable[[tuple[int, ...]], Transport],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
+        self.index, self.count, self.group, self._connect = index, count, group, connect
+        self.parts = tuple(range(index, count * virtual, count))
+        self._transports: dict[tuple[int, ...], Transport] = {}
+
+    @property
+    def is_last(self) -> bool:
+        """It makes the loss."""
+        return self.index == self.count - 1
+
+    def transport(self, stages: Sequence[int]) -> Transport:
+        key = tuple(stages)
+        if key not in self._transports:
+            self._transports[key] = self._connect(key)
+        return self._transports[key]
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """In place, over all stages."""
+        self.transport(range(self.count)).all_reduce(x)()
+        return x
+
+    @torch.no_grad()
+    def sum_shared(self, parameters: Mapping[str, nn.Parameter], shared: Shared) -> None:
+        """Adds up the gradients of weights that several stages hold, in one order on all: so they stay equal."""
+        for name, stages in shared.items():
+            if self.index not in stages:
+                continue
+            parameter = parameters[name]
+            held = local(parameter)
+            gradient = torch.zeros_like(held) if parameter.grad is None else local(parameter.grad).contiguous()
+            self.transport(stages).all_reduce(gradient)()
+            parameter.grad = as_gradient(parameter, gradient)
+
+    def counts(self, name: str, shared: Shared) -> bool:
+        """True where a parameter counts in the norm of all gradients: on the first stage that holds it."""
+        return name not in shared or shared[name][0] == self.index

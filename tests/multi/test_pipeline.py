@@ -1,0 +1,145 @@
+"""Packages with stages: processes of gloo against the original model, and what a run of one leaves behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.capture.capture import capture
+from autoshard.capture.load_model import load_model
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.emit import emit
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan, StagePart
+from autoshard.package.output_folder import write_package
+from autoshard.program.lower import lower
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.whole_step import with_step
+from autoshard.verify.case import Case, check_files, make_case
+
+COUNT = 4
+
+
+def build(dropout: float = 0.1, layers: int = 3) -> tuple[nn.Module, dict[str, Tensor]]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, n_positions=8, vocab_size=40, use_cache=False,
+                        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)  # fmt: skip
+    ids = torch.randint(0, 40, (4, 8))
+    return GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids.clone()}
+
+
+SPEC = f"{__file__}:build"
+
+
+@cache
+def captured() -> Graph:
+    return capture(SPEC, {})
+
+
+@cache
+def case() -> Case:
+    return make_case(SPEC, {}, captured(), steps=2, micro_batches=COUNT)
+
+
+def planned(mesh: str, seed: int, cut: int | None = None, graph: Graph | None = None, **step: object) -> Plan:
+    """A random plan in stages; `cut`: anywhere, drawn, not between blocks."""
+    graph = graph or captured()
+    plan = random_plan(graph, Mesh.parse(mesh), load_hardware("cpu-local"), seed)
+    request = StepRequest(**({"micro_batches": COUNT, "stages": 2} | step))  # type: ignore[arg-type]
+    plan = with_step(plan, graph, request)
+    if cut is None:
+        return plan
+    count = len(plan.step.parts)
+    starts = [0, *sorted(random.Random(cut).sample(range(1, len(graph.ops)), count - 1))]
+    stages = plan.step.stages
+    parts = tuple(StagePart(i % stages, i // stages, graph.ops[s].name) for i, s in enumerate(starts))
+    return replace(plan, step=replace(plan.step, parts=parts))
+
+
+def check(plan: Plan) -> None:
+    program = lower(plan, captured())
+    proof = check_files(case(), program, emit(program, plan, captured()), "gloo", 240.0)
+    assert proof.passed, proof.failure
+    assert proof.ranks == plan.devices
+
+
+def test_two_stages_of_two_devices() -> None:
+    """A random plan, cut anywhere: the tied embedding is on both, dropout everywhere."""
+    check(planned("tp=2", 1, cut=1))
+
+
+def test_two_virtual_stages() -> None:
+    check(planned("dp=1", 0, virtual_stages=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "cut", "step"),
+    [
+        ("dp=1", 3, {"stages": 4}),
+        ("dp=2,tp=2", None, {}),
+        ("tp=2", 5, {"schedule": "gpipe"}),
+        ("dp=2", 7, {"virtual_stages": 2}),
+        ("dp=2", 8, {}),
+        ("tp=2", 9, {}),
+    ],
+)
+def test_more_stages_and_cuts(mesh: str, cut: int | None, step: dict[str, object]) -> None:
+    check(planned(mesh, 2, cut, **step))
+
+
+def torchrun(package: Path, processes: int, *options: object) -> dict[int, float]:
+    """The losses by step."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += [str(package / "train.py"), "--backend", "gloo", *map(str, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", done.stdout)}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_other_stages_and_weights_come_out(tmp_path: Path) -> None:
+    """Two stages of one device, then one of two, then out to the original: as one run on one device does it."""
+    quiet = capture(SPEC, {"dropout": 0.0})
+    for name, plan in {
+        "stages": planned("dp=1", 0, graph=quiet),
+        "one": planned("dp=1", 0, graph=quiet, stages=1),
+        "wide": planned("tp=2", 1, graph=quiet, stages=1),
+    }.items():
+        write_package(tmp_path / name, emit(lower(plan, quiet), plan, quiet))
+    expected = torchrun(tmp_path / "one", 1, "--steps", 3, "--save", tmp_path / "alone")
+    first = torchrun(tmp_path / "stages", 2, "--steps", 2, "--save", tmp_path / "saved")
+    later = torchrun(tmp_path / "wide", 2, "--steps", 3, "--resume", tmp_path / "saved", "--save", tmp_path / "saved")
+    assert {**first, **later} == pytest.approx(expected, rel=1e-5)
+    for folder, package in (("saved", "stages"), ("alone", "one")):
+        command = [
+            sys.executable,
+            "convert.py",
+            "--to-original",
+            tmp_path / folder / "step-3",
+            tmp_path / f"{folder}.pt",
+        ]
+        subprocess.run(command, cwd=tmp_path / package, check=True, timeout=120)
+    state, alone = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("saved", "alone"))
+    module, _ = load_model(SPEC, {"dropout": 0.0}, device="cpu")
+    assert isinstance(module, nn.Module) and state.keys() == alone.keys()
+    assert not module.load_state_dict(state, strict=False).missing_keys
+    for name, value in state.items():
+        torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=1e-6)
+    command = [sys.executable, "convert.py", "--to-sharded", tmp_path / "alone.pt", tmp_path / "again"]
+    subprocess.run(command, cwd=tmp_path / "stages", check=True, timeout=120)
+    assert torchrun(tmp_path / "stages", 2, "--steps", 1, "--resume", tmp_path / "again").keys() == {1}
