@@ -34,17 +34,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from autoshard.text.tables import table  # noqa: E402
 from benchmarks.mutants import Mutant, mutants  # noqa: E402
+from docs.folders import order  # noqa: E402
 
 CODE = ROOT / "autoshard"
 ROOMS = ("emit/runtime", "emit/package", "emit", "program")
 LISTED = Path(__file__).with_suffix(".toml")
 LIMIT_SECONDS = 600.0  # of wall time for one fault: an endless loop is caught too
 EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
-# What stands to the left of `program`: it imports nothing that is mutated.
-UNTOUCHED = (
-    "errors", "units", "mesh", "layout", "graph", "plan", "rules", "hardware", "topology", "profile_file",
-    "profile_parts", "resources", "redistribute", "costs", "words", "plan_text", "progress", "spec",
-)  # fmt: skip
+ENTRIES = order()
+UPSTREAM = ENTRIES[: ENTRIES.index("program/")]  # imports nothing that is mutated
 
 GPT2 = f"{ROOT / 'examples/gpt2.py'}:build"
 LENET = f"{ROOT / 'examples/lenet.py'}:build"
@@ -80,6 +78,8 @@ NEAR: dict[str, tuple[str, ...]] = {
         "single/test_runtime_redistribution.py", "single/test_runtime_parameters.py",
         "single/test_runtime_operators.py", "single/test_variant_runtime.py", "single/test_production_randomness.py",
         "single/test_halo.py", "single/test_losses.py", "single/test_experts.py", "single/test_drawing.py",
+        "single/test_overlap.py", "single/test_gradients.py", "single/test_cells.py", "single/test_bags.py",
+        "single/test_redistribution_bytes.py",
         "single/test_emit_package.py", "single/test_verify_models.py", "single/test_rules_proof.py",
     ),
     "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
@@ -90,7 +90,8 @@ NEAR: dict[str, tuple[str, ...]] = {
     ),
     "program": (
         "tiny/test_lower.py", "tiny/test_modules.py", "tiny/test_emit.py", "tiny/test_schedule.py",
-        "tiny/test_simulate.py", "single/test_no_all_to_all.py", "single/test_verify_models.py",
+        "tiny/test_simulate.py", "tiny/test_program_check.py", "tiny/test_again.py", "single/test_overlap.py",
+        "single/test_no_all_to_all.py", "single/test_verify_models.py",
     ),
 }  # fmt: skip
 PROCESSES = {
@@ -226,8 +227,14 @@ class Planted:
 
 
 def _is_touched(name: str) -> bool:
-    parts = name.split(".")
-    return parts[0] == "autoshard" and len(parts) > 1 and parts[1] not in UNTOUCHED
+    top, _, inside = name.partition(".")
+    path = inside.replace(".", "/")
+    return (
+        top == "autoshard"
+        and bool(path)
+        and not any(entry in (f"{path}.py", f"{path}/") for entry in UPSTREAM)
+        and (f"{path.rpartition('/')[0]}/" not in UPSTREAM)
+    )
 
 
 class _Finder:
