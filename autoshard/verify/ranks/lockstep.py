@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autoshard.emit.runtime import ParallelMesh, Transport
 
@@ -36,7 +37,8 @@ class _Group:
         mine = self.round
         if len(self.calls) == len(self.ranks):
             self._check()
-            self.result: Any = combine([self.calls[i][1] for i in range(len(self.ranks))])
+            with _disable_current_modes():  # what this rank's modes count are its own operators
+                self.result: Any = combine([self.calls[i][1] for i in range(len(self.ranks))])
             self.calls, self.round, self.unread = {}, mine + 1, len(self.ranks)
             self.hub.running += len(self.ranks) - 1
             self.complete.notify_all()

@@ -1,0 +1,146 @@
+"""Blocks that backward computes again: the same numbers, fewer bytes between forward and backward, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.capture.capture import capture
+from autoshard.emit import emit
+from autoshard.emit.runtime.recompute import KEPT
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
+from autoshard.program.lower import lower
+from autoshard.program.module_tree import module_tree
+from autoshard.search.whole_step import repeated_blocks
+from autoshard.verify.case import Case, check_files, make_case, written
+from autoshard.verify.ranks.loaded_package import load_package
+from autoshard.verify.ranks.lockstep import run_lockstep
+from tests.forced import forced_plan, sharded_plan
+from tests.meter import Meter
+
+
+def build(layers: int = 3) -> tuple[nn.Module, dict[str, Tensor]]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, n_positions=8, vocab_size=40, use_cache=False)
+    ids = torch.randint(0, 40, (4, 8))
+    return GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids.clone()}
+
+
+def build_normed() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)]
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean()
+
+    return Normed(), (torch.randn(8, 6),)
+
+
+SPEC = f"{__file__}:build"
+
+
+@cache
+def captured() -> Graph:
+    return capture(SPEC, {})
+
+
+@cache
+def case(micro_batches: int) -> Case:
+    return make_case(SPEC, {}, captured(), steps=2, micro_batches=micro_batches)
+
+
+def policies(*keeps: str) -> tuple[BlockPolicy, ...]:
+    """One for each block, in turns."""
+    blocks = repeated_blocks(captured())
+    return tuple(BlockPolicy(path, keeps[i % len(keeps)]) for i, path in enumerate(blocks))
+
+
+def planned(mesh: str, zero: bool, step: StepPlan) -> Plan:
+    graph = captured()
+    plan = (
+        sharded_plan(graph, Mesh.parse(mesh), "dp") if zero else forced_plan(graph, Mesh.parse(mesh), lambda *_: True)
+    )
+    return replace(plan, step=step)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "zero", "keeps", "count"),
+    [
+        ("tp=2", False, ("input",), 1),
+        ("tp=2", False, ("input", "expensive", "all"), 2),
+        ("dp=2", True, ("expensive", "input"), 2),
+    ],
+)
+def test_the_step_is_that_of_the_original(mesh: str, zero: bool, keeps: tuple[str, ...], count: int) -> None:
+    """Dropout is on: what is drawn again must be what was drawn."""
+    plan = planned(mesh, zero, StepPlan(count, recompute=policies(*keeps)))
+    program = lower(plan, captured())
+    proof = check_files(case(count), program, emit(program, plan, captured()))
+    assert proof.passed, proof.failure
+
+
+def test_the_call_is_visible_and_runs_of_equal_blocks_stay_loops() -> None:
+    plan = planned("tp=2", False, StepPlan(recompute=policies("input")))
+    text = emit(lower(plan, captured()), plan, captured())["model_parallel.py"]
+    assert text.count("recomputed(") == 1 or text.count("recomputed(") == 3
+    mixed = planned("tp=2", False, StepPlan(recompute=(BlockPolicy("transformer.h.1", "expensive"),)))
+    text = emit(lower(mixed, captured()), mixed, captured())["model_parallel.py"]
+    assert text.count("recomputed(") == 1 and 'keep="expensive")' in text
+
+
+def alive_after_forward(plan: Plan) -> int:
+    """Bytes that forward leaves behind for backward."""
+    program = lower(plan, captured())
+    with written(emit(program, plan, captured())) as folder:
+        package = load_package(Path(folder))
+
+    def run(mesh: Any) -> int:
+        model = package.model.build_model(mesh)
+        package.runtime.init_parameters(model, 0)
+        ids = torch.randint(0, 40, (4, 8))
+        with Meter([*model.parameters(), *model.buffers(), ids]) as meter:
+            before = sum(size for _, size in meter.alive.values())
+            loss = model(ids, ids)
+            result = sum(size for _, size in meter.alive.values()) - before
+        del loss
+        return result
+
+    return run_lockstep({"dp": 1}, run, mesh_type=package.runtime.ParallelMesh)[0]
+
+
+def test_fewer_bytes_wait_for_backward() -> None:
+    found = {keep: alive_after_forward(planned("dp=1", False, StepPlan(recompute=policies(keep)))) for keep in
+             ("all", "expensive", "input")}  # fmt: skip
+    assert found["input"] < 0.7 * found["expensive"] < 0.7 * found["all"], found
+
+
+def test_no_collective_is_on_the_list_of_what_is_kept() -> None:
+    """One that writes into a tensor, inside an autograd Function, would be replaced by what it was given."""
+    assert KEPT and {op.namespace for op in KEPT} == {"aten"}
+
+
+def test_what_can_not_be_computed_again_is_refused() -> None:
+    graph = capture(f"{__file__}:build_normed", {})
+    plan = forced_plan(graph, Mesh.parse("dp=2"), lambda *_: True)
+    with pytest.raises(UsageError, match=r"layers.0 can't be computed again: it would change layers.0.1.running_mean"):
+        from autoshard.program.step_check import check_step
+
+        check_step(StepPlan(recompute=(BlockPolicy("layers.0", "input"),)), graph)
+    torn = replace(plan, step=StepPlan(recompute=(BlockPolicy("layers", "input"),)))
+    with pytest.raises(UsageError, match="layers can't be computed again by itself"):
+        module_tree(lower(torn, graph))
