@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from autoshard.capture.model_spec import LOSS, check_spec
 from autoshard.errors import UsageError
+from autoshard.graph_capture.model_spec import LOSS, check_spec
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, build, read_beside, read_package, report_text, root_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autoshard.search.search_task import Log
     from autoshard.search.style_plans import StylePlan
     from autoshard.solvers.common.solver_options import Clock
-    from autoshard.verify.comparison.proof import Proof
+    from autoshard.verification.comparison.proof import Proof
 
 Arguments = dict[str, str | int | float | bool]
 
@@ -47,7 +47,7 @@ def read_graph(request: ModelRequest) -> Graph:
     check_spec(request.spec)  # before torch is imported
     if request.spec.endswith(".json"):
         return _saved_graph(request)
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
 
     return checked(
         capture(
@@ -59,7 +59,7 @@ def read_graph(request: ModelRequest) -> Graph:
 def checked(captured: Graph) -> Graph:
     """A captured graph whose calls were tried, with rules for the operators that had none; says what was assumed."""
     from autoshard.rules.proof.discover import with_discovered
-    from autoshard.verify.operator_calls import check_calls, run_emitted
+    from autoshard.verification.operator_calls import check_calls, run_emitted
 
     check_calls(captured)
     for guard in captured.assumed:
@@ -215,7 +215,7 @@ def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool,
 
     read = read_package(path)  # before torch is imported: a missing folder is told at once
     graph_json.check_has_code(read[0].model)
-    from autoshard.verify import verify_package as verify
+    from autoshard.verification import verify_package as verify
 
     proof = verify(root_of(path), backend=backend, full=full, arguments=arguments)
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}

@@ -135,10 +135,10 @@ def verify(row: Row, extent: Extent, report: Report | None = None, graph: Graph 
 
 
 def _verified(row: Row, extent: Extent, training: bool, report: Report | None, graph: Graph | None) -> Row:
-    from autoshard.capture.capture import capture
     from autoshard.emit import emit
+    from autoshard.graph_capture.capture import capture
     from autoshard.program.lower import lower
-    from autoshard.verify import check_files, make_case
+    from autoshard.verification import check_files, make_case
 
     arguments = {} if training else {"loss": False}
     graph = graph or capture(NAMES[row.name], arguments, training=training)

@@ -24,7 +24,7 @@ def measure() -> dict[str, float]:
     """Wall seconds of the capture, imports included, the process's peak resident GiB, and the size of what came out."""
     load = os.getloadavg()[0]
     start = time.perf_counter()
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.graph_json import dumps
 
     graph = capture(str(ROOT / "examples/gpt2.py:build"), SIZES, "bf16-mixed")

@@ -53,10 +53,10 @@ class Row:
 
 def run_seed(seed: int, debug: bool = False) -> Row:
     """Model, plan and comparison of one seed; what goes wrong is a row, with `debug` an exception."""
-    from autoshard.capture.capture import capture
     from autoshard.cluster.hardware import load_hardware
     from autoshard.emit import emit
     from autoshard.errors import CaptureError
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
     from autoshard.ir.program import Collective
     from autoshard.program.lower import lower

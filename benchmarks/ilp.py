@@ -56,7 +56,7 @@ def formulated(graph: Any, sizes: str) -> Problem:
 
 
 def gpt2(layers: int, sizes: str) -> Problem:
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
 
     return formulated(capture(str(ROOT / "examples/gpt2.py:build"), {"n_layer": layers}), sizes)
 
@@ -101,7 +101,7 @@ def models() -> Iterator[tuple[str, Any]]:
     import torch
     import transformers as hf
 
-    from autoshard.capture.capture import capture, capture_model
+    from autoshard.graph_capture.capture import capture, capture_model
 
     class Loss(torch.nn.Module):
         def __init__(self, inner: torch.nn.Module) -> None:

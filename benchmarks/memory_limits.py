@@ -85,7 +85,7 @@ def write(text: str) -> None:
 
 
 def captured(folder: Path, model: str) -> Path:
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.graph_json import save
 
     path = folder / f"{re.sub('[^a-z0-9]+', '-', model.lower())}.json"

@@ -24,7 +24,7 @@ from autoshard.rules.algebra.notation import Rule, RuleError, Term
 from autoshard.rules.cases import ALL
 from autoshard.rules.proof.rule_proof import OpCase, offered_by, one_op_graph
 from autoshard.text.tables import table
-from autoshard.verify.rule_table import prove_strategy
+from autoshard.verification.rule_table import prove_strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- mutations: written by the command below -->", "<!-- mutations end -->"

@@ -24,18 +24,18 @@ from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from autoshard.capture.capture import capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import UserError
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules.operators import is_random
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.case import written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
 SAMPLES = 6  # of an entry, spread over those that torch has

@@ -39,8 +39,8 @@ BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end
 
 def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
     """The packages of both ways, in folders by their names."""
-    from autoshard.capture.capture import capture
     from autoshard.emit import emit
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
     from tests.forced import data_parallel, pinned_plan, sharded_plan
@@ -64,7 +64,7 @@ def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
 
 
 def emitted(folder: Path, mesh_axes: dict[str, int], words: Any) -> Step:
-    from autoshard.verify.ranks.loaded_package import load_package
+    from autoshard.verification.ranks.loaded_package import load_package
 
     package = load_package(folder)
     package.train.compute_gradients = package.recorder.compute_gradients  # nothing is recorded

@@ -171,7 +171,7 @@ def _take_back(spec: str, folder: Path, step: int, passed: list[str]) -> None:
     """convert.py, and a strict load into the original class."""
     import torch
 
-    from autoshard.capture.load_model import load_model
+    from autoshard.graph_capture.load_model import load_model
 
     target = folder / "back.pt"
     convert = [sys.executable, str(folder / "package" / "convert.py")]

@@ -128,13 +128,13 @@ def prepared() -> list[tuple[str, Any, Any, Any]]:
     """(name, plan, graph, case) of every plan that is verified. A child makes them: this process has no threads."""
 
     def make() -> bytes:
-        from autoshard.capture.capture import capture
         from autoshard.cluster.hardware import load_hardware
+        from autoshard.graph_capture.capture import capture
         from autoshard.ir.mesh import Mesh
         from autoshard.search.fixed_styles import random_plan
         from autoshard.search.search_request import SearchRequest
         from autoshard.search.select_plan import search
-        from autoshard.verify import make_case
+        from autoshard.verification import make_case
 
         hardware, found = load_hardware("a100-80g-sxm"), []
         for model in MODELS:
@@ -161,7 +161,7 @@ def verdict(plans: Sequence[tuple[str, Any, Any, Any]]) -> str:
         try:
             from autoshard.emit import emit
             from autoshard.program.lower import lower
-            from autoshard.verify import check_files
+            from autoshard.verification import check_files
 
             program = lower(plan, graph)
             proof = check_files(case, program, emit(program, plan, graph), timeout_seconds=60.0)

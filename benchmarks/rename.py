@@ -1,10 +1,11 @@
 """Applies the recorded renames to a checkout of an older tree: files move, imports, dotted names and paths follow.
 
-    python benchmarks/rename.py TREE [--classes]
+    python benchmarks/rename.py TREE [--classes | --folders]
 
 `renames.toml` maps modules to modules, and classes (`module:Class`) to names. What an import binds is renamed with it;
-a name that is already taken in that file is told and left. `--classes` is for a tree whose files have moved already.
-Texts that the package writes don't change.
+a name that is already taken in that file is told and left. `--classes` is for a tree whose files have moved already;
+`--folders` gives the folders of a later tree the names of today, and does nothing else: after a rebase over such a
+change, run it once more. Texts that the package writes don't change.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Edit = tuple[int, int, int, str]  # line, first column, last column (characters)
 def main() -> int:
     root = Path(sys.argv[1]).resolve()
     table = tomllib.loads(MAP.read_text(encoding="utf-8"))
+    if "--folders" in sys.argv:
+        return rename_folders(root, table["folders"])
     modules: dict[str, str] = table["modules"]
     classes = {tuple(key.split(":")): new for key, new in table["classes"].items()}
     names = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
@@ -44,6 +47,25 @@ def main() -> int:
             path.write_text(new, encoding="utf-8")
     for old, new in modules.items():
         move(root, old, new)
+    return 0
+
+
+def rename_folders(root: Path, folders: dict[str, str]) -> int:
+    """Folders of the package by name: in imports, dotted names and paths; files that still lie in an old one move."""
+    old = "|".join(folders)
+    names = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    for path in (root / name for name in names if name.endswith(TEXTS) and name not in KEEP):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        new = re.sub(rf"\bautoshard\.({old})(?=\.[a-z_]| import )", lambda m: f"autoshard.{folders[m[1]]}", text)
+        new = re.sub(rf"(?<![\w./-])(autoshard/)?({old})/", lambda m: f"{m[1] or ''}{folders[m[2]]}/", new)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+    for name in names:
+        parts = name.split("/")
+        if parts[0] == "autoshard" and len(parts) > 2 and parts[1] in folders and (root / name).is_file():
+            target = root / "autoshard" / folders[parts[1]] / "/".join(parts[2:])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["git", "mv", name, str(target)], cwd=root, check=True)
     return 0
 
 

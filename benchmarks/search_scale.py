@@ -63,7 +63,7 @@ def measure(graph_file: str, mesh_text: str) -> dict[str, Any]:
     from autoshard.ir.problem import objective
     from autoshard.program.lower import lower
     from autoshard.search.build_plan import Origin, plan_of
-    from autoshard.simulate import simulate
+    from autoshard.simulation import simulate
 
     graph, mesh, hardware = load(graph_file), Mesh.parse(mesh_text), load_hardware(HARDWARE)
     seconds: dict[str, float] = {}
@@ -130,7 +130,7 @@ def width(problem: Any) -> int:
 
 
 def captured(folder: Path, model: str) -> Path:
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.graph_json import save
 
     path = folder / f"{model}.json"

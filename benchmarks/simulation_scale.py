@@ -47,7 +47,7 @@ def measure_program(graph_file: str, mesh_text: str) -> dict[str, Any]:
     from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
     from autoshard.search.build_plan import Origin, plan_of
-    from autoshard.simulate import simulate
+    from autoshard.simulation import simulate
 
     graph, mesh, hardware = load(graph_file), Mesh.parse(mesh_text), load_hardware(HARDWARE)
     formulation = formulate(graph, mesh, hardware, float("inf"))
@@ -92,7 +92,7 @@ def medians(repeat: int, *words: str) -> dict[str, Any]:
 
 
 def captured(folder: Path) -> Path:
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
     from autoshard.ir.graph_json import save
 
     path = folder / "gpt2.json"

@@ -21,22 +21,23 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN = "<!-- {0}: written by `python docs/folders.py --write` -->\n```text\n"
 END = "```\n<!-- {0} end -->"
 WIDTH = 116
+COLUMN = 28  # where the sentences begin
 COPIED = ("emit/runtime", "emit/package")  # copied into every package: no part of the pipeline
 ENTRY = re.compile(r"^([\w/]+(?:/|\.py))(?: |$)", re.MULTILINE)
 
 ROAD = (
     "cluster/hardware.py:load_hardware",
-    "capture/capture.py:capture",
+    "graph_capture/capture.py:capture",
     "formulation/formulate.py:formulate",
     "solvers/__init__.py:solve",
     "search/build_plan.py:plan_of",
     "search/select_plan.py:search",
     "program/lower.py:lower",
-    "simulate/engine.py:simulate",
+    "simulation/engine.py:simulate",
     "emit/__init__.py:emit",
-    "verify/case.py:make_case",
-    "verify/case.py:check_folder",
-    "report/render.py:render",
+    "verification/case.py:make_case",
+    "verification/case.py:check_folder",
+    "html_report/render.py:render",
 )
 
 
@@ -50,7 +51,7 @@ def block(name: str, text: str) -> tuple[str, str, str]:
 
 
 def order(text: str | None = None) -> list[str]:
-    """The entries of the first picture, upstream first: `ir/`, `capture/tracing/`, `errors.py`."""
+    """The entries of the first picture, upstream first: `ir/`, `graph_capture/tracing/`, `errors.py`."""
     return ENTRY.findall(block("folders", text if text is not None else PAGE.read_text(encoding="utf-8"))[1])
 
 
@@ -69,10 +70,10 @@ def sentence(entry: str) -> str:
 def folders(entries: list[str]) -> str:
     lines = []
     for entry in entries:
-        lines += textwrap.wrap(f"{entry:<24}{sentence(entry)}", WIDTH, subsequent_indent=" " * 24)
+        lines += textwrap.wrap(f"{entry:<{COLUMN}}{sentence(entry)}", WIDTH, subsequent_indent=" " * COLUMN)
         names = [path.stem for path in modules(entry) if path.stem != "__init__"]
         if not entry.endswith(".py"):
-            indent = " " * 26
+            indent = " " * (COLUMN + 2)
             lines += textwrap.wrap(", ".join(names), WIDTH, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines) + "\n"
 

@@ -55,7 +55,7 @@ def _rank(
 
 
 def _work(package: Path, folder: Path, save: Path | None, steps: int, found: Path) -> Any:
-    from autoshard.verify.ranks.loaded_package import load_package
+    from autoshard.verification.ranks.loaded_package import load_package
 
     loaded = load_package(package)
     loaded.train.compute_gradients = loaded.recorder.compute_gradients

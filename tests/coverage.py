@@ -21,7 +21,7 @@ from autoshard.search import build_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import plan_of_choice
 from autoshard.solvers.heuristics import random_plans
-from autoshard.verify.coverage import BUCKET, plan_kinds, program_kinds, step_kind, strategy_kinds
+from autoshard.verification.coverage import BUCKET, plan_kinds, program_kinds, step_kind, strategy_kinds
 
 
 @dataclass(frozen=True)

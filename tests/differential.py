@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.ir.program import Program
-from autoshard.verify.original.float64 import exact_precision
-from autoshard.verify.ranks.loaded_package import load_package
+from autoshard.verification.original.float64 import exact_precision
+from autoshard.verification.ranks.loaded_package import load_package
 
 TOLERANCE = 1e-8
 TIMEOUT_SECONDS = 60.0

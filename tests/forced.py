@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.apply_pins import pinned
 from autoshard.constraints.pins import read_pins
 from autoshard.emit import emit
 from autoshard.formulation.formulate import formulate
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -22,7 +22,7 @@ from autoshard.solvers import solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Options
 from autoshard.solvers.heuristics import random_plans
-from autoshard.verify.case import check_files, make_case
+from autoshard.verification.case import check_files, make_case
 
 Allowed = Callable[[Op, Strategy], bool]
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoshard.ir.mesh import Mesh
-from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from tests.meter import Meter
 
 COLLECTIVES = ("all_reduce", "all_to_all_single", "batch_isend_irecv")

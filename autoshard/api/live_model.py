@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.api.planned import LiveModel
-from autoshard.capture.call_form import (
+from autoshard.errors import UsageError
+from autoshard.graph_capture.call_form import (
     Arguments,
     LossFunction,
     ModelCall,
@@ -21,10 +22,9 @@ from autoshard.capture.call_form import (
     own_forward,
     positions_of,
 )
-from autoshard.capture.capture import capture_model
-from autoshard.capture.load_model import find_callable
-from autoshard.capture.plain_attributes import keep_tensors
-from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.load_model import find_callable
+from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.ir.graph import Graph
 
 _EMPTY = inspect.Parameter.empty

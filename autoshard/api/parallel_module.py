@@ -18,11 +18,11 @@ from autoshard.api.boundary import local_shape, part_of, undistributed, whole_of
 from autoshard.api.live_model import called_with, same_tensors
 from autoshard.api.planned import PlannedModel
 from autoshard.api.rank_model import RankModel, fill, rank_model, stored
-from autoshard.capture.call_form import ModelCall, own_forward, rebuilt
-from autoshard.capture.plain_attributes import keep_tensors
 from autoshard.emit.runtime import full_state_dict, load_full_state_dict, reducing, regathering
 from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError
+from autoshard.graph_capture.call_form import ModelCall, own_forward, rebuilt
+from autoshard.graph_capture.plain_attributes import keep_tensors
 
 _STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
 _AGAIN = "autoshard.plan(model, inputs, …) with a batch of this form"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from autoshard.capture.call_form import ModelCall
 from autoshard.cluster.hardware import Hardware
+from autoshard.graph_capture.call_form import ModelCall
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.plan_json import plan_hash

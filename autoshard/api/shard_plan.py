@@ -19,9 +19,9 @@ from autoshard.api.rank_model import RankModel, rank_model
 from autoshard.api.settings import pin_texts, read_hardware, read_mesh
 from autoshard.api.strategies import Strategies, outside, pins
 from autoshard.api.verbs import planned
-from autoshard.capture.call_form import Form, ModelCall
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.count_layouts import meshes_with
+from autoshard.graph_capture.call_form import Form, ModelCall
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh

@@ -23,10 +23,10 @@ from autoshard.api.rank_model import RankModel, fill
 from autoshard.api.shard_plan import Border, CallKind, ShardRequest, TensorSpec, Variant, request_of, variant_of
 from autoshard.api.stale_parameters import stand_in
 from autoshard.api.strategies import FULL, strategies
-from autoshard.capture.call_form import Arguments, model_call, own_forward, rebuilt
-from autoshard.capture.plain_attributes import keep_tensors
 from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
 from autoshard.errors import UsageError
+from autoshard.graph_capture.call_form import Arguments, model_call, own_forward, rebuilt
+from autoshard.graph_capture.plain_attributes import keep_tensors
 
 
 def shard(

@@ -19,11 +19,11 @@ from autoshard.api.live_model import captured as graph_of
 from autoshard.api.live_model import live_model, on_cpu
 from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
 from autoshard.api.settings import read_hardware, search_request
-from autoshard.capture.call_form import LossFunction
-from autoshard.capture.model_spec import LOSS
 from autoshard.cluster.hardware import Hardware, check_precision
 from autoshard.emit import emit
 from autoshard.errors import UsageError
+from autoshard.graph_capture.call_form import LossFunction
+from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -33,11 +33,11 @@ from autoshard.package.package_files import Beside, package_files, read_package,
 from autoshard.replay.plan_check import check_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
-from autoshard.simulate import Timeline
-from autoshard.verify.case import Backend, case_of, check_files
-from autoshard.verify.comparison.proof import Proof
-from autoshard.verify.sizing.shorter_axes import counterpart
-from autoshard.verify.verify_folder import MOST_PROCESSES, MOST_RANKS
+from autoshard.simulation import Timeline
+from autoshard.verification.case import Backend, case_of, check_files
+from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.sizing.shorter_axes import counterpart
+from autoshard.verification.verify_folder import MOST_PROCESSES, MOST_RANKS
 
 Model: TypeAlias = nn.Module | str | CapturedModel
 CACHE = "AUTOSHARD_CACHE"  # the folder of plans, where a program names none

@@ -133,7 +133,7 @@ def measure_here(request: Request, hardware: Hardware) -> dict[str, Any]:
 def measure(request: Request) -> dict[str, Any]:
     """Kernels, then collectives where there are several processes."""
     from autoshard.calibrate.measure_worker import check_device
-    from autoshard.verify.ranks.rank_processes import RankFailed, run_processes
+    from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 
     check_device(request.device)
     found: dict[str, Any] = {}

@@ -440,7 +440,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def prove(options: argparse.Namespace) -> int:
     """Prove the rules: every strategy of each operator, forward and backward."""
-    from autoshard.verify.rule_table import outcome_dict, outcome_table, prove_table
+    from autoshard.verification.rule_table import outcome_dict, outcome_table, prove_table
 
     with step("proving the rules", options.json):
         outcomes = list(prove_table(options.operators, options.mesh, options.seeds))
@@ -452,7 +452,7 @@ def prove(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> Any:
-    from autoshard.capture.model_spec import LOSS
+    from autoshard.graph_capture.model_spec import LOSS
     from autoshard.workflow import ModelRequest
 
     arguments = dict(options.arguments) | ({LOSS: options.loss} if options.loss else {})

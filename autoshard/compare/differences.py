@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autoshard.compare.measured_step import UPDATE, MeasuredStep, canonical
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
-from autoshard.simulate.timeline import COMPUTE, Event, Timeline
+from autoshard.simulation.timeline import COMPUTE, Event, Timeline
 
 
 @dataclass(frozen=True)

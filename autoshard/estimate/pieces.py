@@ -12,8 +12,8 @@ from autoshard.estimate.gradient_sync import parameter_collectives
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.program import Compute, Program
-from autoshard.simulate import simulate
-from autoshard.simulate.timeline import COMPUTE, Event
+from autoshard.simulation import simulate
+from autoshard.simulation.timeline import COMPUTE, Event
 
 Families = tuple[tuple[str, float], ...]
 

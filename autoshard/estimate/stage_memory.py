@@ -13,8 +13,8 @@ from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
-from autoshard.simulate.memory_curve import Span, plan_memory
-from autoshard.simulate.pipeline_schedule import Slot, most_in_flight
+from autoshard.simulation.memory_curve import Span, plan_memory
+from autoshard.simulation.pipeline_schedule import Slot, most_in_flight
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
 STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12), FSDP: (4, 4, 8)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
 from autoshard.estimate.pieces import Piece, Pieces
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
-from autoshard.simulate.pipeline_schedule import Slot
+from autoshard.simulation.pipeline_schedule import Slot
 
 _NOTHING = Piece(0.0, 0.0, 0.0, 0.0, 0, 0)
 Part = tuple[str, float]  # a name, seconds

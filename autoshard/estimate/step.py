@@ -16,7 +16,7 @@ from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
 from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
-from autoshard.simulate.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
+from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
 from autoshard.whole_steps.software import KERNELS, dispatch_seconds, with_software
 from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
 

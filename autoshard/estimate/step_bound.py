@@ -17,7 +17,7 @@ from autoshard.estimate.step import hands_on
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer, build
-from autoshard.simulate.pipeline_schedule import SCHEDULES, Slot
+from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot
 
 MOST_REPLICAS = 2  # of the program whose pieces are priced: what one replica computes does not depend on their number
 STEADY = 4  # micro-batches a stage: with more, no more are in flight

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoshard.capture.training.precision import apply_precision
-from autoshard.capture.training.requires_grad import mark_gradients
-from autoshard.capture.training.saved_tensors import note_saved
 from autoshard.estimate.transformer import HALF, PRECISIONS, Transformer
+from autoshard.graph_capture.training.precision import apply_precision
+from autoshard.graph_capture.training.requires_grad import mark_gradients
+from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
 
 EMBEDDING, HEAD = "embedding", "head"

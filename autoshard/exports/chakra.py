@@ -9,7 +9,7 @@ import struct
 
 from autoshard.exports.process_groups import group_number
 from autoshard.ir.mesh import Mesh
-from autoshard.simulate.timeline import Event, Timeline
+from autoshard.simulation.timeline import Event, Timeline
 
 VERSION = "0.0.4"
 COMPUTE_NODE, COLLECTIVE_NODE, SEND_NODE = 4, 7, 5  # NodeType

@@ -14,8 +14,8 @@ from autoshard.exports.memory_snapshot import memory_snapshot
 from autoshard.exports.process_groups import group_number, group_of
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Program
-from autoshard.simulate.memory_curve import plan_memory
-from autoshard.simulate.timeline import Timeline
+from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.timeline import Timeline
 from autoshard.system.files import told, write_bytes
 
 Files = Iterator[tuple[str, bytes]]

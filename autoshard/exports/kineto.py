@@ -12,7 +12,7 @@ from typing import Any
 
 from autoshard.exports.process_groups import group_of
 from autoshard.ir.mesh import Mesh
-from autoshard.simulate.timeline import Event, Timeline
+from autoshard.simulation.timeline import Event, Timeline
 
 MICROSECONDS = 1e6
 STEPS = 3

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoshard.simulate.memory_curve import MemoryPlan, Span
+from autoshard.simulation.memory_curve import MemoryPlan, Span
 
 ROUND_BYTES = 512
 BASE = 1 << 32

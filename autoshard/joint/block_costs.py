@@ -15,11 +15,11 @@ from autoshard.joint.block_line import ShortGraph
 from autoshard.joint.block_splits import BlockSplit
 from autoshard.program.module_scopes import results_of
 from autoshard.rules.operators import constants
-from autoshard.simulate import simulate
-from autoshard.simulate.memory_curve import MemoryPlan, Span, levels, plan_memory
-from autoshard.simulate.program_step import is_expensive
-from autoshard.simulate.timeline import Timeline
-from autoshard.simulate.working_memory import local_bytes
+from autoshard.simulation import simulate
+from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
+from autoshard.simulation.program_step import is_expensive
+from autoshard.simulation.timeline import Timeline
+from autoshard.simulation.working_memory import local_bytes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from autoshard.joint.block_splits import BlockSplit, block_splits
 from autoshard.joint.outer_space import Divided, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.rules.rebatch import rebatched
-from autoshard.simulate.step_timeline import StepTimeline, simulate_step
+from autoshard.simulation.step_timeline import StepTimeline, simulate_step
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan
 from autoshard.units import format_bytes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autoshard.ir.program import Program
     from autoshard.search.pareto_front import Point
     from autoshard.search.style_plans import StylePlan
-    from autoshard.simulate import Timeline
+    from autoshard.simulation import Timeline
 
 T = TypeVar("T")
 PLAN = "plan.json"
@@ -61,7 +61,7 @@ class Beside:
 def build(plan: Plan, graph: Graph, hardware: Hardware) -> SimulatedPlan:
     """Lower the plan and simulate its program."""
     from autoshard.program.lower import lower
-    from autoshard.simulate import simulate
+    from autoshard.simulation import simulate
 
     program = lower(plan, graph)
     return SimulatedPlan(plan, graph, hardware, program, simulate(program, graph, hardware))
@@ -100,14 +100,14 @@ def log_text(log: Sequence[tuple[str, float]]) -> str:
 
 def trace_text(timeline: Timeline) -> str:
     """The timeline as a Chrome trace, which Perfetto opens."""
-    from autoshard.simulate import chrome_trace
+    from autoshard.simulation import chrome_trace
 
     return json.dumps(chrome_trace(timeline), ensure_ascii=False) + "\n"
 
 
 def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
     """The self-contained HTML page."""
-    from autoshard.report import render
+    from autoshard.html_report import render
 
     own = beside or Beside()
     return render(
@@ -125,8 +125,8 @@ def report_text(built: SimulatedPlan, beside: Beside | None = None) -> str:
 
 def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
     """Two plans compared, as a self-contained HTML page."""
-    from autoshard.report.diff_page import Side
-    from autoshard.report.render import render_diff
+    from autoshard.html_report.diff_page import Side
+    from autoshard.html_report.render import render_diff
 
     sides = (Side(own.plan, own.graph, own.program, own.hardware, own.timeline) for own in (one, other))
     return render_diff(*sides)
@@ -134,7 +134,7 @@ def diff_text(one: SimulatedPlan, other: SimulatedPlan) -> str:
 
 def picture_text(built: SimulatedPlan) -> str:
     """The plan as an SVG."""
-    from autoshard.report.picture.plan_picture import plan_svg
+    from autoshard.html_report.picture.plan_picture import plan_svg
 
     return plan_svg(built.plan, built.graph, built.hardware)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 
-from autoshard.capture.model_spec import LOSS
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir.plan import OpPlan, Plan, StepPlan
 
 

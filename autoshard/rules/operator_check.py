@@ -44,7 +44,7 @@ def _is_known(target: str) -> bool:
     known = record(target)
     if known.rule is not None or known.repeated or namespace not in ("aten", "autoshard"):
         return True
-    from autoshard.capture.overloads import is_operator  # imports torch
+    from autoshard.graph_capture.overloads import is_operator  # imports torch
 
     return namespace == "aten" and is_operator(target)
 

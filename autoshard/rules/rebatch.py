@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autoshard.capture.training.saved_tensors import note_saved
 from autoshard.errors import UsageError
+from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh

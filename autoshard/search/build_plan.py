@@ -27,7 +27,7 @@ class Origin:
 def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
     """The plan with the step time and peak memory of the very program that is emitted."""
     from autoshard.program.lower import lower
-    from autoshard.simulate import simulate
+    from autoshard.simulation import simulate
 
     timeline = simulate(lower(plan, graph), graph, hardware)
     return replace(plan, predicted_seconds=timeline.step_seconds, predicted_peak_bytes=timeline.peak_bytes)

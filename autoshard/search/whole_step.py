@@ -43,7 +43,7 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
 def predicted(plan: Plan, graph: Graph) -> Plan:
     """The plan with what its whole step is predicted to take, where that is more than one micro-batch."""
     from autoshard.program.lower import lower
-    from autoshard.simulate.program_step import simulate_plan_step
+    from autoshard.simulation.program_step import simulate_plan_step
 
     step = plan.step
     if step.micro_batches == 1 and not step.parts and not step.recompute:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.html_report.timeline_series import exposed_events, series
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
 from autoshard.package.package_files import Beside, report_text
-from autoshard.report.timeline_series import exposed_events, series
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
-from autoshard.simulate import Event, Timeline
+from autoshard.simulation import Event, Timeline
 from tests.browser.pages import PHONE, browser, data_of, opened, with_data
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
@@ -364,7 +364,7 @@ def test_two_plans_compared(chromium: Any, made: package_files.SimulatedPlan, tm
 @pytest.mark.slow
 def test_ninety_six_layers_on_sixty_four_devices(chromium: Any, tmp_path: Path) -> None:
     """The page of a deep model on many devices stays below 2 MB, and opens."""
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
 
     sizes = {"n_layer": 96, "n_embd": 96, "sequence": 64, "batch": 64, "vocabulary": 97}
     graph = capture("examples/gpt2.py:build", sizes)

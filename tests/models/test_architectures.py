@@ -194,7 +194,7 @@ def test_a_row_that_is_really_run() -> None:
 
 
 def test_the_plans_are_the_best_and_the_random_ones_of_each_mesh() -> None:
-    from autoshard.capture.capture import capture
+    from autoshard.graph_capture.capture import capture
 
     graph = capture(NAMES["lenet"], {})
     extent = Extent("two", ("tp=2", "dp=2,tp=2"), (1, 2), ("tp=2",))

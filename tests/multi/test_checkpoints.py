@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.capture.capture import capture
-from autoshard.capture.load_model import load_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower

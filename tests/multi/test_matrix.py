@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.emit import emit
 from autoshard.formulation.formulate import formulate
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
@@ -27,7 +27,7 @@ from autoshard.replay.resize import reapply
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verify import Case, Proof, check_files, make_case
+from autoshard.verification import Case, Proof, check_files, make_case
 from tests.coverage import Coverage, covering_plans, forced_plan, redistribution_coverage, strategy_coverage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

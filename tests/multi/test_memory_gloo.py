@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -19,8 +19,8 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.simulate.memory_curve import plan_memory
-from autoshard.verify.ranks.rank_processes import run_processes
+from autoshard.simulation.memory_curve import plan_memory
+from autoshard.verification.ranks.rank_processes import run_processes
 from tests.memory_worker import PHASES
 from tests.models import NAMES
 

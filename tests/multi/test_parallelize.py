@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.verify.ranks.rank_processes import run_processes
+from autoshard.verification.ranks.rank_processes import run_processes
 from tests.api_worker import CASES, WORLD
 
 

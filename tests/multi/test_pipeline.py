@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
-from autoshard.capture.load_model import load_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StagePart
@@ -27,8 +27,8 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
-from autoshard.verify.case import Case, check_files, make_case
-from autoshard.verify.comparison.proof import Proof
+from autoshard.verification.case import Case, check_files, make_case
+from autoshard.verification.comparison.proof import Proof
 
 COUNT = 4
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.verify.ranks.rank_processes import run_processes
+from autoshard.verification.ranks.rank_processes import run_processes
 from tests.shard_worker import CASES
 
 ROOT = Path(__file__).resolve().parents[2]

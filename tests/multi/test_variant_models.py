@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify import Case, check_files, make_case
+from autoshard.verification import Case, check_files, make_case
 from tests.models import NAMES
 
 ATTENTION, LAYER_NORM, BATCH_NORM = "aten.scaled_dot_product_attention", "aten.layer_norm", "aten.batch_norm"

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.replay.resize import reapply
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verify import Case, Proof, check_files, make_case
+from autoshard.verification import Case, Proof, check_files, make_case
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT2 = f"{EXAMPLES / 'gpt2.py'}:build"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.capture.load_model import load_model
 from autoshard.cli import commands
 from autoshard.errors import UsageError
-from autoshard.verify import verify_folder, verify_package
+from autoshard.graph_capture.load_model import load_model
+from autoshard.verification import verify_folder, verify_package
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT2 = f"{EXAMPLES / 'gpt2.py'}:build"

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture_model
-from autoshard.capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
-from autoshard.verify.original.autocast import autocast_as_planned
+from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, WIDEST
+from autoshard.verification.original.autocast import autocast_as_planned
 
 
 def listed(name: str) -> set[str]:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower

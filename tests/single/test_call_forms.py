@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from autoshard.capture.call_form import Taken, arguments_of, call_by, model_call, rebuilt
-from autoshard.capture.capture import capture
-from autoshard.capture.model_spec import LOSS
 from autoshard.cli.commands import main
 from autoshard.errors import CaptureError, UsageError, UserError
+from autoshard.graph_capture.call_form import Taken, arguments_of, call_by, model_call, rebuilt
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.model_spec import LOSS
 
 HERE = f"{__file__}:"
 

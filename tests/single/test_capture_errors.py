@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.capture.capture import capture
-from autoshard.capture.load_model import load_model, verify_arguments
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.load_model import load_model, verify_arguments
 
 MODEL = """
 import torch

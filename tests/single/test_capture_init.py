@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.capture.constructor.initial_distributions import Init, InitWatcher
+from autoshard.graph_capture.constructor.initial_distributions import Init, InitWatcher
 
 
 def start(make: Callable[[], torch.Tensor]) -> Init:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.capture.capture import capture, capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify import check_files, make_case
+from autoshard.verification import check_files, make_case
 
 MODEL = """
 import random, time

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from autoshard.capture.capture import capture, capture_model
-from autoshard.capture.load_model import load_model
+from autoshard.graph_capture.capture import capture, capture_model
+from autoshard.graph_capture.load_model import load_model
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.capture.capture import capture, capture_model
-from autoshard.capture.load_model import verify_arguments
+from autoshard.graph_capture.capture import capture, capture_model
+from autoshard.graph_capture.load_model import verify_arguments
 from autoshard.ir.graph import Graph, Op
 from tests.interpreter import call
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.capture.capture import capture, capture_model
-from autoshard.capture.load_model import load_model, verify_arguments
-from autoshard.capture.training.precision import result_dtype
+from autoshard.graph_capture.capture import capture, capture_model
+from autoshard.graph_capture.load_model import load_model, verify_arguments
+from autoshard.graph_capture.training.precision import result_dtype
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Tensor
 from tests.interpreter import run

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture, capture_model
 from autoshard.cluster.hardware import load_hardware
+from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit.spelling import Speller
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import OPERATORS
 from autoshard.rules.algebra.operator_record import Operator
@@ -20,7 +20,7 @@ from autoshard.rules.cases import ALL
 from autoshard.rules.proof.case_words import case, floats
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verify.rule_table import prove_case
+from autoshard.verification.rule_table import prove_case
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

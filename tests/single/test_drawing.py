@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoshard.capture.capture import capture
 from autoshard.emit import runtime
 from autoshard.emit.runtime.drawing import exact_values
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import Strategy
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import check
 from tests.shards import part
 from tests.small_models import spec

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from autoshard.capture.capture import capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.case import written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 
 X = torch.linspace(-1.0, 2.0, 4 * 6 * 8).reshape(4, 6, 8)
 Y = torch.sin(torch.arange(192.0)).reshape(4, 6, 8)

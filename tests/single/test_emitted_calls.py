@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.capture.capture import capture_model
-from autoshard.capture.passes.canonical import canonical
 from autoshard.cli import commands
 from autoshard.emit import spelling
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.passes.canonical import canonical
 from autoshard.ir.graph import Attribute
 from autoshard.rules.cases import ALL
 from autoshard.rules.operators import OPERATORS, is_random
 from autoshard.rules.proof.case_words import case, case_id, floats, integers, positive
 from autoshard.rules.proof.operator_call import call
 from autoshard.rules.proof.rule_proof import OpCase, Operand, one_op_graph, random_operands
-from autoshard.verify.operator_calls import check_calls, run_emitted, statement_of
+from autoshard.verification.operator_calls import check_calls, run_emitted, statement_of
 
 X = floats((4, 6))
 OUTSIDE = [  # operators that the table lacks and that are written as torch.NAME
@@ -187,7 +187,7 @@ def test_dims_counted_from_the_end_mean_what_they_meant(one: OpCase, position: i
 
 def test_dims_are_made_positive_where_it_is_known_in_which_tensor_they_count() -> None:
     """Every operator whose record says so is one that torch knows, with those arguments."""
-    from autoshard.capture.overloads import schemas_of
+    from autoshard.graph_capture.overloads import schemas_of
 
     for target, record in OPERATORS.items():
         if names := f"{record.dims} {record.dims_of_result}".split():

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import lower
-from autoshard.verify.case import check_files, make_case, written
-from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.case import check_files, make_case, written
+from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
 
 MESHES = ("dp=3", "dp=3,tp=2", "dp=2,tp=3")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.capture.capture import capture, capture_model
 from autoshard.emit.runtime.user_code import register_operators
+from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Registration
 

@@ -22,7 +22,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules import Strategy, candidates, explain, strategies
 from autoshard.rules.proof.case_words import case, floats
 from autoshard.rules.proof.rule_proof import one_op_graph
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import check
 from tests.models import NAMES
 from tests.shards import assert_means, part

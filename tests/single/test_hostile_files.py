@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.spelling import Speller
 from autoshard.errors import InvalidFileError
+from autoshard.graph_capture.capture import capture
+from autoshard.html_report import render
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph, Registration
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
-from autoshard.report import render
 from autoshard.search.fixed_styles import random_plan
-from autoshard.simulate import simulate
-from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.simulation import simulate
+from autoshard.verification.case import written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 from autoshard.workflow import ModelRequest, read_graph
 from tests.small_models import spec
 

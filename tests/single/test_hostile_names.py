@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.members import TAKEN
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.case import written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 
 ROLES = 10  # how many names a model takes
 KNOWN = (

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import InfeasibleError, UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
@@ -27,8 +27,8 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
-from autoshard.simulate import simulate
-from autoshard.simulate.step_timeline import simulate_step
+from autoshard.simulation import simulate
+from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
 
 GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autoshard.emit.runtime import ParallelMesh
-from autoshard.verify.ranks.lockstep import LockstepError, run_lockstep
+from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 
 
 def test_results_are_in_rank_order_and_ranks_are_row_major() -> None:

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.simulate.memory_curve import MemoryPlan, Span, plan_memory
-from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.simulation.memory_curve import MemoryPlan, Span, plan_memory
+from autoshard.verification.case import written
+from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.meter import Meter
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]

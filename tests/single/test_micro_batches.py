@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.emit import emit
 from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.ir.program import Program
 from autoshard.program.lower import lower
-from autoshard.verify.case import Case, check_files, make_case
+from autoshard.verification.case import Case, check_files, make_case
 from tests.forced import forced_plan, sharded_plan
 
 COUNT = 3

@@ -21,16 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verify.case import check_files, make_case
-from autoshard.verify.ranks import lockstep
-from autoshard.verify.ranks.lockstep import ThreadTransport
+from autoshard.verification.case import check_files, make_case
+from autoshard.verification.ranks import lockstep
+from autoshard.verification.ranks.lockstep import ThreadTransport
 
 
 class Operators(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
@@ -25,10 +25,10 @@ from autoshard.program.weight_buckets import given_at
 from autoshard.rules import Strategy
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.simulate import simulate
-from autoshard.verify.case import Case, check_files, make_case, written
-from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
-from autoshard.verify.ranks.lockstep import LockstepError, run_lockstep
+from autoshard.simulation import simulate
+from autoshard.verification.case import Case, check_files, make_case, written
+from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from tests.forced import data_parallel, forced_plan, pinned_plan, sharded_plan
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
 from autoshard.program.lower import lower
-from autoshard.verify.case import Case, check_files, make_case
-from autoshard.verify.comparison.proof import Proof
-from autoshard.verify.own_precision import OwnStep
-from autoshard.verify.ranks.lockstep import ThreadTransport
+from autoshard.verification.case import Case, check_files, make_case
+from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.own_precision import OwnStep
+from autoshard.verification.ranks.lockstep import ThreadTransport
 from tests.forced import forced_plan
 
 

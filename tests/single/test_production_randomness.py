@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.rules import Strategy
-from autoshard.verify.case import written
-from autoshard.verify.ranks.loaded_package import load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.case import written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
 
 P = 0.25

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StepRequest
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
@@ -18,10 +18,10 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import balanced_parts, predicted, with_step
-from autoshard.simulate import simulate
-from autoshard.simulate.memory_curve import plan_memory
-from autoshard.simulate.program_step import step_costs
-from autoshard.simulate.step_timeline import StepCosts, simulate_step
+from autoshard.simulation import simulate
+from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.program_step import step_costs
+from autoshard.simulation.step_timeline import StepCosts, simulate_step
 
 GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from autoshard.capture.capture import capture_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem, objective

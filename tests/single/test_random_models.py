@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import autoshard.emit.runtime as runtime
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph_json import dumps
 from autoshard.rules.rebatch import rebatched
 from tests.models import NAMES, missing_library

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture_model
-from autoshard.capture.constructor.initial_distributions import InitWatcher
-from autoshard.capture.constructor.recipes import recipes_of
-from autoshard.capture.load_model import load_model
 from autoshard.emit.initial_file import _value, initial_file
 from autoshard.errors import InvalidFileError
+from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.constructor.initial_distributions import InitWatcher
+from autoshard.graph_capture.constructor.recipes import recipes_of
+from autoshard.graph_capture.load_model import load_model
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph, Parameter, Recipe, RecipeCall
 from tests.models import NAMES

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.emit import emit
 from autoshard.emit.runtime.recompute import KEPT
 from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.program.lower import lower
 from autoshard.program.module_tree import module_tree
 from autoshard.search.whole_step import repeated_blocks
-from autoshard.verify.case import Case, check_files, make_case, written
-from autoshard.verify.ranks.loaded_package import load_package
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.case import Case, check_files, make_case, written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan, sharded_plan
 from tests.meter import Meter
 

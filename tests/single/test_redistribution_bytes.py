@@ -21,8 +21,8 @@ from autoshard.emit.runtime import ParallelMesh
 from autoshard.ir.layout import REPLICATE, Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import Step, Terms, path
-from autoshard.verify.ranks import lockstep
-from autoshard.verify.ranks.lockstep import ThreadTransport, run_lockstep
+from autoshard.verification.ranks import lockstep
+from autoshard.verification.ranks.lockstep import ThreadTransport, run_lockstep
 from tests.shards import assert_means, place
 from tests.single.test_runtime_redistribution import apply
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.capture.capture import capture_model
 from autoshard.cli import commands
+from autoshard.graph_capture.capture import capture_model
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh

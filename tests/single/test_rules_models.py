@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.capture.capture import capture
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import candidates, has_rule, instance, offered

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoshard.rules import OPERATORS
-from autoshard.verify.rule_page import page, with_rest
+from autoshard.verification.rule_page import page, with_rest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     old = PAGE.read_text(encoding="utf-8")
-    assert old == with_rest(old, page()), "python -m autoshard.verify.rule_page --write"
+    assert old == with_rest(old, page()), "python -m autoshard.verification.rule_page --write"
 
 
 def test_every_operator_is_on_the_page() -> None:

@@ -21,7 +21,7 @@ from autoshard.rules.cases.attention import DROPOUT
 from autoshard.rules.cases.random import RANDOM
 from autoshard.rules.proof.case_words import case, case_id, floats, integers
 from autoshard.rules.proof.rule_proof import OpCase, Operand, failures, one_op_graph, prove, verdict
-from autoshard.verify.rule_table import UNPROVED, prove_case
+from autoshard.verification.rule_table import UNPROVED, prove_case
 
 # Uneven cuts and two axes prove the most; the others take as long again.
 MESHES = ["tp=3", "dp=2,tp=3", *(pytest.param(text, marks=pytest.mark.slow) for text in ("tp=2", "a=2,b=1,c=2"))]

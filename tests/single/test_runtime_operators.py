@@ -14,7 +14,7 @@ from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.shards import assert_means, part
 
 MESHES = ["rows=2,v=2", "v=4", "rows=3", "v=2,w=2", "rows=2,v=2,w=2", "v=5"]

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh
-from autoshard.verify.ranks.lockstep import LockstepError, run_lockstep
+from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 
 FLOAT64 = torch.float64
 

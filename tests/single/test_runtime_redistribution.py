@@ -17,7 +17,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import FORWARD, Step, Terms, dim_cuts, kind, path, runtime_call
 from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import table_step
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.shards import assert_means, place
 
 
@@ -180,7 +180,7 @@ def test_integers_travel_too() -> None:
 
 
 def test_a_wrong_length_is_named() -> None:
-    from autoshard.verify.ranks.lockstep import LockstepError
+    from autoshard.verification.ranks.lockstep import LockstepError
 
     with pytest.raises(LockstepError, match=r"dim 0 of \(3,\): expected length 4"):
         run_lockstep({"a": 2}, lambda mesh: runtime.all_gather(torch.zeros(3), mesh["a"], 0, size=8))

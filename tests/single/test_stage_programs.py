@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StagePart, StepPlan

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoshard.capture.capture import capture
-from autoshard.capture.load_model import load_model
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.mesh import Mesh
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 
 MODEL = f"{__file__}:tagger"
 LOADER = """

@@ -15,7 +15,7 @@ from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh, attention, redistribution, ring
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.verify.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.shards import part
 
 SHAPE = (2, 4, 12, 8)

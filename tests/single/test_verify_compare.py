@@ -10,10 +10,10 @@ import torch
 from autoshard.ir.layout import Layout, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import LocalValue, Program, ProgramParameter
-from autoshard.verify.comparison.compare import RankResult, RankStep, compare_ranks, local_part
-from autoshard.verify.comparison.error_measure import Error
-from autoshard.verify.comparison.rounding_noise import Noise, StepNoise, amplified
-from autoshard.verify.original.reference import Reference, ReferenceStep
+from autoshard.verification.comparison.compare import RankResult, RankStep, compare_ranks, local_part
+from autoshard.verification.comparison.error_measure import Error
+from autoshard.verification.comparison.rounding_noise import Noise, StepNoise, amplified
+from autoshard.verification.original.reference import Reference, ReferenceStep
 
 MESH = Mesh.parse("dp=2,tp=2")
 SHAPES = {"qkv": (12, 5), "bias": (5,), "head": (7, 5)}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autoshard.verify.original.float64 import exact_precision, widen, widened
+from autoshard.verification.original.float64 import exact_precision, widen, widened
 
 
 class Casts(nn.Module):

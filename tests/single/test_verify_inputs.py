@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from autoshard.ir.graph import Graph, Op, Tensor
-from autoshard.verify.original.batches import integer_ranges, varied_inputs
+from autoshard.verification.original.batches import integer_ranges, varied_inputs
 
 
 def language_model() -> Graph:

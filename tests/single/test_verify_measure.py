@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from autoshard.verify.comparison.error_measure import THRESHOLD, compare, first_failure, largest, summarise
+from autoshard.verification.comparison.error_measure import THRESHOLD, compare, first_failure, largest, summarise
 
 
 def d(*values: float) -> torch.Tensor:

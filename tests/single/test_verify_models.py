@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from autoshard.capture.capture import capture
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify import Case, check_files, make_case
+from autoshard.verification import Case, check_files, make_case
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
 

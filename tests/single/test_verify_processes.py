@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autoshard.verify.ranks.rank_processes import RankFailed, run_processes
+from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 
 
 def test_all_ranks_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from autoshard.verify.original.randomise import randomise_state
+from autoshard.verification.original.randomise import randomise_state
 
 BUFFERS = ("mask", "ids", "batch_norm.running_var", "batch_norm.running_mean")
 

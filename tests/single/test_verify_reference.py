@@ -14,8 +14,8 @@ from autoshard.emit.runtime.randomness import dropout_mask
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Parameter
 from autoshard.ir.graph import Tensor as Info
-from autoshard.verify.original.draws import exact_dropout
-from autoshard.verify.original.reference import run_reference
+from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.reference import run_reference
 
 SEED = 7
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.capture.capture import capture
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.search.fixed_styles import random_plan
-from autoshard.verify.coverage import plan_kinds
-from autoshard.verify.sizing.shorter_axes import counterpart
+from autoshard.verification.coverage import plan_kinds
+from autoshard.verification.sizing.shorter_axes import counterpart
 
 MLP = f"{Path(__file__).parents[2] / 'examples' / 'mlp.py'}:build"
 SIZES = {"batch": 256, "features": 48, "hidden": 96, "outputs": 10}

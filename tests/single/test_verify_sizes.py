@@ -8,7 +8,13 @@ from autoshard.ir.graph import Graph, Op, Tensor
 from autoshard.ir.layout import AxisShard, Layout, LocalSize, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute, LocalValue, Program, ProgramParameter
-from autoshard.verify.sizing.reduced_sizes import changed, evenness, heads_per_device, lost_evenness, reduced_arguments
+from autoshard.verification.sizing.reduced_sizes import (
+    changed,
+    evenness,
+    heads_per_device,
+    lost_evenness,
+    reduced_arguments,
+)
 
 MESH = Mesh.parse("dp=2,tp=4")
 

@@ -11,14 +11,14 @@ import pytest
 from autoshard.cli import commands
 from autoshard.emit.header import header_of
 from autoshard.emit.readme import launch
+from autoshard.html_report.answer import exposed_seconds
 from autoshard.ir import graph_json, plan_json
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package.package_files import build, read_package
 from autoshard.replay.command_line import command
-from autoshard.report.answer import exposed_seconds
-from autoshard.simulate import Timeline
-from autoshard.simulate.timeline import COMPUTE, Event, axis_stream
+from autoshard.simulation import Timeline
+from autoshard.simulation.timeline import COMPUTE, Event, axis_stream
 from autoshard.text.plan_summary import next_command
 from tests.graphs import mlp_graph
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import commands
+from autoshard.html_report.alternatives_view import alternatives, plot
+from autoshard.html_report.picture.plot_axis import PlotAxis
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.package import package_files
-from autoshard.report.alternatives_view import alternatives, plot
-from autoshard.report.picture.plot_axis import PlotAxis
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan, style_plans
 from tests.graphs import mlp_graph

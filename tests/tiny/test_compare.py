@@ -18,7 +18,7 @@ from autoshard.errors import InvalidFileError
 from autoshard.exports.kineto import profiler_trace
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
-from autoshard.simulate import simulate
+from autoshard.simulation import simulate
 from tests.small_programs import mlp
 
 A100, MESH = load_hardware("a100-80g-sxm"), Mesh.parse("dp=2,tp=2")

@@ -16,7 +16,7 @@ from autoshard.estimate.step import estimate
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
-from autoshard.simulate.pipeline_schedule import Slot
+from autoshard.simulation.pipeline_schedule import Slot
 from autoshard.whole_steps import software
 
 A100, H100, ASCEND = (load_hardware(name) for name in ("a100-80g-sxm", "h100-80g-sxm", "ascend-910b2"))

@@ -17,8 +17,8 @@ from autoshard.exports.kineto import STEPS, profiler_trace
 from autoshard.exports.memory_snapshot import memory_snapshot
 from autoshard.exports.process_groups import group_of
 from autoshard.ir.mesh import Mesh
-from autoshard.simulate import simulate
-from autoshard.simulate.memory_curve import plan_memory
+from autoshard.simulation import simulate
+from autoshard.simulation.memory_curve import plan_memory
 from tests.small_programs import mlp
 
 A100 = load_hardware("a100-80g-sxm")

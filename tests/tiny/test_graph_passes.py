@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from autoshard.capture.passes.canonical import canonical
-from autoshard.capture.passes.linear_layers import fold_linears
-from autoshard.capture.passes.noops import drop_noops
-from autoshard.capture.passes.op_names import rename
-from autoshard.capture.passes.repeated_heads import fold_repeats
-from autoshard.capture.passes.reshapes import merge_reshapes
-from autoshard.capture.passes.rewrite import deadcode
-from autoshard.capture.training.requires_grad import mark_gradients
+from autoshard.graph_capture.passes.canonical import canonical
+from autoshard.graph_capture.passes.linear_layers import fold_linears
+from autoshard.graph_capture.passes.noops import drop_noops
+from autoshard.graph_capture.passes.op_names import rename
+from autoshard.graph_capture.passes.repeated_heads import fold_repeats
+from autoshard.graph_capture.passes.reshapes import merge_reshapes
+from autoshard.graph_capture.passes.rewrite import deadcode
+from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
 from autoshard.ir.graph_check import check
 from autoshard.rules.operators import constants

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.capture.training.precision import apply_precision, result_dtype
 from autoshard.errors import UsageError
+from autoshard.graph_capture.training.precision import apply_precision, result_dtype
 from autoshard.ir.graph import Graph, Tensor
 from autoshard.ir.graph_check import check
 from tests.tiny.test_graph_passes import read, write

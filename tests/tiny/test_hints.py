@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from autoshard import errors
-from autoshard.capture.model_spec import check_spec, split_spec
 from autoshard.cli import commands
 from autoshard.constraints.pins import parse_pin
 from autoshard.errors import InvalidFileError, UserError
+from autoshard.graph_capture.model_spec import check_spec, split_spec
 from autoshard.ir.mesh import Mesh
 from autoshard.solvers import check_names
 

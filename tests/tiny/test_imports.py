@@ -13,6 +13,7 @@ from pathlib import Path
 import networkx
 import pytest
 
+import autoshard
 from docs.folders import PAGE, order, page
 from docs.folders import modules as modules_of
 
@@ -21,7 +22,7 @@ PACKAGE = ROOT / "autoshard"
 
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
 TORCH = (
-    r"capture/(tracing|constructor)/|capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verify/|api/(?!__init__)|"
+    r"graph_capture/(tracing|constructor)/|graph_capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verification/|api/(?!__init__)|"
     r"calibrate/measure_worker"
 )
 NEEDS_TORCH = re.compile(rf"^autoshard/({TORCH}|{COPIED})")
@@ -116,6 +117,13 @@ def test_file_names_are_unique() -> None:
     special = ("__init__.py", "__main__.py")
     places = ((path.name, path.relative_to(PACKAGE).as_posix()) for path in modules() if path.name not in special)
     assert not twice(places)
+
+
+def test_no_folder_has_the_name_of_a_verb() -> None:
+    """`autoshard.capture` is a function, whatever was imported before it is asked for."""
+    inside = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in modules()}
+    assert "api" in inside and "capture" in autoshard.__all__
+    assert not inside & set(autoshard.__all__)
 
 
 def test_class_names_are_unique() -> None:

@@ -13,7 +13,8 @@ from autoshard.rules.operators import EXCHANGING, KINDS, OPERATORS, VARIANTS, re
 
 PACKAGE = Path(__file__).resolve().parents[2] / "autoshard"
 COPIED = ("emit/runtime/", "emit/package/")
-REWRITING = ("capture/passes/", "capture/tracing/", "capture/constructor/")  # they turn operators into others
+# they turn operators into others
+REWRITING = ("graph_capture/passes/", "graph_capture/tracing/", "graph_capture/constructor/")
 MOST = 5  # its record, its proof cases, and who makes it: a graph from numbers, a measurement
 
 

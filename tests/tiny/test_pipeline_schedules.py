@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.simulate.pipeline_schedule import SCHEDULES, Placed, Slot, ends, most_in_flight, run_pipeline
+from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, most_in_flight, run_pipeline
 
 NAMES = sorted(SCHEDULES)
 

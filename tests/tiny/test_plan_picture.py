@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from autoshard.html_report.picture import svg
+from autoshard.html_report.picture.flow_layout import placed
+from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, flows
+from autoshard.html_report.picture.plan_picture import plan_svg
+from autoshard.html_report.picture.shard_glyph import glyph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
-from autoshard.report.picture import svg
-from autoshard.report.picture.flow_layout import placed
-from autoshard.report.picture.plan_flow import BlockFlow, FlowBox, flows
-from autoshard.report.picture.plan_picture import plan_svg
-from autoshard.report.picture.shard_glyph import glyph
 from autoshard.text.plan_summary import collectives
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built

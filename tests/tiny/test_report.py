@@ -13,26 +13,26 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
+from autoshard.html_report.answer import exposed_seconds, step_parts, verdict
+from autoshard.html_report.decision_rows import blocks
+from autoshard.html_report.memory_series import memory_series
+from autoshard.html_report.memory_table import KINDS, by_kind
+from autoshard.html_report.op_records import op_records
+from autoshard.html_report.other_choices import OtherChoices
+from autoshard.html_report.page import not_modelled
+from autoshard.html_report.timeline_series import TICK_SECONDS, exposed_events, series, streams
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Compute
 from autoshard.package import package_files
-from autoshard.report.answer import exposed_seconds, step_parts, verdict
-from autoshard.report.decision_rows import blocks
-from autoshard.report.memory_series import memory_series
-from autoshard.report.memory_table import KINDS, by_kind
-from autoshard.report.op_records import op_records
-from autoshard.report.other_choices import OtherChoices
-from autoshard.report.page import not_modelled
-from autoshard.report.timeline_series import TICK_SECONDS, exposed_events, series, streams
 from autoshard.rules.candidates import candidates
 from autoshard.search.build_plan import Origin
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import as_json, from_json, style_plans
-from autoshard.simulate import Event, Timeline
-from autoshard.simulate.memory_curve import plan_memory
+from autoshard.simulation import Event, Timeline
+from autoshard.simulation.memory_curve import plan_memory
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.answer_words import certainty, gains
 from autoshard.text.not_offered import not_offered

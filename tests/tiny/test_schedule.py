@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.simulate.stream_schedule import Schedule, StreamTask
-from autoshard.simulate.timeline import COMPUTE, axis_stream
+from autoshard.simulation.stream_schedule import Schedule, StreamTask
+from autoshard.simulation.timeline import COMPUTE, axis_stream
 
 
 def compute(seconds: float, beside: bool = False) -> StreamTask:

@@ -16,9 +16,9 @@ from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, GradientBucket, Program
 from autoshard.program.gradient_buckets import backward_ends
-from autoshard.simulate import COMPUTE, Timeline, axis_stream, chrome_trace, simulate, write
-from autoshard.simulate.memory_curve import plan_memory
-from autoshard.simulate.shared_storage import storage
+from autoshard.simulation import COMPUTE, Timeline, axis_stream, chrome_trace, simulate, write
+from autoshard.simulation.memory_curve import plan_memory
+from autoshard.simulation.shared_storage import storage
 from tests.small_programs import mlp
 
 SHIPPED = load_hardware("a100-80g-sxm")

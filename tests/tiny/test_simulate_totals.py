@@ -14,7 +14,7 @@ from autoshard.ir.layout import largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Program
 from autoshard.redistribute import LOCAL
-from autoshard.simulate import COMPUTE, simulate
+from autoshard.simulation import COMPUTE, simulate
 from tests.small_programs import mlp
 
 A100 = load_hardware("a100-80g-sxm")

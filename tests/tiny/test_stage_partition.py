@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.simulate.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
+from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import (

@@ -11,12 +11,12 @@ import pytest
 from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware, parse_hardware
 from autoshard.errors import UserError
+from autoshard.html_report.page import warnings
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.package import package_files
 from autoshard.replay import reevaluate
-from autoshard.report.page import warnings
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search

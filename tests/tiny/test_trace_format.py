@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.simulate import COMPUTE, chrome_trace
+from autoshard.simulation import COMPUTE, chrome_trace
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
 

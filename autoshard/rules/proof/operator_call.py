@@ -35,7 +35,7 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
         return _embedding_bag(*operands, **attributes)
     if target == "aten.batch_norm" and attributes["training"] and operands[3] is not None:
         return _batch_norm(operands, attributes)
-    from autoshard.capture.overloads import schema_of, schemas_of
+    from autoshard.graph_capture.overloads import schema_of, schemas_of
 
     schema = schema_of(target, operands, attributes)
     if schema is None:

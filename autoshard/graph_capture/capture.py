@@ -1,0 +1,323 @@
+"""From a PyTorch model to a Graph: torch.export, then passes that each say one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
+from autoshard.graph_capture.constructor.recipes import recipes_of
+from autoshard.graph_capture.input_ranges import input_ranges
+from autoshard.graph_capture.load_model import load_exported, load_model
+from autoshard.graph_capture.operator_strategies import marks, noted
+from autoshard.graph_capture.overloads import note_schemas
+from autoshard.graph_capture.passes.canonical import canonical
+from autoshard.graph_capture.passes.embedding_bags import fold_bags
+from autoshard.graph_capture.passes.expert_blocks import fold_experts
+from autoshard.graph_capture.passes.linear_layers import fold_linears
+from autoshard.graph_capture.passes.noops import drop_noops
+from autoshard.graph_capture.passes.op_names import rename
+from autoshard.graph_capture.passes.recurrent_layers import split_layers
+from autoshard.graph_capture.passes.repeated_constants import twice_made
+from autoshard.graph_capture.passes.repeated_heads import fold_repeats
+from autoshard.graph_capture.passes.reshapes import merge_reshapes
+from autoshard.graph_capture.passes.rewrite import deadcode
+from autoshard.graph_capture.passes.sparse_gradients import dense_gradients
+from autoshard.graph_capture.random_operators import refuse_random
+from autoshard.graph_capture.registrations import note_registrations
+from autoshard.graph_capture.tracing.complex_numbers import real_pairs
+from autoshard.graph_capture.tracing.exporting import export, is_fake
+from autoshard.graph_capture.tracing.fills import op_name, plain_creation
+from autoshard.graph_capture.tracing.functionalise import functionalise
+from autoshard.graph_capture.tracing.inline_regions import AUTOCAST_OFF, inline
+from autoshard.graph_capture.tracing.model_guard import guarded
+from autoshard.graph_capture.tracing.own_gradients import resolve
+from autoshard.graph_capture.tracing.size_constants import recognise_masks
+from autoshard.graph_capture.tracing.source_lines import node_quote
+from autoshard.graph_capture.tracing.strided import in_memory_order
+from autoshard.graph_capture.training.loss import choose_loss
+from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
+from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
+from autoshard.graph_capture.training.saved_tensors import note_saved
+from autoshard.graph_capture.translate import constant_op, tensor_of, translate
+from autoshard.ir.graph import OPTIMIZERS, Graph, Op, Parameter, Tensor
+from autoshard.ir.graph_check import check
+
+_FROZEN = "a changed value under another name (an embedding: no max_norm); a buffer for what the forward updates"
+_UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
+PASSES: tuple[Callable[[Graph], Graph], ...] = (
+    canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
+    drop_noops, fold_experts, fold_repeats, deadcode, twice_made, refuse_random, rename, mark_gradients, note_saved,
+)  # fmt: skip
+
+
+def capture(
+    spec: str, arguments: Mapping[str, Any], precision: str = "fp32", optimizer: str = "adamw", training: bool = True
+) -> Graph:
+    """The graph of what the user named (see `load_model`), built without memory for its values."""
+    _check_options(precision, optimizer)
+    if spec.endswith(".pt2"):
+        return _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
+    watcher = InitWatcher()
+    with guarded(spec.rpartition(":")[0]):
+        with watcher:
+            model, inputs = load_model(spec, arguments)
+        watch_library_init(model, watcher)
+        return _capture(model, inputs, watcher, spec, precision, optimizer, training)
+
+
+def capture_model(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    training: bool = True,
+    source: str = "",
+    keep_modes: bool = False,
+) -> Graph:
+    """The graph of `model(*inputs)`: a model built for real, on meta, or fake. Leaves the model as it was.
+
+    `keep_modes`: `training` says whether gradients are computed, and each module keeps its own mode.
+    """
+    _check_options(precision, optimizer)
+    named = source or type(model).__name__
+    with guarded():
+        return _capture(model, inputs, InitWatcher(), named, precision, optimizer, training, keep_modes)
+
+
+def _check_options(precision: str, optimizer: str) -> None:
+    for option, value, known in (("precision", precision, tuple(PRECISIONS)), ("optimizer", optimizer, OPTIMIZERS)):
+        if value not in known:
+            raise UsageError(f"unknown {option} {value!r}", f"one of {', '.join(known)}")
+
+
+def _capture(
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    watcher: InitWatcher,
+    source: str,
+    precision: str,
+    optimizer: str,
+    training: bool,
+    keep_modes: bool = False,
+) -> Graph:
+    modes = [(module, module.training) for module in model.modules()]
+    if not keep_modes:
+        model.train(training)
+    try:
+        program, assumed = export(model, inputs)
+        graph = _finish(program, model, watcher, source, precision, optimizer, training)
+        ranges = input_ranges(graph, inputs, watcher.recorder.calls)
+        return replace(graph, assumed=(*graph.assumed, *assumed), input_ranges=ranges)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _finish(
+    program: Any,
+    model: torch.nn.Module | None,
+    watcher: InitWatcher,
+    source: str,
+    precision: str,
+    optimizer: str,
+    training: bool,
+) -> Graph:
+    try:
+        graph = _raw(program, model, watcher, training)
+    except CaptureError as error:
+        name = type(model).__name__ if model is not None else source
+        raise CaptureError(f"{name} can't be captured: {error.message}", error.hint) from error
+    _check_regions(program.graph, precision)
+    graph = replace(graph, source=source, name=_name(source), optimizer=optimizer)
+    marked = marks(graph)
+    for run in PASSES:
+        graph = run(graph)
+    graph = noted(graph, marked)
+    graph = note_schemas(note_registrations(apply_precision(graph, precision)))
+    check(graph)
+    return graph
+
+
+def _check_regions(graph: fx.Graph, precision: str) -> None:
+    """CaptureError where a region with autocast turned off holds what mixed precision would lower."""
+    for node in graph.nodes:
+        if PRECISIONS[precision] and node.meta.get(AUTOCAST_OFF) and f"aten.{op_name(node)}" in LOW:
+            raise CaptureError(
+                f"the forward turns autocast off, which --precision {precision} would not keep, at {node_quote(node)}",
+                "--precision fp32; or leave the region out",
+            )
+
+
+def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, training: bool) -> Graph:
+    """Export graph -> functional fx graph -> Graph before any pass."""
+    module = program.graph_module
+    inline(module)
+    resolve(module)
+    stored = _Stored(program, model, watcher)
+    written = functionalise(module.graph, stored.parameter_nodes)
+    real_pairs(module.graph)
+    plain_creation(module.graph)
+    in_memory_order(module.graph)
+    recognise_masks(module.graph, stored.real_constants)
+    ops, tensors, name = translate(module.graph, stored.names)
+    for node in written:
+        if node in stored.parameter_nodes:
+            raise CaptureError(f"the forward changes the parameter {stored.path_of(node)} in place", _FROZEN)
+    outputs, called = _outputs(program, name)
+    if not outputs:
+        raise CaptureError("its forward returns no tensor", "`return loss` at its end")
+    graph = Graph(
+        name="",
+        tensors=(*stored.tensors.values(), *tensors.values()),
+        inputs=stored.inputs,
+        parameters=stored.parameters,
+        buffers=stored.buffers,
+        ops=(*stored.constant_ops, *ops),
+        outputs=outputs,
+        loss=None,
+        training=training,
+        buffer_updates=tuple(
+            (stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes
+        ),
+        modules=_modules(module.graph, model),
+        recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
+    )
+    return choose_loss(mark_reached(graph), called) if training else graph
+
+
+class _Stored:
+    """The placeholders of an export: inputs, parameters and buffers by tensor (ties once), literal constants."""
+
+    def __init__(self, program: Any, model: torch.nn.Module | None, watcher: InitWatcher) -> None:
+        signature = program.graph_signature
+        self.program, self.signature, self.watcher = program, signature, watcher
+        self.nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        self.values = _stored_values(program, model)
+        self.order = {path: i for i, path in enumerate(self.values)}
+        self.names: dict[fx.Node, str] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.constant_ops: list[Op] = []
+        self.real_constants: dict[fx.Node, torch.Tensor] = {}
+        self.inputs = self._user_inputs()
+        self.parameter_nodes, self.parameters = self._group(signature.inputs_to_parameters)
+        self.buffer_nodes, self.buffers = self._group(signature.inputs_to_buffers)
+        self._literals(signature.inputs_to_lifted_tensor_constants)
+
+    def path_of(self, node: fx.Node) -> str:
+        return str((self.signature.inputs_to_parameters | self.signature.inputs_to_buffers)[node.name])
+
+    def _user_inputs(self) -> tuple[str, ...]:
+        given = [n for n in self.signature.user_inputs if isinstance(n, str) and n in self.nodes]
+        for name in given:
+            self._add(self.nodes[name], name)
+            value = self.nodes[name].meta["val"]
+            if value.requires_grad and value.is_floating_point():  # the gradient goes on into the caller's program
+                self.tensors[name] = replace(self.tensors[name], requires_grad=True)
+        return tuple(given)
+
+    def _add(self, node: fx.Node, name: str) -> None:
+        self.names[node] = name
+        self.tensors[name] = tensor_of(name, node.meta["val"], node)
+
+    def _group(self, paths: Mapping[str, str]) -> tuple[set[fx.Node], tuple[Parameter, ...]]:
+        """One Parameter per tensor, in state-dict order; its path is the first of its names."""
+        shared: dict[int, list[tuple[str, str]]] = {}
+        for name, path in sorted(paths.items(), key=lambda item: self.order.get(item[1], 0)):
+            shared.setdefault(self._identity(path), []).append((name, path))
+        made = []
+        for group in shared.values():
+            (first, path), *others = group
+            for name, _ in group:
+                self._add(self.nodes[name], first)
+            made.append(self._parameter(first, path, tuple(other for _, other in others)))
+        return {self.nodes[name] for name in paths}, tuple(made)
+
+    def _identity(self, path: str) -> int:
+        return id(self.values[path]) if path in self.values else hash(path)
+
+    def _parameter(self, name: str, path: str, ties: tuple[str, ...]) -> Parameter:
+        value = self.values.get(path)
+        trainable = isinstance(value, torch.nn.Parameter) and value.requires_grad
+        persistent = path not in self.signature.non_persistent_buffers
+        init = self.watcher.init_of(value) if value is not None else ()
+        return Parameter(name, path, ties, trainable, persistent, init)
+
+    def _literals(self, paths: Mapping[str, str]) -> None:
+        for name, path in paths.items():
+            value, node = self.program.constants[path], self.nodes[name]
+            if is_fake(value):
+                raise CaptureError(f"the forward uses a tensor that was made out of sight{_first_use(node)}", _UNSEEN)
+            if (owner := self._owner(value)) is not None:
+                what = f"the forward uses the parameter {owner} by another way than its module{_first_use(node)}"
+                raise CaptureError(what, "reach it through its module: a list of parameters is an nn.ParameterList")
+            if value.requires_grad:
+                what = f"the forward uses a tensor with a gradient that is no parameter of a module{_first_use(node)}"
+                raise CaptureError(what, "an attribute of the module, or an argument of the function")
+            op, tensor = constant_op(name, value)
+            self.constant_ops.append(op)
+            self.names[node], self.tensors[name], self.real_constants[node] = name, tensor, value
+
+    def _owner(self, value: torch.Tensor) -> str | None:
+        """The parameter that a literal is, held in a list, say."""
+        same = _identity(value)
+        parameters = self.signature.inputs_to_parameters.values()
+        return next((str(path) for path in parameters if _identity(self.values[path]) == same), None)
+
+
+def _first_use(node: fx.Node) -> str:
+    user = next(iter(node.users), None)
+    return f" at {node_quote(user)}" if user is not None else ""
+
+
+def _stored_values(program: Any, model: torch.nn.Module | None) -> dict[str, Any]:
+    """Parameters and buffers by every path, ties as the same object, in state-dict order."""
+    if model is None:
+        first: dict[Any, Any] = {}
+        values = {**program.state_dict, **program.constants}
+        return {path: first.setdefault(_identity(value), value) for path, value in values.items()}
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def _identity(value: Any) -> Any:
+    """Equal for the tied parameters of a loaded program: two objects on one storage."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return id(value)  # torch.export.save keeps no ties of tensors without values
+    return (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
+
+
+def _outputs(program: Any, name: Callable[[fx.Node], str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The tensor outputs, and what the forward calls each: `['loss']`, `.loss`, `[0]`."""
+    (returned,) = next(iter(reversed(program.graph.nodes))).args
+    values = [name(value) if isinstance(value, fx.Node) else None for value in returned]
+    tree = torch.utils._pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec)
+    found: dict[str, str] = {}
+    for path, i in torch.utils._pytree.tree_leaves_with_path(tree):
+        if (value := values[i]) is not None:
+            found.setdefault(value, torch.utils._pytree.keystr(path))
+    return tuple(dict.fromkeys(value for value in values if value is not None)), found
+
+
+def _modules(graph: fx.Graph, model: torch.nn.Module | None) -> tuple[tuple[str, str], ...]:
+    """Module path -> short class name: all of the model's, or those that the exported nodes passed through."""
+    if model is not None:
+        return tuple((path, type(module).__name__) for path, module in model.named_modules())
+    return tuple(sorted(dict(_stacks(graph)).items()))
+
+
+def _stacks(graph: fx.Graph) -> Iterable[tuple[str, str]]:
+    for node in graph.nodes:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            name = kind if isinstance(kind, str) else kind.__qualname__
+            yield path.partition("@")[0], name.rpartition(".")[2]
+
+
+def _name(source: str) -> str:
+    place = source.rpartition(":")[0] or source
+    return Path(place).stem if place.endswith((".py", ".pt2")) else place.rpartition(".")[2]

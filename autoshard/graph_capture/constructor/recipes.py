@@ -1,0 +1,108 @@
+"""Recipes of a captured model: how its constructor makes each buffer, and each parameter whose start has no name."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autoshard.graph_capture.constructor.call_recorder import values_call
+from autoshard.ir.graph import Attribute, Parameter, Recipe, RecipeCall
+
+LARGEST_BYTES = 64 * 2**20  # of one buffer whose numbers stand in the graph
+MOST_CALLS = 200  # a loop over the elements says less than its numbers
+
+CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
+
+
+def recipes_of(
+    values: Mapping[str, Any], parameters: Iterable[Parameter], buffers: Iterable[Parameter], calls_of: CallsOf
+) -> tuple[Recipe, ...]:
+    """One recipe for all that are made alike. `calls_of` is () where `init` says all, or nothing is known."""
+    made: dict[tuple[RecipeCall, ...], list[str]] = {}
+    for stored, is_buffer in [*((p, False) for p in parameters), *((b, True) for b in buffers)]:
+        value = values.get(stored.path)
+        if isinstance(value, torch.Tensor) and (calls := _calls(stored, value, is_buffer, calls_of)):
+            made.setdefault(calls, []).append(stored.path)
+    return tuple(Recipe(tuple(paths), calls) for calls, paths in made.items())
+
+
+def _calls(stored: Parameter, value: torch.Tensor, is_buffer: bool, calls_of: CallsOf) -> tuple[RecipeCall, ...]:
+    calls = calls_of(value)
+    if is_buffer and not is_random(calls):
+        if _has_values(value):
+            same = calls and len(calls) <= MOST_CALLS and _equal(replay(calls), value.detach())
+            return calls if same else () if stored.init and not calls else _numbers(value)
+        if len(calls) > MOST_CALLS:
+            return _numbers(replay(calls))
+    return calls if len(calls) <= MOST_CALLS else ()
+
+
+def _numbers(value: torch.Tensor) -> tuple[RecipeCall, ...]:
+    return (values_call(value),) if value.numel() * value.element_size() <= LARGEST_BYTES else ()
+
+
+def _has_values(value: torch.Tensor) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type != "meta"
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit for bit."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    flat = [x.detach().cpu().contiguous().view(-1).view(torch.uint8) for x in (a, b)]
+    return bool(torch.equal(*flat))
+
+
+def is_random(calls: Sequence[RecipeCall]) -> bool:
+    """True where any call draws numbers."""
+    own = [_function(call.target) for call in calls if call.target.startswith("aten.")]
+    return any(torch.Tag.nondeterministic_seeded in function.tags for function in own)
+
+
+def replay(calls: Sequence[RecipeCall]) -> torch.Tensor:
+    """Runs a recipe on the CPU."""
+    results: list[Any] = []
+    with torch.no_grad():
+        for call in calls:
+            results.append(_run(call, results))
+    last: torch.Tensor = results[-1]
+    return last
+
+
+def _run(call: RecipeCall, results: list[Any]) -> Any:
+    if call.target in ("values", "packed"):
+        return numbers(call)
+    if call.target == "result":
+        return _taken(call.arguments[0], results)
+    arguments = [_taken(value, results) for value in call.arguments]
+    return _function(call.target)(*arguments, **{name: _taken(value, results) for name, value in call.keywords})
+
+
+def _function(target: str) -> Any:
+    _, name, overload = target.split(".")
+    return getattr(getattr(torch.ops.aten, name), overload)
+
+
+def _taken(value: Attribute, results: list[Any]) -> Any:
+    if isinstance(value, tuple):
+        return [_taken(item, results) for item in value]
+    if isinstance(value, str) and value.startswith("%"):
+        number, _, position = value[1:].partition(".")
+        return results[int(number)][int(position)] if position else results[int(number)]
+    return getattr(torch, value[6:]) if isinstance(value, str) and value.startswith("torch.") else value
+
+
+def numbers(call: RecipeCall) -> torch.Tensor:
+    """The tensor of a call `values` or `packed`."""
+    name, shape, given = call.arguments
+    assert isinstance(name, str) and isinstance(shape, tuple)
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    if isinstance(given, tuple):
+        return torch.tensor(given, dtype=dtype).reshape(shape)
+    assert isinstance(given, str)
+    raw = bytearray(zlib.decompress(base64.b64decode(given)))
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)

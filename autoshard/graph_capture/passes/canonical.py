@@ -1,0 +1,216 @@
+"""One spelling for operators that mean the same: `view` is `aten.reshape`, sizes and dims are explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import cast
+
+from autoshard.graph_capture.passes.rewrite import rewrite
+from autoshard.ir.graph import Attribute, Graph, Op, Tensor
+from autoshard.rules.operators import record
+
+Tensors = Mapping[str, Tensor]
+Rule = Callable[[Op, Tensors], Op]
+
+
+def canonical(graph: Graph) -> Graph:
+    """Every op in its one spelling; the values are the same."""
+    return rewrite(graph, (_canonical(part, graph.by_name) for op in graph.ops for part in _parts(op)))
+
+
+def _parts(op: Op) -> Iterator[Op]:
+    """`broadcast_tensors` is an expand of each operand; every other op is one."""
+    if op.target != "aten.broadcast_tensors":
+        yield op
+        return
+    for operand, result in zip(op.operands, op.results, strict=True):
+        yield replace(op, name=result, target="aten.expand", operands=(operand,), results=(result,))
+
+
+def _canonical(op: Op, tensors: Tensors) -> Op:
+    op = replace(op, target=_RENAMED.get(op.target, op.target))
+    rule = _RULES.get(op.target)
+    return _positive_dims(rule(op, tensors) if rule else op, tensors)
+
+
+def _reshape(op: Op, tensors: Tensors) -> Op:
+    return replace(
+        op, target="aten.reshape", operands=op.operands[:1], attributes=(("shape", _result(op, tensors).shape),)
+    )
+
+
+def _view(op: Op, tensors: Tensors) -> Op:
+    same_bits = _operand(op, tensors).dtype == _result(op, tensors).dtype
+    return _reshape(op, tensors) if same_bits else op
+
+
+def _to(op: Op, tensors: Tensors) -> Op:
+    return replace(op, target="aten.to", operands=op.operands[:1], attributes=(("dtype", _result(op, tensors).dtype),))
+
+
+def _swap(op: Op, tensors: Tensors) -> Op:
+    """`swapaxes` and `swapdims`, whose arguments have other names."""
+    first, second = (value for _, value in op.attributes)
+    return _exchange(replace(op, target="aten.transpose", attributes=(("dim0", first), ("dim1", second))), tensors)
+
+
+def _exchange(op: Op, tensors: Tensors) -> Op:
+    """`transpose`, of which a tensor with fewer than two dims sees nothing."""
+    return op if len(_operand(op, tensors).shape) > 1 else replace(op, target="aten.alias", attributes=())
+
+
+def _transpose(op: Op, tensors: Tensors) -> Op:
+    if len(_operand(op, tensors).shape) != 2:
+        return op if len(_operand(op, tensors).shape) > 2 else replace(op, target="aten.alias", attributes=())
+    return replace(op, target="aten.transpose", attributes=(("dim0", 0), ("dim1", 1)))
+
+
+def _expand(op: Op, tensors: Tensors) -> Op:
+    return replace(
+        op, target="aten.expand", operands=op.operands[:1], attributes=(("size", _result(op, tensors).shape),)
+    )
+
+
+def _split(op: Op, tensors: Tensors) -> Op:
+    dim = cast(int, op.attribute("dim"))
+    sizes = tuple(tensors[result].shape[dim] for result in op.results)
+    return replace(op, target="aten.split", attributes=(("split_size", sizes), ("dim", dim)))
+
+
+def _slice(op: Op, tensors: Tensors) -> Op:
+    start, stop, step = (cast("int | None", op.attribute(name)) for name in ("start", "end", "step"))
+    size = _operand(op, tensors).shape[cast(int, op.attribute("dim"))]
+    start, stop, step = slice(start, stop, step).indices(size)
+    return _with(op, start=start, end=max(start, stop))
+
+
+def _repeat_interleave(op: Op, tensors: Tensors) -> Op:
+    """The length of the result is no argument of its own, where the repeats are a number."""
+    return _with(op, output_size=None) if isinstance(dict(op.attributes).get("repeats"), int) else op
+
+
+def _arange(op: Op, tensors: Tensors) -> Op:
+    given = dict(op.attributes)
+    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    return replace(
+        op, attributes=(("start", start), ("end", end), ("step", step), ("dtype", _result(op, tensors).dtype))
+    )
+
+
+def _explicit_dtype(op: Op, tensors: Tensors) -> Op:
+    return _with(op, dtype=_result(op, tensors).dtype)
+
+
+def _pairs(op: Op, tensors: Tensors) -> Op:
+    """Window sizes as one number per spatial dim; a stride not given is the kernel's size."""
+    rank = int(op.target[-2])
+    sizes = {n: v for n, v in op.attributes if n in _WINDOWS and isinstance(v, tuple | int)}
+    full = {name: _repeated(value, rank) for name, value in sizes.items()}
+    if full.get("stride") == ():
+        full["stride"] = full["kernel_size"]
+    return _with(op, **full)
+
+
+def _repeated(value: Attribute, rank: int) -> tuple[Attribute, ...]:
+    values = value if isinstance(value, tuple) else (value,)
+    return values * rank if len(values) == 1 else values
+
+
+def _random(kind: str, first: float, second: float, names: tuple[str, str]) -> Rule:
+    """A random tensor, of whose shape nothing else depends. `names` are the arguments in place of first and second."""
+
+    def rule(op: Op, tensors: Tensors) -> Op:
+        given, result = dict(op.attributes), _result(op, tensors)
+        if any(name is not None and n for n, name in enumerate(op.operands)):
+            return op
+        values = [given.get(name, default) for name, default in zip(names, (first, second), strict=True)]
+        attributes = (
+            ("size", result.shape),
+            ("kind", kind),
+            ("first", values[0]),
+            ("second", values[1]),
+            ("dtype", result.dtype),
+        )
+        return replace(op, target="autoshard.random", operands=(), attributes=attributes)
+
+    return rule
+
+
+def _bernoulli(op: Op, tensors: Tensors) -> Op:
+    """With one probability for all it needs no operand."""
+    return _random("bernoulli", 0.5, 0.0, ("p", ""))(op, tensors) if "p" in dict(op.attributes) else op
+
+
+def _dropout(op: Op, tensors: Tensors) -> Op:
+    active = op.attribute("train") and op.attribute("p") != 0
+    return op if active else replace(op, target="aten.alias", attributes=())
+
+
+def _each(names: str, rule: Rule) -> dict[str, Rule]:
+    return {f"aten.{name}": rule for name in names.split()}
+
+
+_RENAMED = {
+    "aten.__and__": "aten.bitwise_and", "aten.__or__": "aten.bitwise_or", "aten.__xor__": "aten.bitwise_xor",
+    "aten.clone": "aten.alias", "aten.contiguous": "aten.alias", "aten.lift_fresh_copy": "aten.alias",
+    "aten.lift_fresh": "aten.alias", "aten.expand_copy": "aten.expand", "aten.true_divide": "aten.div",
+    "aten.multiply": "aten.mul", "aten.subtract": "aten.sub", "aten.divide": "aten.div", "aten.concat": "aten.cat",
+    "aten.concatenate": "aten.cat",
+}  # fmt: skip
+_WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
+_WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
+_RULES: dict[str, Rule] = {
+    **_each("reshape _unsafe_view flatten unflatten view_as reshape_as", _reshape),
+    **_each("to type_as _to_copy", _to),
+    **_each("t numpy_T", _transpose),
+    **_each("swapaxes swapdims", _swap),
+    "aten.transpose": _exchange,
+    **_each("expand expand_as broadcast_to", _expand),
+    **_each("split chunk split_with_sizes tensor_split", _split),
+    **_each("dropout feature_dropout alpha_dropout", _dropout),
+    **{f"aten.{name}{rank}d": _pairs for name in _WINDOWED for rank in (1, 2, 3)},
+    **_each("rand rand_like", _random("uniform", 0.0, 1.0, ("", ""))),
+    **_each("randn randn_like", _random("normal", 0.0, 1.0, ("", ""))),
+    **_each("randint randint_like", _random("integers", 0, 1, ("low", "high"))),
+    **_each("normal normal_functional", _random("normal", 0.0, 1.0, ("mean", "std"))),
+    "aten.exponential": _random("exponential", 1.0, 0.0, ("lambd", "")),
+    "aten.uniform": _random("uniform", 0.0, 1.0, ("from", "to")),
+    "aten.bernoulli": _bernoulli,
+    "aten.view": _view,
+    "aten.slice": _slice,
+    "aten.repeat_interleave": _repeat_interleave,
+    "aten.arange": _arange,
+    "aten.full": _explicit_dtype,
+}  # fmt: skip
+
+
+def _positive_dims(op: Op, tensors: Tensors) -> Op:
+    """Dims counted from 0, where it is known in which tensor they count."""
+    known = record(op.target)
+    if known.dims_of_result:
+        names, counted = known.dims_of_result.split(), op.results[0]
+    elif known.dims and op.operands and op.operands[0] is not None:
+        names, counted = known.dims.split(), op.operands[0]
+    else:
+        return op
+    rank = len(tensors[counted].shape)
+    return _with(op, **{name: _positive(value, rank) for name, value in op.attributes if name in names})
+
+
+def _positive(value: Attribute, rank: int) -> Attribute:
+    if isinstance(value, tuple):
+        return tuple(_positive(item, rank) for item in value)
+    return value % rank if isinstance(value, int) and rank else value
+
+
+def _with(op: Op, **changed: Attribute) -> Op:
+    return replace(op, attributes=tuple((name, changed.get(name, value)) for name, value in op.attributes))
+
+
+def _operand(op: Op, tensors: Tensors) -> Tensor:
+    return tensors[cast(str, op.operands[0])]
+
+
+def _result(op: Op, tensors: Tensors) -> Tensor:
+    return tensors[op.results[0]]

@@ -1,0 +1,245 @@
+"""Folds a block of experts into one op, `autoshard.experts`: tokens go to the experts that a router chose, come back
+weighted and are summed.
+
+Operands: x (t, m), up (e, f, m) or gate and up (e, 2f, m), down (e, n, f), chosen (t, k), weights (t, k); result
+(t, n) = sum_k weights * down[chosen] act(up[chosen] x), where act(gate) * up stands for act(up) if `gated`.
+With biases (gpt-oss): up (e, m, 2f), down (e, f, n), then up_bias (e, 2f) and down_bias (e, n), `biased`; gate and up
+alternate, and (min(up, limit) + 1) * gate * sigmoid(alpha * gate) is between the products.
+Both of the `transformers` library's forms are known: a weight gathered for each pair of token and expert (which is far
+larger than the experts), and pairs sorted by expert and grouped. What stays of either is what something else reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autoshard.graph_capture.passes.rewrite import rewrite
+from autoshard.ir.graph import Attribute, Graph, Op
+
+EXPERTS = "autoshard.experts"
+_ACTIVATIONS = {"aten.gelu": "gelu", "aten.relu": "relu", "aten.silu": "silu", "aten.tanh": "tanh"}
+
+# A pattern is a name, bound to one value everywhere, or (target, operand patterns...); `target#1` is its second result.
+Pattern = str | tuple[Any, ...]
+_IDS: Pattern = ("reshape", "ids")
+_SORTED: Pattern = ("sort#0", _IDS)
+_ORDER: Pattern = ("sort#1", _IDS)
+_ENDS: Pattern = ("cumsum", ("histc", ("?to", _SORTED)))
+_BACK: Pattern = ("index_put", ("full",), _ORDER, ("arange",))
+
+
+def _batched(weight: str, x: Pattern) -> Pattern:
+    return ("squeeze", ("bmm", ("index", weight, _IDS), ("unsqueeze", x)))
+
+
+def _grouped(weight: str, x: Pattern) -> Pattern:
+    return ("*grouped_mm", x, ("transpose", weight), _ENDS)
+
+
+_GATHERED: Pattern = ("repeat_interleave", "x")
+_PICKED: Pattern = ("index", "x", ("floor_divide", _ORDER))
+_WEIGHTS: Pattern = ("unsqueeze", ("reshape", "weights"))
+_SORTED_WEIGHTS: Pattern = ("unsqueeze", ("index", ("reshape", "weights"), _ORDER))
+
+
+def _batched_in_out(weight: str, x: Pattern) -> Pattern:
+    return ("add", ("squeeze", ("bmm", ("unsqueeze", x), ("index", weight, _IDS))), ("index", f"{weight}_bias", _IDS))
+
+
+def _grouped_in_out(weight: str, x: Pattern) -> Pattern:
+    return ("add", ("*grouped_mm", x, weight, _ENDS), ("index", f"{weight}_bias", _SORTED))
+
+
+def _clipped(inner: Pattern) -> Pattern:
+    """What gpt-oss has between its products; `_clips` reads the numbers."""
+    gate = ("clamp@gate", ("slice@even", inner))
+    up = ("add@plus", ("clamp@up", ("slice@odd", inner)))
+    return ("mul", up, ("mul", gate, ("sigmoid", ("mul@alpha", gate))))
+
+
+# by form: what goes into the first product, the products, and what comes out of the second, weighted
+_FORMS = (
+    (_GATHERED, _batched, _batched_in_out, lambda y: ("sum", ("reshape", ("mul", y, _WEIGHTS)))),
+    (
+        _PICKED, _grouped, _grouped_in_out,
+        lambda y: ("sum", ("reshape", ("index", ("mul", y, _SORTED_WEIGHTS), _BACK))),
+    ),
+)  # fmt: skip
+
+
+def fold_experts(graph: Graph) -> Graph:
+    """Every block that is one of the forms; everything else as it is."""
+    ops = [_folded(op, graph) or op for op in graph.ops]
+    return rewrite(graph, ops) if ops != list(graph.ops) else graph
+
+
+def _folded(op: Op, graph: Graph) -> Op | None:
+    given = dict(op.attributes)
+    if op.target != "aten.sum" or given.get("dim") != (1,) or given.get("keepdim"):
+        return None
+    for first, product, biased, last in _FORMS:
+        found = _match(last(biased("down", _clipped(biased("up", first)))), op.results[0], graph, {})
+        numbers = _clips(found, graph) if found else ()
+        if found and numbers and _fits(found, op, graph, True, True):
+            return _made_biased(found, op, graph, numbers)
+        for gated in (True, False):
+            up: Pattern = product("up", first)
+            inner: Pattern = (
+                ("mul", ("!activation", ("split#0", up)), ("split#1", up)) if gated else ("!activation", up)
+            )
+            found = _match(last(product("down", inner)), op.results[0], graph, {})
+            if found and _fits(found, op, graph, gated):
+                return _made(found, op, graph, gated)
+    return None
+
+
+def _made(found: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
+    activation = graph.producers[found["!activation"]]
+    attributes: dict[str, Attribute] = {
+        "experts": graph.tensor(found["up"]).shape[0],
+        "activation": _activation(activation),
+        "gated": gated,
+    }
+    operands = tuple(found[name] for name in ("x", "up", "down", "ids", "weights"))
+    return replace(op, target=EXPERTS, operands=operands, attributes=tuple(attributes.items()))
+
+
+def _made_biased(found: Mapping[str, str], op: Op, graph: Graph, numbers: tuple[float, ...]) -> Op:
+    limit, alpha = numbers
+    attributes: dict[str, Attribute] = {
+        "experts": graph.tensor(found["up"]).shape[0],
+        "activation": "clipped",
+        "gated": True,
+        "limit": limit,
+        "alpha": alpha,
+    }
+    operands = tuple(found[name] for name in ("x", "up", "down", "ids", "weights", "up_bias", "down_bias"))
+    return replace(op, target=EXPERTS, operands=operands, attributes=tuple(attributes.items()))
+
+
+def _clips(found: Mapping[str, str], graph: Graph) -> tuple[float, ...]:
+    """Limit and alpha, () where the steps between the products are others."""
+    gate, up, even, odd, plus, scaled = (
+        dict(graph.producers[found[f"@{name}"]].attributes) for name in ("gate", "up", "even", "odd", "plus", "alpha")
+    )
+    limit, alpha, size = gate.get("max"), scaled.get("other"), graph.tensor(found["up"]).shape[2]
+    if not isinstance(limit, int | float) or not isinstance(alpha, int | float):
+        return ()
+    clipped = gate.get("min") is None and up.get("max") == limit and up.get("min") == -limit
+    one = plus.get("other") == 1 and plus.get("alpha", 1) == 1
+    alternate = all(
+        part.get("dim") == 1 and part.get("start") == start and _number(part.get("end")) >= size
+        and part.get("step") == 2
+        for start, part in enumerate((even, odd))
+    )  # fmt: skip
+    return (float(limit), float(alpha)) if clipped and one and alternate else ()
+
+
+def _activation(op: Op) -> str:
+    tanh = dict(op.attributes).get("approximate") == "tanh"
+    return _ACTIVATIONS[op.target] + ("_tanh" if tanh else "")
+
+
+def _fits(found: Mapping[str, str], op: Op, graph: Graph, gated: bool, biased: bool = False) -> bool:
+    """The shapes of one block: experts in front, and one position of the result a token."""
+    x, up, down, ids, weights = (graph.tensor(found[name]) for name in ("x", "up", "down", "ids", "weights"))
+    result = graph.tensor(op.results[0])
+    if not (len(x.shape) == len(ids.shape) == len(result.shape) == 2 and len(up.shape) == len(down.shape) == 3):
+        return False
+    experts, inner, size = up.shape if not biased else (up.shape[0], up.shape[2], up.shape[1])
+    hidden, width = inner // (1 + gated), result.shape[1]
+    if biased and not _biases(found, graph, (experts, inner), (experts, width)):
+        return False
+    by = found.get("floor_divide")
+    return (
+        ids.shape == weights.shape
+        and graph.tensor(op.operands[0] or "").shape == (*ids.shape, result.shape[1])
+        and (by is None or graph.producers[by].attribute("other") == ids.shape[1])
+        and x.shape == (ids.shape[0], size)
+        and down.shape == ((experts, hidden, width) if biased else (experts, width, hidden))
+        and result.shape[0] == x.shape[0]
+        and result.dtype == x.dtype
+    )
+
+
+def _biases(found: Mapping[str, str], graph: Graph, up: tuple[int, int], down: tuple[int, int]) -> bool:
+    return graph.tensor(found["up_bias"]).shape == up and graph.tensor(found["down_bias"]).shape == down
+
+
+def _match(pattern: Pattern, value: str | None, graph: Graph, found: dict[str, str]) -> dict[str, str] | None:
+    """`found` with what the names of the pattern stand for; None where the value is made otherwise."""
+    if value is None:
+        return None
+    if isinstance(pattern, str):
+        return found if found.setdefault(pattern, value) == value else None
+    target, *operands = pattern
+    target, _, label = target.partition("@")
+    if label:
+        found = {**found, f"@{label}": value}
+    op = graph.producers.get(value)
+    if target.startswith("?") and (op is None or op.target != f"aten.{target[1:]}"):
+        return _match(operands[0], value, graph, found)
+    if op is None or not _is(op, target.lstrip("?"), value):
+        return None
+    if target in ("!activation", "floor_divide"):
+        found = {**found, target: value}
+    if target == "arange" or target == "full":
+        return found if _counts(op) else None
+    present = [name for name in op.operands if name is not None]
+    if len(present) != len(operands) or not _arguments(op, graph):
+        return None
+    for inner, name in zip(operands, present, strict=True):
+        matched = _match(inner, name, graph, found)
+        if matched is None:
+            return None
+        found = matched
+    return found
+
+
+def _is(op: Op, target: str, value: str) -> bool:
+    name, _, position = target.partition("#")
+    if op.results.index(value) != int(position or 0):
+        return False
+    if name == "!activation":
+        return op.target in _ACTIVATIONS
+    return (
+        op.target.endswith(("grouped_mm", "grouped_mm_fallback"))
+        if name == "*grouped_mm"
+        else op.target == f"aten.{name}"
+    )
+
+
+def _counts(op: Op) -> bool:
+    """0, 1, 2, ...; or anything in whose place that is put."""
+    given = dict(op.attributes)
+    return op.target == "aten.full" or (given.get("start", 0) == 0 and given.get("step", 1) == 1)
+
+
+def _arguments(op: Op, graph: Graph) -> bool:
+    """The arguments that make these operators steps of a block."""
+    given = dict(op.attributes)
+    last = len(graph.tensor(op.results[0]).shape) - 1
+    wanted: dict[str, bool] = {
+        "aten.repeat_interleave": given.get("dim") == 0,
+        "aten.sort": not given.get("descending"),
+        "aten.split": given.get("dim") == 1 and len(op.results) == 2 and len(set(_sizes(given))) == 1,
+        "aten.add": given.get("alpha", 1) == 1,
+        "aten.squeeze": given.get("dim") in (last, (last,), last + 1, (last + 1,)),
+        "aten.unsqueeze": given.get("dim") == last or (last == 2 and given.get("dim") == 1),
+        "aten.transpose": {given.get("dim0"), given.get("dim1")} == {1, 2},
+        "aten.histc": given.get("min") == 0 and given.get("max") == (_number(given.get("bins")) - 1),
+        "aten.index_put": not given.get("accumulate"),
+        "aten.index": len(op.operands) == 2,
+    }
+    return wanted.get(op.target, True)
+
+
+def _sizes(given: Mapping[str, Attribute]) -> tuple[Attribute, ...]:
+    value = given.get("split_size", given.get("split_sizes"))
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _number(value: Attribute) -> int:
+    return int(value) if isinstance(value, int | float) else 0

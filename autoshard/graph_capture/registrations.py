@@ -1,0 +1,72 @@
+"""Which Python code registers the operators of a graph that are not torch's own, so that a package can run it too."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch._library.custom_ops import OPDEFS
+
+from autoshard.graph_capture.load_model import FILE_PREFIX
+from autoshard.ir.graph import Graph, Registration
+
+# Namespaces that importing torch registers, and ours.
+OWN = frozenset({
+    "aten", "autoshard", "prim", "prims", "inductor_prims", "rngprims", "debugprims", "quantized", "_quantized",
+    "quantization", "static_runtime", "onednn", "mkl", "mkldnn", "mkldnn_prepacked", "sparse", "inductor", "profiler",
+    "c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "export", "_native",
+})  # fmt: skip
+_FIND = "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); print(s.origin if s else '')"
+_SECONDS = 30.0
+
+
+def note_registrations(graph: Graph) -> Graph:
+    """The graph with the module of each operator that neither torch nor this package registers."""
+    found: dict[str, list[str]] = {}
+    for target in dict.fromkeys(op.target for op in graph.ops):
+        if target.partition(".")[0] not in OWN:
+            found.setdefault(_registering_module(target), []).append(target)
+    return replace(graph, registrations=tuple(_registration(module, tuple(found[module])) for module in sorted(found)))
+
+
+def _registering_module(target: str) -> str:
+    """By name; "" where that is not known."""
+    qualified = target.replace(".", "::", 1)
+    definition = OPDEFS.get(qualified)
+    if definition is not None:
+        return str(inspect.unwrap(definition._init_fn).__module__)
+    kernel = torch._library.simple_registry.singleton.find(qualified).fake_impl.kernel
+    return _module_at(kernel.source) if kernel is not None else ""
+
+
+def _module_at(source: str) -> str:
+    """The imported module of a place, `file:line`."""
+    path = source.rpartition(":")[0]
+    return next((name for name, module in [*sys.modules.items()] if getattr(module, "__file__", None) == path), "")
+
+
+def _registration(name: str, targets: tuple[str, ...]) -> Registration:
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if module is None or not path or name == "__main__" or name.startswith("torch."):
+        return Registration("", targets)  # a script may do anything when run again; torch stands for code it forgot
+    if "." in name or hasattr(module, "__path__") or not path.endswith(".py") or _is_installed(module):
+        return Registration(name, targets)
+    return Registration(name.removeprefix(FILE_PREFIX), targets, importlib.util.decode_source(Path(path).read_bytes()))
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Does a fresh interpreter, started anywhere, find this module by its name?"""
+    command = [sys.executable, "-P", "-c", _FIND, module.__name__]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    found = done.stdout.strip()
+    return bool(found) and Path(found).resolve() == Path(str(module.__file__)).resolve()

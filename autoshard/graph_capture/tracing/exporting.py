@@ -1,0 +1,176 @@
+"""torch.export with what a capture needs around it: no memory, no merged inputs, errors that name the model's line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.traceback import preserve_node_meta
+
+from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.model_guard import guarded
+from autoshard.graph_capture.tracing.python_state import steady
+from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
+from autoshard.graph_capture.tracing.source_lines import culprit, headline
+from autoshard.graph_capture.tracing.value_questions import Answers
+
+_REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
+_PLAIN = (
+    "call model(*inputs) in Python, on the CPU: it must run, with a mask that hides something too (traced, a library "
+    "leaves no mask out); --debug shows where torch.export gave up"
+)
+_RETURN = "return the loss alone; give a transformers model use_cache=False"
+_VMAP = "the operators on the whole batch instead of torch.vmap"
+_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
+_REASONS = (
+    (
+        r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero",
+        "the program depends on a tensor's value",
+    ),
+    (r"__obj_flatten__|PackedParams|quantized::", "a quantised module has no gradient and no real tensors"),
+    (r"DynamicOutputShape|nonzero|masked_select", "the shape of a result depends on a tensor's value"),
+)  # fmt: skip
+
+
+def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
+    """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
+
+    Besides, what was assumed of values that guards ask for. What the forward does to gradients by Python code of its
+    own is in the program as operators, or raises a CaptureError.
+    """
+    if model.training:
+        refuse_hooks(model)
+    with _fake_stand_ins(model, inputs) as arguments, _quiet():
+        try:
+            return _watched(model, arguments)
+        except (Exception, SystemExit) as error:
+            if _own(error) or not _register_output(model, arguments, error):
+                raise _capture_error(model, error) from error
+        try:
+            return _watched(model, arguments)
+        except (Exception, SystemExit) as error:
+            raise _capture_error(model, error) from error
+
+
+def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
+    answers = Answers()
+
+    def trace() -> Any:
+        with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta():
+            return torch.export.export(model, arguments, strict=False)
+
+    return _without_vmap(steady(model, trace)), tuple(answers.assumed)
+
+
+def _without_vmap(program: Any) -> Any:
+    """The program with `torch.vmap` carried out: a trace holds where it begins and ends, and one sample's operators."""
+    if not any(getattr(node.target, "__name__", "") == "_add_batch_dim" for node in program.graph.nodes):
+        return program
+    made = program.run_decompositions({})
+    if made.graph_signature.buffers_to_mutate:
+        changed = next(iter(made.graph_signature.buffers_to_mutate.values()))
+        raise CaptureError(f"the forward uses torch.vmap and changes the buffer {changed}", _VMAP)
+    return made
+
+
+@contextlib.contextmanager
+def _fake_stand_ins(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The inputs, each its own tensor. Where anything is on meta, the model holds fake CPU tensors meanwhile.
+
+    Fake and not meta: a forward that makes a tensor without naming a device makes it on the CPU, beside them.
+    """
+    stored = [(store, name, value) for store, name, value in _stored(model) if value is not None]
+    if not any(value.device.type == "meta" for value in [*inputs, *(value for _, _, value in stored)]):
+        yield tuple(value.detach().clone().requires_grad_(value.requires_grad) for value in inputs)
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: torch.Tensor) -> torch.Tensor:
+        with mode:
+            plain = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(plain, requires_grad=value.requires_grad)
+        return plain.requires_grad_(value.requires_grad and value.is_leaf)
+
+    made = {id(value): fake(value) for value in {id(value): value for _, _, value in stored}.values()}
+    for store, name, value in stored:
+        store[name] = made[id(value)]
+    try:
+        yield tuple(fake(value) for value in inputs)
+    finally:
+        for store, name, value in stored:
+            store[name] = value
+
+
+def _stored(model: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, value in store.items():
+                yield store, name, value
+
+
+def is_fake(value: Any) -> bool:
+    """A tensor without values."""
+    return isinstance(value, FakeTensor) or value.device.type == "meta"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export logs and prints pages about a failure; the one sentence that matters is in the error."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException) -> bool:
+    """Tell torch how to take apart the dataclass that the forward returns, if that is what `error` is about."""
+    if "output" not in str(error).lower():
+        return False
+    try:
+        returned = type(model(*arguments))
+    except Exception:
+        return False
+    if not dataclasses.is_dataclass(returned):
+        return False
+    torch.export.register_dataclass(returned)
+    return True
+
+
+def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError:
+    name, place = type(model).__name__, culprit(error)
+    if (own := _own(error)) is not None:
+        return CaptureError(f"{name} can't be captured: {own.message}", own.hint)
+    text = f"{type(error).__name__}: {error}"
+    if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
+        return CaptureError(
+            f"{name} can't be captured: its forward returns a {returned[1]}, which is no tensor", _RETURN
+        )
+    reason = next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
+    if reason:
+        what = f"{reason} at {place}" if place else reason
+    else:
+        what = f"{place}: {headline(error)}" if place else headline(error)
+    return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else _PLAIN)
+
+
+def _own(error: BaseException | None) -> CaptureError | None:
+    """The CaptureError that was raised while torch ran the forward, whatever was made of it on its way."""
+    while error is not None and not isinstance(error, CaptureError):
+        error = error.__cause__ or error.__context__
+    return error

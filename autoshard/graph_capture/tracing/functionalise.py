@@ -1,0 +1,247 @@
+"""Rewrites in-place operators as functional ones, so that every name is one value.
+
+A write to a view writes the tensor that it is a view of; whoever later reads another view of it sees the change.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Set
+from typing import Any
+
+import torch
+from torch import fx
+
+from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.fills import fill_value, full, op_name
+from autoshard.graph_capture.tracing.source_lines import node_quote
+
+aten = torch.ops.aten
+_RENAMES_ITSELF = ("detach_", "squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "requires_grad_", "resize_")
+_SCATTERS = {
+    "slice": aten.slice_scatter.default, "select": aten.select_scatter.default,
+    "diagonal": aten.diagonal_scatter.default,
+}  # fmt: skip
+_OUT = "the form of it that returns a new tensor"
+_SAME = ("alias", "detach", "contiguous", "to", "lift_fresh")
+_RESHAPES = ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as")
+
+
+def functionalise(graph: fx.Graph, parameters: Set[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """In place. Returns placeholder -> the value to write back into it, for those that the forward changes.
+
+    `parameters` are the placeholders that may have a gradient.
+    """
+    return _Functionaliser(graph, parameters).run()
+
+
+class _Functionaliser:
+    def __init__(self, graph: fx.Graph, parameters: Set[fx.Node]) -> None:
+        self.graph = graph
+        self.differentiable = dict.fromkeys(parameters, True)
+        self.parent: dict[fx.Node, fx.Node] = {}  # view -> what it is a view of
+        self.current: dict[fx.Node, fx.Node] = {}  # a written tensor (not a view) -> its value now
+        self.version: dict[fx.Node, int] = {}
+        self.replayed: dict[fx.Node, tuple[int, fx.Node]] = {}
+        self.identity: dict[fx.Node, fx.Node] = {}  # result of an in-place op -> the tensor that it wrote
+
+    def run(self) -> dict[fx.Node, fx.Node]:
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder":
+                continue
+            with self.graph.inserting_before(node):
+                self._step(node)
+        for node in reversed(list(self.graph.nodes)):
+            if node.op == "call_function" and not node.users and node not in self.current.values():
+                self.graph.erase_node(node)
+        return {node: value for node, value in self.current.items() if node.op == "placeholder"}
+
+    def _step(self, node: fx.Node) -> None:
+        before = {n: self._identify(n) for n in node.all_input_nodes}
+        out = node.kwargs.get("out")
+        node.args = fx.map_arg(node.args, lambda n: self._read(before[n]))
+        node.kwargs = fx.map_arg(node.kwargs, lambda n: self._read(before[n]))
+        name = op_name(node)
+        if name == "batch_norm" and node.args[5] and isinstance(node.args[3], fx.Node):
+            self._batch_norm(node, list(before))
+        elif name in _RENAMES_ITSELF:
+            self._rename(node, next(iter(before)))
+        elif name and node.target._schema.is_mutable:
+            self._write_op(node, name, before[out] if isinstance(out, fx.Node) else next(iter(before.values())))
+        elif before and _is_view(node):
+            self.parent[node] = next(iter(before.values()))
+
+    def _identify(self, node: fx.Node) -> fx.Node:
+        while node in self.identity:
+            node = self.identity[node]
+        return node
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        while node in self.parent:
+            node = self.parent[node]
+        return node
+
+    def _read(self, node: fx.Node) -> fx.Node:
+        """The node that holds what `node` reads as now."""
+        root = self._root(node)
+        version = self.version.get(root, 0)
+        if version == 0:
+            return node
+        if node is root:
+            return self.current[root]
+        made = self.replayed.get(node)
+        if made is None or made[0] != version:
+            copy = self.graph.node_copy(node)
+            copy.replace_input_with(node.all_input_nodes[0], self._read(self.parent[node]))
+            made = self.replayed[node] = (version, copy)
+        return made[1]
+
+    def _write(self, node: fx.Node, value: fx.Node) -> None:
+        if node not in self.parent:
+            self.current[node] = value
+            self.version[node] = self.version.get(node, 0) + 1
+            return
+        parent = self.parent[node]
+        self._write(parent, self._scatter(node, self._read(parent), value))
+        self.replayed[node] = (self.version[self._root(node)], value)
+
+    def _scatter(self, view: fx.Node, whole: fx.Node, value: fx.Node) -> fx.Node:
+        """`whole` with `value` where `view` looks."""
+        name, shape = op_name(view), whole.meta["val"]
+        if name == "detach" and self._has_gradient(whole):
+            return self._behind(whole, value, view)
+        if name in _SAME:
+            return value
+        if name in _SCATTERS:
+            return self._call(_SCATTERS[name], (whole, value, *view.args[1:]), dict(view.kwargs), shape, view)
+        if name in _RESHAPES:
+            return self._call(aten.reshape.default, (value, list(shape.shape)), {}, shape, view)
+        if name in ("transpose", "t"):
+            return self._call(aten.transpose.int, (value, *(view.args[1:] or (0, 1))), {}, shape, view)
+        if name == "permute":
+            dims = [d % len(view.args[1]) for d in view.args[1]]
+            inverse = sorted(range(len(dims)), key=dims.__getitem__)
+            return self._call(aten.permute.default, (value, inverse), {}, shape, view)
+        raise CaptureError(
+            f"the forward writes into a {name or 'part'} of a tensor that can't be followed, {node_quote(view)}",
+            "write x = x + y instead of x += y, or use torch.cat or torch.where",
+        )
+
+    def _has_gradient(self, node: fx.Node) -> bool:
+        """May autograd compute a gradient for the value of `node`?"""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            waiting = [n for n in top.all_input_nodes if n not in self.differentiable and op_name(top) != "detach"]
+            if top in self.differentiable or not waiting:
+                reads = () if op_name(top) == "detach" else top.all_input_nodes
+                self.differentiable.setdefault(top, any(self.differentiable[n] for n in reads))
+                stack.pop()
+            stack += waiting
+        return self.differentiable[node]
+
+    def _behind(self, whole: fx.Node, value: fx.Node, view: fx.Node) -> fx.Node:
+        """A write that autograd does not see: the new value with the gradient of the old one."""
+        still = self._call(aten.detach.default, (whole,), {}, whole.meta["val"], view)
+        difference = self._call(aten.sub.Tensor, (whole, still), {}, whole.meta["val"], view)
+        zero = self._call(aten.nan_to_num.default, (difference,), {}, whole.meta["val"], view)  # inf - inf
+        fixed = self._call(aten.detach.default, (value,), {}, whole.meta["val"], view)
+        return self._call(aten.add.Tensor, (fixed, zero), {}, whole.meta["val"], view)
+
+    def _write_op(self, node: fx.Node, name: str, target: fx.Node) -> None:
+        value = self._functional(node, name)
+        if value.meta["val"].dtype != node.meta["val"].dtype:
+            value = self._call(aten.to.dtype, (value, node.meta["val"].dtype), {}, node.meta["val"], node)
+        self._write(target, value)
+        self.identity[node] = target
+
+    def _functional(self, node: fx.Node, name: str) -> fx.Node:
+        val, meta = node.meta["val"], dict(node.meta)
+        if name == "copy_":
+            return self._copied(node)
+        if (number := fill_value(node)) is not None:
+            made = full(self.graph, val, number)
+            made.meta = meta
+            return made
+        given = {key: value for key, value in node.kwargs.items() if key != "out"}
+        overload = _functional_overload(node, name)
+        if overload is None:
+            raise CaptureError(
+                f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}", _OUT
+            )
+        operands = fx.map_arg((node.args, given), lambda n: n.meta["val"])
+        with val.fake_mode:
+            result = overload(*operands[0], **operands[1])
+        return self._call(overload, node.args, given, result, node)
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        val, source = node.meta["val"], node.args[1]
+        if source.meta["val"].dtype != val.dtype:
+            source = self._call(aten.to.dtype, (source, val.dtype), {}, source.meta["val"].to(val.dtype), node)
+        return self._call(aten.expand.default, (source, list(val.shape)), {}, val, node)
+
+    def _batch_norm(self, node: fx.Node, operands: list[fx.Node]) -> None:
+        """Gives the op three results: output, new running mean, new running variance."""
+        stats = [node.args[3], node.args[4]]
+        written = [self._identify(n) for n in operands if self._read(self._identify(n)) in stats]
+        parts: list[fx.Node] = []
+        with self.graph.inserting_after(node):
+            for i in (2, 1, 0):
+                part = self.graph.call_function(operator.getitem, (node, i))
+                part.meta = dict(node.meta) | {"val": node.meta["val"] if i == 0 else stats[i - 1].meta["val"]}
+                parts.insert(0, part)
+        node.replace_all_uses_with(parts[0], delete_user_cb=lambda user: user not in parts)
+        node.meta["val"] = tuple(part.meta["val"] for part in parts)
+        for target, part in zip(written, parts[1:], strict=True):
+            self._write(target, part)
+
+    def _rename(self, node: fx.Node, operand: fx.Node) -> None:
+        """`squeeze_` and its like change how a tensor looks, not what it holds: from here on its name is a view."""
+        if op_name(node) in ("requires_grad_", "resize_"):
+            raise CaptureError(
+                f"{node.target} can't be captured, at {node_quote(node)}", "leave the call out of forward"
+            )
+        overload = getattr(getattr(aten, op_name(node).rstrip("_")), node.target._overloadname)
+        view = self._call(overload, node.args, dict(node.kwargs), node.meta["val"], node)
+        self.parent[view] = self._identify(operand)
+        self.identity[node] = view
+
+    def _call(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any, origin: fx.Node) -> fx.Node:
+        made = self.graph.call_function(overload, args, kwargs)
+        made.meta = dict(origin.meta) | {"val": val}
+        return made
+
+
+_OPERATORS = {f"__i{name}__": f"__{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
+_FUNCTIONAL = {  # where the name without the underscore is not the same function
+    "aten.bernoulli_.float": aten.bernoulli.p,
+    "aten.normal_.default": aten.normal_functional.default,
+}
+
+
+def _functional_overload(node: fx.Node, name: str) -> Any:
+    """The overload that returns what `node` writes: into its first operand, or into `out`; None where there is none."""
+    if "out" in node.kwargs:
+        wanted = [(a.name, str(a.type)) for a in node.target._schema.arguments if a.name != "out"]
+        overloads = (getattr(node.target.overloadpacket, each) for each in node.target.overloadpacket.overloads())
+        return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
+    if name in _OPERATORS:
+        return getattr(getattr(aten, _OPERATORS[name]), node.target._overloadname, None)
+    packet = getattr(aten, name.rstrip("_"), None) if name.endswith("_") else None
+    return _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Does the (first) result share its first operand's storage?"""
+    if node.target is operator.getitem:
+        return _is_view(node.args[0])
+    name = op_name(node)
+    if not name or not any(r.alias_info is not None for r in node.target._schema.returns):
+        return False
+    value, operand = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    if not isinstance(value, torch.Tensor) or not isinstance(operand, torch.Tensor):
+        return False
+    if name in ("reshape", "contiguous", "flatten"):
+        return bool(operand.is_contiguous())
+    return name != "to" or value.dtype == operand.dtype

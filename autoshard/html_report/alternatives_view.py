@@ -1,0 +1,179 @@
+"""What else was possible: every plan that was simulated, as rows and as points of time against memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.html_report.picture import svg
+from autoshard.html_report.picture.plot_axis import PlotAxis
+from autoshard.ir.plan import Plan
+from autoshard.search.pareto_front import Point
+from autoshard.search.style_plans import StylePlan
+from autoshard.units import format_bytes, format_seconds
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720.0, 340.0, 84.0, 46.0, 18.0, 130.0
+SHAPES = {"chosen": "the chosen plan", "style": "a known style", "simulated": "another plan on this mesh",
+          "mesh": "the best plan of another mesh", "front": "asked for by --pareto"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A simulated plan: `kind` is of SHAPES, `outcome` why it is not the chosen one. `best`: no other is better in both
+    time and memory."""
+
+    name: str
+    kind: str
+    seconds: float
+    peak_bytes: float
+    outcome: str
+    best: bool = False
+
+
+def alternatives(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> list[Alternative]:
+    """In order of time; one for each place, under its first name."""
+    peak = plan.predicted_peak_bytes
+    found = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.predicted_seconds, peak, "chosen")]
+    for style in styles:
+        fits = "too large" if style.predicted_peak_bytes > plan.capacity_bytes else _than(plan, style.predicted_seconds)
+        found.append(Alternative(style.name, "style", style.predicted_seconds, style.predicted_peak_bytes, fits))
+    for own in plan.search.candidates:
+        found.append(Alternative(own.name, "simulated", own.predicted_seconds, own.predicted_peak_bytes, own.outcome))
+    for tried in plan.search.meshes:
+        size = tried.predicted_peak_bytes
+        found.append(Alternative(f"mesh {tried.mesh}", "mesh", tried.predicted_seconds, size, tried.outcome))
+    for point in front:
+        words = _than(plan, point.predicted_seconds) if point.fits else "too large"
+        name = f"least time within {format_bytes(point.predicted_peak_bytes)}"
+        found.append(Alternative(name, "front", point.predicted_seconds, point.predicted_peak_bytes, words))
+    return _marked([own for own in found if own.seconds > 0])
+
+
+def _than(plan: Plan, seconds: float) -> str:
+    apart = seconds - plan.predicted_seconds
+    if abs(apart) < 1e-9 * plan.predicted_seconds:
+        return "as fast"
+    return f"{format_seconds(abs(apart), 3)} {'slower' if apart > 0 else 'faster'}"
+
+
+def _marked(found: list[Alternative]) -> list[Alternative]:
+    places: dict[tuple[float, float], Alternative] = {}
+    for own in found:
+        first = places.setdefault((own.seconds, own.peak_bytes), own)
+        if first is not own and own.name not in first.name and own.outcome != "chosen":
+            name = f"{first.name}; also {own.name}"
+            places[own.seconds, own.peak_bytes] = Alternative(
+                name, first.kind, first.seconds, first.peak_bytes, first.outcome
+            )
+    ordered = sorted(places.values(), key=lambda own: (own.seconds, own.peak_bytes))
+    marked, least = [], math.inf
+    for own in ordered:
+        best = own.peak_bytes < least
+        marked.append(Alternative(own.name, own.kind, own.seconds, own.peak_bytes, own.outcome, best))
+        least = min(least, own.peak_bytes)
+    return marked
+
+
+def view(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> dict[str, Any]:
+    """Rows with the plot of them, and a sentence that says the same."""
+    found = alternatives(plan, styles, front)
+    rows = [
+        (
+            str(number),
+            own.name,
+            SHAPES[own.kind],
+            format_seconds(own.seconds),
+            format_bytes(own.peak_bytes),
+            own.outcome,
+            "yes" if own.best else "",
+        )
+        for number, own in enumerate(found, 1)
+    ]
+    return {"alternatives": rows, "alternatives_plot": plot(found, plan)}
+
+
+def plot(found: Sequence[Alternative], plan: Plan) -> str:
+    """Points with their numbers, each a link to its row; a line through those that no other is better than."""
+    across = PlotAxis.of([own.seconds for own in found], LEFT, WIDTH - RIGHT)
+    up = PlotAxis.of([own.peak_bytes for own in found], HEIGHT - BOTTOM, TOP, 1024.0)
+    body = _frame(across, up)
+    best = [own for own in found if own.best]
+    path = " L ".join(
+        f"{svg.number(across.at(own.seconds))} {svg.number(up.at(own.peak_bytes))}" for own in _steps(best)
+    )
+    body.append(svg.path(f"M {path}", class_="edge"))
+    if math.isfinite(plan.capacity_bytes) and up.covers(plan.capacity_bytes):
+        y = up.at(plan.capacity_bytes)
+        body.append(svg.line(LEFT, y, WIDTH - RIGHT, y, class_="edge", stroke_dasharray="5 4"))
+        body.append(svg.text(WIDTH - RIGHT + 4, y + 4, "memory limit", class_="small"))
+    taken: list[tuple[float, float]] = []
+    for number, own in enumerate(found, 1):
+        body += _mark(number, own, across.at(own.seconds), up.at(own.peak_bytes), taken)
+    body += _legend({own.kind for own in found})
+    words = "; ".join(f"{own.name}: {format_seconds(own.seconds)}, {format_bytes(own.peak_bytes)}" for own in best)
+    about = f"{len(found)} simulated plans. No other is better in both time and memory than: {words}."
+    return svg.document(WIDTH, HEIGHT, "Step time against memory", about, body, "plot", "group")
+
+
+def _frame(across: PlotAxis, up: PlotAxis) -> list[str]:
+    floor = HEIGHT - BOTTOM
+    body = [svg.rect(LEFT, TOP, WIDTH - RIGHT - LEFT, floor - TOP, class_="panel")]
+    for value in across.ticks():
+        body.append(svg.line(across.at(value), floor, across.at(value), floor + 4, class_="edge"))
+        body.append(svg.text(across.at(value), floor + 17, format_seconds(value, 3), class_="small mid"))
+    for value in up.ticks():
+        body.append(svg.line(LEFT - 4, up.at(value), LEFT, up.at(value), class_="edge"))
+        body.append(svg.text(LEFT - 8, up.at(value) + 4, format_bytes(value, 3), class_="small", text_anchor="end"))
+    body.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, f"predicted step{across.note}", class_="mid"))
+    body.append(svg.text(4, 12, f"peak memory of a device{up.note}"))
+    return body
+
+
+def _steps(best: Sequence[Alternative]) -> list[Alternative]:
+    """With the corners between: until the next is reached in time, nothing needs less memory."""
+    corners: list[Alternative] = []
+    for own in best:
+        if corners:
+            corners.append(Alternative("", "", own.seconds, corners[-1].peak_bytes, ""))
+        corners.append(own)
+    return corners
+
+
+def _mark(number: int, own: Alternative, x: float, y: float, taken: list[tuple[float, float]]) -> list[str]:
+    said = f"{number}. {own.name}: {format_seconds(own.seconds)}, {format_bytes(own.peak_bytes)}, {own.outcome}"
+    place = next(
+        (dx, dy)
+        for dx, dy in ((8, 4), (8, -8), (-18, 4), (8, 16), (-18, -8), (0, 0))
+        if (dx, dy) == (0, 0) or all(abs(x + dx - a) > 14 or abs(y + dy - b) > 10 for a, b in taken)
+    )
+    taken.append((x + place[0], y + place[1]))
+    label = svg.text(x + place[0], y + place[1], str(number), class_="small") if place != (0, 0) else ""
+    shape = _shape(own.kind, x, y)
+    named = f'<a href="#alternative-{number}" aria-label={svg.quoted(said)}>'
+    return [f"{named}<title>{svg.safe(said)}</title>{shape}{label}</a>"]
+
+
+def _shape(kind: str, x: float, y: float) -> str:
+    """A mark that differs by form too, not by colour alone."""
+    if kind == "style":
+        return svg.rect(x - 5, y - 5, 10, 10, class_="ink1")
+    if kind in _CORNERS:
+        points = " ".join(f"{svg.number(x + dx)},{svg.number(y + dy)}" for dx, dy in _CORNERS[kind])
+        return f"<polygon{svg.attributes(points=points, class_='ink2' if kind == 'mesh' else 'ink3')}/>"
+    size, ink = (7, "ink0") if kind == "chosen" else (4.5, "ink7")
+    return f"<circle{svg.attributes(cx=x, cy=y, r=size, class_=ink)}/>"
+
+
+_CORNERS = {"mesh": ((0, -6), (6, 5), (-6, 5)), "front": ((0, -6), (6, 0), (0, 6), (-6, 0))}
+
+
+def _legend(kinds: set[str]) -> list[str]:
+    body = []
+    for index, kind in enumerate(kind for kind in SHAPES if kind in kinds):
+        y = TOP + 20 + 24 * index
+        body.append(_shape(kind, WIDTH - RIGHT + 12, y))
+        for row, words in enumerate(svg.folded(SHAPES[kind], RIGHT - 26, 10)):
+            body.append(svg.text(WIDTH - RIGHT + 23, y + 4 + 10 * row, words, class_="small"))
+    return body

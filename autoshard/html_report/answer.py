@@ -1,0 +1,113 @@
+"""The answer, in one row: step, memory, utilisation, devices, and what is gained over styles that people know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.model_flops import ideal_seconds
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.search.style_plans import StylePlan
+from autoshard.simulation import COMPUTE, Timeline
+from autoshard.text.answer_words import certainty, gains
+from autoshard.text.plan_summary import error_band
+from autoshard.units import format_bytes, format_seconds
+
+
+def answer(
+    plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline, styles: Sequence[StylePlan]
+) -> dict[str, Any]:
+    """The headline figures, the gains over styles, how sure the optimum is, and where the step goes."""
+    return {
+        "figures": figures(plan, graph, hardware, timeline),
+        "gains": [_gain(plan, style, words) for style, words in gains(plan, styles)],
+        "certainty": certainty(plan),
+        "parts": step_parts(timeline),
+    }
+
+
+def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
+    """Label, value, note, and a share in percent where there is a bar."""
+    step, band = timeline.step_seconds or math.inf, error_band(plan, graph)
+    low, high = (format_seconds(timeline.step_seconds * (1 + sign * band.error), 3) for sign in (-1, 1))
+    what = "one optimizer step" if graph.loss else "forward only"
+    found = [_figure("Predicted step", format_seconds(timeline.step_seconds), f"{low} to {high}, {band}; {what}")]
+    finite = math.isfinite(plan.capacity_bytes)
+    share = timeline.peak_bytes / plan.capacity_bytes if finite and plan.capacity_bytes else None
+    note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
+    found.append(_figure("Peak memory of a device", format_bytes(timeline.peak_bytes), note, share))
+    ideal = ideal_seconds(graph, hardware, plan.mesh.size)
+    if ideal:
+        note = "of the devices' peak FLOP/s does the model's own arithmetic"
+        found.append(_figure("Model FLOPs utilisation", f"{ideal / step:.1%}", note, ideal / step))
+    nodes = -(-plan.mesh.size // hardware.devices_per_node)
+    note = f"{plan.mesh} of {hardware.name}, {nodes} node{'s' if nodes > 1 else ''}"
+    found.append(_figure("Devices", str(plan.mesh.size), note))
+    return found
+
+
+def _figure(label: str, value: str, note: str, share: float | None = None) -> dict[str, Any]:
+    percent = None if share is None else round(100 * min(1.0, share), 2)
+    return {"label": label, "value": value, "note": note, "share": percent}
+
+
+def _gain(plan: Plan, style: StylePlan, words: str) -> dict[str, str]:
+    """`words` without their last word is the figure: `1.16x` of `1.16x faster`."""
+    if not style.predicted_seconds:
+        return {"label": style.name, "value": "–", "note": words, "meaning": style.meaning}
+    note = f"it takes {format_seconds(style.predicted_seconds)} and {format_bytes(style.predicted_peak_bytes)}"
+    return {"label": f"Beside {style.name}", "value": words, "note": note, "meaning": style.meaning}
+
+
+def step_parts(timeline: Timeline) -> list[tuple[str, str, str]]:
+    """(what, seconds, share of the step), which add up to the step."""
+    step = timeline.step_seconds
+    exposed, computing = exposed_seconds(timeline), timeline.busy(COMPUTE)
+    rows = (
+        ("computing", computing),
+        ("communicating, and computing nothing meanwhile", exposed),
+        ("waiting for the host, doing neither", max(0.0, step - computing - exposed)),
+        ("the step", step),
+    )
+    return [(what, format_seconds(own), f"{own / step:.1%}" if step else "") for what, own in rows]
+
+
+def exposed_seconds(timeline: Timeline) -> float:
+    """How long the device communicates and computes nothing meanwhile."""
+    covered, until = 0.0, 0.0
+    for event in sorted(timeline.events, key=lambda event: event.start_seconds):
+        covered += max(0.0, event.end_seconds - max(until, event.start_seconds))
+        until = max(until, event.end_seconds)
+    return max(0.0, covered - timeline.busy(COMPUTE))
+
+
+def verdict(verification: Mapping[str, Any] | None) -> dict[str, str]:
+    """The strip under the title: verified, failed, or not verified."""
+    if verification is None:
+        return {
+            "state": "unknown",
+            "title": "Not verified.",
+            "text": "Whether it computes what the model computes is not known yet: run autoshard verify on its folder.",
+        }
+    passed = bool(verification.get("passed"))
+    title = "Verified." if passed else "Verification failed."
+    if not passed:
+        return {"state": "failed", "title": title, "text": str(verification.get("failure", ""))}
+    return {"state": "passed", "title": title, "text": _proof_words(verification)}
+
+
+def _proof_words(verification: Mapping[str, Any]) -> str:
+    """How it was verified, the largest error, at which reduced sizes or on which shorter mesh, what was left out."""
+    errors = [kind["largest"] for kind in verification["errors"].values() if kind["tensors"]]
+    how = {"gloo": "gloo processes", "lockstep": "devices in lock-step"}[verification["backend"]]
+    text = f"{verification['ranks']} {how}, float64, {verification['steps']} steps:"
+    text += f" largest relative error {max(errors):.1e}."
+    reduced = ", ".join(f"{item['argument']} {item['verified']}" for item in verification["reduced"])
+    text += f" At reduced sizes: {reduced}." if reduced else ""
+    mesh, planned = verification.get("mesh"), verification.get("planned_mesh")
+    text += f" On {mesh}, which stands for {planned}." if mesh != planned else ""
+    unverified = "; ".join(verification.get("unverified", ()))
+    return text + (f" Not verified: {unverified}." if unverified else "")

@@ -1,0 +1,92 @@
+"""What the page knows of each operator: why this strategy, what it costs, what else it could be, and where its code is.
+
+Equal operators of repeated blocks share a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoshard.code_text import printable
+from autoshard.emit.model_file import operator_lines
+from autoshard.html_report.other_choices import OtherChoices
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import OpPlan, Plan
+from autoshard.ir.program import Compute, Program
+from autoshard.rules.candidates import candidates
+from autoshard.text import plan_words
+from autoshard.text.not_offered import not_offered
+from autoshard.text.plan_summary import move_lines
+from autoshard.units import format_bytes, format_seconds
+
+
+def op_records(
+    plan: Plan, graph: Graph, program: Program, others: OtherChoices, model_text: str
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """The records, and instruction -> its record. `model_text` is the emitted model_parallel.py, "" where not known."""
+    record_of: dict[str, int] = {}
+    records: list[dict[str, Any]] = []
+    code = _places(program, model_text)
+    known = candidates(graph, plan.mesh)
+    ops = iter(plan.ops)
+    for block in plan_words.blocks(plan, graph):
+        first = len(records)
+        for row in block.rows:
+            why_not = not_offered(graph, row.op, plan.mesh, known)
+            records.append({**_record(row, len(block.names), graph, others, code), "not": [*map(printable, why_not)]})
+        for _ in block.names:
+            for position in range(len(block.rows)):
+                record_of[next(ops).op] = first + position
+    instructions: dict[int, int] = {}
+    for index, instruction in enumerate(program.instructions):
+        if isinstance(instruction, Compute) and instruction.op in record_of:
+            instructions[index] = record_of[instruction.op]
+    return records, instructions
+
+
+def _record(
+    row: plan_words.BlockRow, times: int, graph: Graph, others: OtherChoices, code: Mapping[str, str]
+) -> dict[str, Any]:
+    own, rest = others.of(row.op.name)
+    said = {
+        "operator": row.op.target,
+        "strategy": row.words + (f", by {row.plan.variant}" if row.plan.variant else ""),
+        "result": f"{' × '.join(map(str, _shape(row, graph)))}: {row.result}" if row.result else "",
+        "decided": row.plan.decided_by,
+        "source": row.op.source,
+        "emitted": code.get(row.op.name, ""),
+    }
+    return {
+        **{key: printable(words) for key, words in said.items()},
+        "times": times,
+        "parts": _parts(row.plan),
+        "before": [printable(line) for line in move_lines(row.moves, graph)],
+        "others": [printable(str(other)) for other in own],
+        "more": rest,
+    }
+
+
+def _shape(row: plan_words.BlockRow, graph: Graph) -> tuple[int, ...]:
+    return graph.tensor(row.op.results[0]).shape if row.op.results else ()
+
+
+def _parts(op: OpPlan) -> list[list[str]]:
+    rows = [["forward", format_seconds(op.forward_seconds, 3)], ["backward", format_seconds(op.backward_seconds, 3)]]
+    parts = op.parts
+    if parts.repeated_seconds:
+        rows.append(["of it repeated on other devices", format_seconds(parts.repeated_seconds, 3)])
+    if parts.communication_seconds:
+        rows.append(["communication for it", format_seconds(parts.communication_seconds, 3)])
+    if parts.memory_bytes:
+        rows.append(["kept at the peak", format_bytes(parts.memory_bytes, 3)])
+    return rows
+
+
+def _places(program: Program, model_text: str) -> dict[str, str]:
+    """Op -> `model_parallel.py:82, GPT2Attention: x = F.linear(…)`: of the first of equal modules, for all."""
+    lines = model_text.splitlines()
+    return {
+        op: f"model_parallel.py:{line}, {name}: {lines[line - 1].strip()}"
+        for op, (line, name) in operator_lines(program, model_text).items()
+    }

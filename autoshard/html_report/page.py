@@ -1,0 +1,215 @@
+"""What the report says, as the plain values that the template shows: one function a section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs import provenance as provenance_of
+from autoshard.html_report.alternatives_view import view
+from autoshard.html_report.answer import answer, verdict
+from autoshard.html_report.decision_rows import blocks, buckets, redistributions, stored, weight_buckets
+from autoshard.html_report.memory_series import memory_series
+from autoshard.html_report.memory_table import KINDS, by_kind
+from autoshard.html_report.op_records import op_records
+from autoshard.html_report.other_choices import OtherChoices
+from autoshard.html_report.picture.plan_picture import about, plan_svg
+from autoshard.html_report.timeline_series import LEGEND, longest, series, streams
+from autoshard.ir import plan_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import MeshTried, Plan
+from autoshard.ir.program import Program
+from autoshard.replay.command_line import command
+from autoshard.replay.reevaluate import resimulated
+from autoshard.search.pareto_front import Point
+from autoshard.search.style_plans import StylePlan
+from autoshard.simulation import Timeline
+from autoshard.simulation.memory_curve import plan_memory
+from autoshard.text.answer_words import certainty, gap_words, space
+from autoshard.text.plan_summary import purpose
+from autoshard.units import format_bytes, format_seconds
+
+NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
+
+
+def page(
+    plan: Plan,
+    graph: Graph,
+    program: Program,
+    hardware: Hardware,
+    timeline: Timeline,
+    verification: Mapping[str, Any] | None,
+    styles: Sequence[StylePlan] = (),
+    front: Sequence[Point] = (),
+    model_text: str = "",
+) -> dict[str, Any]:
+    """Everything the template names."""
+    model = plan.model or graph.name
+    return {
+        "title": f"{model} on {plan.mesh}: autoshard report",
+        "model": model,
+        "mesh": str(plan.mesh),
+        "devices": plan.mesh.size,
+        "hardware": plan.hardware,
+        "hardware_text": plan.hardware_text,
+        "precision": plan.precision,
+        "optimizer": purpose(plan, graph),
+        "verification": verdict(verification),
+        **answer(plan, graph, hardware, timeline, styles),
+        "picture": plan_svg(plan, graph, hardware),
+        "picture_text": about(plan, graph, hardware),
+        "warnings": [*told(resimulated(plan, timeline.step_seconds)), *warnings(plan, hardware), *discovered(graph)],
+        "command": command(plan, graph.training),
+        "provenance": provenance(plan),
+        **_timeline(timeline),
+        "data": _data(plan, graph, program, hardware, timeline, model_text),
+        **_memory(plan, graph, program, hardware, timeline),
+        **_chosen(plan, graph, program),
+        **_certificate(plan),
+        **view(plan, styles, front),
+    }
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    busy = ", ".join(f"{stream} {format_seconds(seconds, 3)}" for stream, seconds in timeline.busy_seconds)
+    return {
+        "legend": LEGEND,
+        "streams": streams(timeline),
+        "streams_caption": f"{len(timeline.events)} events in {format_seconds(timeline.step_seconds)}",
+        "longest": longest(timeline),
+        "timeline_label": f"Timeline of one step of {format_seconds(timeline.step_seconds)}. Busy: {busy}.",
+    }
+
+
+def _data(
+    plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline, model_text: str
+) -> dict[str, Any]:
+    """What the script draws: events, memory, and what is known of each operator."""
+    records, instructions = op_records(plan, graph, program, OtherChoices(plan, graph, hardware), model_text)
+    memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
+    return {
+        **series(timeline, instructions),
+        "records": records,
+        "memory": memory_series(memory, plan, timeline),
+    }
+
+
+def _memory(plan: Plan, graph: Graph, program: Program, hardware: Hardware, timeline: Timeline) -> dict[str, Any]:
+    peak, when = format_bytes(timeline.peak_bytes), format_seconds(timeline.peak_at_seconds)
+    text = f"The peak of {peak} is reached {when} into the step."
+    if math.isfinite(plan.capacity_bytes):
+        text += f" A plan may use {format_bytes(plan.capacity_bytes)} of a device."
+    return {
+        "memory_label": f"Memory over one step, at most {peak}, {when} into the step.",
+        "memory_text": text,
+        "memory_kinds": by_kind(program, graph, hardware),
+        "memory_legend": [{"key": kind, "label": words} for kind, words in KINDS.items()],
+        "memory_tensors": [(held.name, KINDS[held.kind], format_bytes(held.bytes)) for held in timeline.peak_tensors],
+    }
+
+
+def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
+    moves = plan.redistributions
+    seconds = sum(move.forward_seconds + move.backward_seconds for move in moves)
+    places = f"{len(moves)} redistribution{'s' if len(moves) != 1 else ''}"
+    return {
+        "blocks": blocks(plan, graph),
+        "stored": stored(plan, graph),
+        "redistributions": redistributions(plan, graph),
+        "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, times of one.",
+        "buckets": buckets(program),
+        "weight_buckets": weight_buckets(program),
+    }
+
+
+LEVELS = (
+    "level 0, the least communication and repeated work",
+    "level 1, the least memory",
+    "level 2, the fastest step",
+)
+
+
+def _certificate(plan: Plan) -> dict[str, Any]:
+    certificate = plan.certificate
+    difference = plan.predicted_seconds - certificate.objective_seconds
+    text = f"{certainty(plan)} The simulated step is {format_seconds(abs(difference))}"
+    text += f" {'longer' if difference >= 0 else 'shorter'} than the sum of all costs, in which nothing overlaps."
+    show = format_bytes if plan.search.level == 1 else format_seconds
+    row = (
+        certificate.solver,
+        certificate.status + space(plan),
+        format_seconds(certificate.objective_seconds),
+        show(certificate.level_objective),
+        show(certificate.level_bound) if certificate.level_bound > 0 else "none",
+        gap_words(plan),
+    )
+    return {"certificate": row, "certificate_text": text, **_search(plan)}
+
+
+def _search(plan: Plan) -> dict[str, Any]:
+    """What was asked and tried."""
+    asked = LEVELS[plan.search.level]
+    if plan.search.pins:
+        asked += f"; pinned: {', '.join(plan.search.pins)}"
+    candidates = [
+        (
+            c.name,
+            c.outcome,
+            format_seconds(c.objective_seconds),
+            format_seconds(c.predicted_seconds),
+            format_bytes(c.predicted_peak_bytes),
+        )
+        for c in plan.search.candidates
+    ]
+    return {"asked": f"Asked for: {asked}.", "candidates": candidates, "meshes": [_mesh(m) for m in plan.search.meshes]}
+
+
+def _mesh(tried: MeshTried) -> tuple[str, ...]:
+    made = tried.predicted_seconds > 0
+    step = format_seconds(tried.predicted_seconds) if made else ""
+    bound = format_seconds(tried.bound_seconds) if tried.bound_seconds else ""
+    return str(tried.mesh), tried.outcome, bound, step, format_bytes(tried.predicted_peak_bytes) if made else ""
+
+
+def not_modelled(hardware: Hardware) -> str:
+    """What the simulated step leaves out; the host's part where the profile says nothing of it."""
+    host = () if dict(hardware.constants).get("host.dispatch") else ("the host's dispatch time (not in this profile)",)
+    return f"Not in the simulated step: {', '.join((*host, *NOT_MODELLED))}."
+
+
+def warnings(plan: Plan, hardware: Hardware) -> list[str]:
+    """What a reader should know before trusting the page."""
+    found = [not_modelled(hardware), f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
+    guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
+    if guesses:
+        found.append(f"{len(guesses)} figures of the profile are defaults, not measurements: {', '.join(guesses)}.")
+    if plan.predicted_peak_bytes > plan.capacity_bytes:
+        excess = format_bytes(plan.predicted_peak_bytes - plan.capacity_bytes)
+        found.insert(0, f"The simulated program needs {excess} more memory than a plan may use.")
+    deciders = sorted({op.decided_by for op in plan.ops if not op.decided_by.startswith(("search", "pin"))})
+    if deciders:
+        found.insert(0, f"Not the best plan by choice: decided by {', '.join(deciders)}.")
+    if plan.search.cut_short:
+        found.insert(0, "The search was cut short: this is the best plan until then.")
+    return [*told(plan.search.notes), *found]
+
+
+def told(notes: Iterable[str]) -> list[str]:
+    """Notes as whole sentences."""
+    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+
+
+def discovered(graph: Graph) -> list[str]:
+    """The operators whose rule was found by experiment, and the rule."""
+    rules = {graph.by_op[name].target: rule for name, rule in graph.discovered}
+    return [
+        f"The rule of {target} was found by experiment, not written by hand: {rule}" for target, rule in rules.items()
+    ]
+
+
+def provenance(plan: Plan) -> list[tuple[str, str]]:
+    """Hashes and versions: with these, the same command gives this page again."""
+    rows = [("plan", plan_json.plan_hash(plan)), ("graph", plan.graph_hash)]
+    return rows + [(name, version) for name, version in plan.versions]

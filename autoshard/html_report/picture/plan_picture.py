@@ -1,0 +1,175 @@
+"""The plan as a picture: the mesh on its cluster, and each distinct block once, its operators along the data flow.
+
+A static SVG that prints and stands in documents: the same plan gives the same text.
+"""
+
+from __future__ import annotations
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.html_report.picture import svg
+from autoshard.html_report.picture.cluster_picture import axis_words, cluster
+from autoshard.html_report.picture.flow_layout import Lane, Place, placed
+from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, TensorShards, flows
+from autoshard.html_report.picture.shard_glyph import WIDTH as GLYPH
+from autoshard.html_report.picture.shard_glyph import glyph, shape_text
+from autoshard.html_report.picture.shard_glyph import words as shard_words
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.units import format_bytes, format_seconds
+
+ROOM = 226.0  # inside a box
+LINE, SHARDS = 14.0, 25.0
+MARGIN, ACROSS, PAGE = 16.0, 22.0, 1180.0
+
+
+def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") -> str:
+    """The picture as one SVG document; `key` tells its names from those of another on the same page."""
+    mesh, model = plan.mesh, plan.model or graph.name
+    body = [svg.text(MARGIN, 26, f"{model} on {mesh} of {plan.hardware}", class_="head")]
+    told = (
+        f"predicted {format_seconds(plan.predicted_seconds)} a step, {format_bytes(plan.predicted_peak_bytes)} a device"
+    )
+    body.append(svg.text(MARGIN, 43, f"{told}; boxes: what runs; orange: what crosses devices, forward and backward"))
+    drawn = cluster(mesh, hardware)
+    body.append(_at(MARGIN, 56, drawn.body))
+    y = 56 + drawn.height + 8
+    panels = [_panel(flow, mesh) for flow in flows(plan, graph)]
+    shapes, width, height = _shelved(panels, y)
+    wide = max(width, drawn.width + 2 * MARGIN, MARGIN + svg.width_of(f"{model} on {mesh} of {plan.hardware}", 13))
+    title, words = f"The plan of {model}", about(plan, graph, hardware)
+    return svg.document(wide, height + MARGIN, title, words, [*body, *shapes], key)
+
+
+def about(plan: Plan, graph: Graph, hardware: Hardware) -> str:
+    """The picture in words, for readers who don't see it."""
+    lines = [words for _, words in axis_words(plan.mesh, hardware)]
+    for flow in flows(plan, graph):
+        said = [_said(box, plan.mesh) for box in flow.boxes if box.kind in ("op", "move")]
+        lines.append(f"{flow.title}: {'; '.join(said)}")
+    return ". ".join(lines) + "."
+
+
+def _said(box: FlowBox, mesh: Mesh) -> str:
+    where = ", ".join(shard_words(own.shape, own.layout, mesh) for own in box.tensors[-1:])
+    talks = ", ".join(talk for own in box.tensors for talk in own.talks)
+    words = f"{box.name} {box.what}".strip() + f" ({box.words}), {where}"
+    return words + (f", {talks}" if talks else "")
+
+
+def _at(x: float, y: float, body: tuple[str, ...] | list[str]) -> str:
+    return f'<g transform="translate({svg.number(x)} {svg.number(y)})">' + "\n".join(body) + "</g>"
+
+
+def _shelved(panels: list[tuple[list[str], float, float]], y: float) -> tuple[list[str], float, float]:
+    """Panels side by side in the order of execution, on as many shelves as they need."""
+    shapes: list[str] = []
+    x, shelf, widest = MARGIN, 0.0, 0.0
+    for index, (body, width, height) in enumerate(panels):
+        if x > MARGIN and x + width > PAGE:
+            x, y, shelf = MARGIN, y + shelf + ACROSS, 0.0
+        if index and x > MARGIN:
+            shapes.append(_arrow(x - ACROSS + 3, y + 12, x - 3, y + 12))
+        shapes.append(_at(x, y, body))
+        x, shelf = x + width + ACROSS, max(shelf, height)
+        widest = max(widest, x - ACROSS + MARGIN)
+    return shapes, widest, y + shelf
+
+
+def _panel(flow: BlockFlow, mesh: Mesh) -> tuple[list[str], float, float]:
+    sizes = {box.key: _size(box) for box in flow.boxes}
+    found = placed(flow, sizes)
+    width = max(found.width, min(360.0, svg.width_of(flow.title, 13)) + 28)
+    shift = (width - found.width) / 2
+    body = [svg.rect(0, 0, width, found.height + 24, rx=8, class_="panel")]
+    body.append(svg.text(12, 19, svg.clipped(flow.title, width - 20, 13), class_="head"))
+    inner = [_edge(found.places[a], found.places[b]) for a, b in found.straight]
+    inner += [_lane(lane) for lane in found.lanes]
+    for box in flow.boxes:
+        inner += _box(box, found.places[box.key], mesh)
+    return [*body, _at(shift, 24, inner)], width, found.height + 24
+
+
+def _size(box: FlowBox) -> tuple[float, float]:
+    if box.kind in ("input", "output"):
+        return min(ROOM, svg.width_of(box.name, 10)) + 16, 18.0
+    if box.kind == "join":
+        return 120.0, 18.0
+    lines = len(_lines(box)) + sum(len(own.talks) and len(_talk_lines(own)) for own in box.tensors)
+    return ROOM + 16, 10 + LINE * (lines + 1) + SHARDS * len(box.tensors) + LINE * bool(box.after)
+
+
+def _lines(box: FlowBox) -> list[str]:
+    return svg.folded(box.words, ROOM)
+
+
+def _talk_lines(own: TensorShards) -> list[str]:
+    return [part for talk in own.talks for part in svg.folded(talk, ROOM - 12, 10)]
+
+
+def _box(box: FlowBox, at: Place, mesh: Mesh) -> list[str]:
+    middle = at.x + at.width / 2
+    if box.kind in ("input", "output"):
+        return [svg.text(middle, at.y + 13, svg.ending(box.name, at.width, 10), class_="small soft mid")]
+    if box.kind == "join":
+        shape = svg.rect(at.x, at.y, at.width, at.height, rx=9, class_="box")
+        return [shape, svg.text(middle, at.y + 13, svg.clipped(box.what, at.width), class_="mid")]
+    kind, ink = ("talkbox", "talk") if box.kind == "move" else ("box", "")
+    body = [svg.rect(at.x, at.y, at.width, at.height, rx=4, class_=kind)]
+    left, y = at.x + 8, at.y + 17
+    title = f"{box.name} · {box.what}" if box.name else box.what
+    shown = svg.ending(title, ROOM, 12)
+    body.append(f"<title>{svg.safe(f'{title}: {box.words}')}</title>")
+    body.append(svg.text(left, y, shown, class_=f"name {ink}".strip()))
+    for words in _lines(box):
+        y += LINE
+        body.append(svg.text(left, y, words))
+    for own in box.tensors:
+        body += _shards(own, left, y, mesh)
+        y += SHARDS
+        for words in _talk_lines(own) if own.talks else ():
+            y += LINE
+            body.append(svg.text(left + 12, y, words, class_="small talk"))
+    if box.after:
+        body.append(svg.text(left, y + LINE, svg.clipped(f"then {', '.join(box.after)}", ROOM), class_="small soft"))
+    return ["<g>", *body, "</g>"]
+
+
+def _shards(own: TensorShards, x: float, y: float, mesh: Mesh) -> list[str]:
+    """The tensor's drawing, its name and its shape."""
+    start, room = x + GLYPH + 8, ROOM - GLYPH - 8
+    drawn = [*glyph(x, y + 5, own.layout, mesh)]
+    if not own.name:
+        return [*drawn, shape_text(start, y + 19, own.shape, own.layout, mesh, room)]
+    name = svg.text(start, y + 12, svg.clipped(own.name, room, 10), class_="small soft")
+    return [*drawn, name, shape_text(start, y + 24, own.shape, own.layout, mesh, room)]
+
+
+def _edge(a: Place, b: Place) -> str:
+    x1, y1, x2, y2 = a.x + a.width / 2, a.y + a.height, b.x + b.width / 2, b.y
+    half = (y1 + y2) / 2
+    points = (
+        " ".join(map(svg.number, (x1, y1)))
+        + " C "
+        + ", ".join(f"{svg.number(x)} {svg.number(y)}" for x, y in ((x1, half), (x2, half), (x2, y2 - 5)))
+    )
+    return svg.path(f"M {points}", class_="edge") + _tip(x2, y2)
+
+
+def _lane(lane: Lane) -> str:
+    (x1, y1), (x2, y2) = lane.start, lane.end
+    down, up = y1 + lane.turn, y2 - lane.turn
+    n = svg.number
+    d = f"M {n(x1)} {n(y1)} V {n(down)} H {n(lane.x)} V {n(up)} H {n(x2)} V {n(y2 - 5)}"
+    return svg.path(d, class_="edge", stroke_linejoin="round") + _tip(x2, y2)
+
+
+def _tip(x: float, y: float) -> str:
+    n = svg.number
+    return svg.path(f"M {n(x - 4)} {n(y - 6)} L {n(x + 4)} {n(y - 6)} L {n(x)} {n(y)} Z", class_="tip")
+
+
+def _arrow(x1: float, y1: float, x2: float, y2: float) -> str:
+    n = svg.number
+    head = svg.path(f"M {n(x2 - 6)} {n(y2 - 4)} L {n(x2 - 6)} {n(y2 + 4)} L {n(x2)} {n(y2)} Z", class_="tip")
+    return svg.line(x1, y1, x2 - 5, y2, class_="edge") + head

@@ -1,0 +1,93 @@
+"""All stages of a whole step as a drawing: a row a stage, forwards and backwards of every micro-batch, tails, peaks."""
+
+from __future__ import annotations
+
+from autoshard.html_report.picture.plot_axis import PlotAxis
+from autoshard.html_report.picture.svg import document, line, number, path, rect, text
+from autoshard.simulation.pipeline_schedule import Placed
+from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.units import format_bytes, format_seconds
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 980.0, 78.0, 150.0, 52.0, 30.0
+ROW, BAR, LEAST_ROW = 22.0, 15.0, 8.0
+MOST_HIGH = 900.0
+THIN = 1.2  # pixels: a slot that is narrower is drawn with those beside it
+_CLASSES = {"F": "ink0", "B": "ink1"}
+
+
+def stages_svg(timeline: StepTimeline) -> str:
+    """Time to the right. Slots too narrow to see are joined with others of their kind that touch them."""
+    row = max(LEAST_ROW, min(ROW, MOST_HIGH / timeline.stages))
+    bar = BAR * row / ROW
+    scale = (WIDTH - LEFT - RIGHT) / timeline.step_seconds
+    bottom = TOP + row * timeline.stages
+    body = [*_key(timeline), *_marks(timeline, bottom)]
+    for stage in range(timeline.stages):
+        y = TOP + row * stage
+        if row >= 11 or stage % 4 == 0:
+            body.append(text(8, y + bar - 2, f"stage {stage}", class_="small"))
+            told = f"{format_bytes(timeline.peak_bytes[stage])}, busy {_busy(timeline, stage):.0%}"
+            body.append(text(WIDTH - RIGHT + 8, y + bar - 2, told, class_="small soft"))
+        body += _slots(timeline.by_stage[stage], y, bar, scale)
+        body += _tail(timeline, stage, y, bar, scale)
+    costs = timeline.costs
+    title = f"{timeline.stages} stages, {costs.micro_batches} micro-batches, {costs.schedule}"
+    about = f"predicted step of {format_seconds(timeline.step_seconds)}; each row is a stage, time goes to the right"
+    return document(WIDTH, bottom + BOTTOM, title, about, body, "stages")
+
+
+def _busy(timeline: StepTimeline, stage: int) -> float:
+    return timeline.busy_seconds(stage) / timeline.step_seconds
+
+
+def _key(timeline: StepTimeline) -> list[str]:
+    costs = timeline.costs
+    chunks = f", {costs.chunks} parts a stage" if costs.chunks > 1 else ""
+    head = f"{timeline.stages} stages, {costs.micro_batches} micro-batches, {costs.schedule}{chunks}: "
+    head += f"predicted step {format_seconds(timeline.step_seconds)}"
+    found = [text(8, 18, head, class_="head")]
+    for place, (name, ink) in enumerate((("forward", "ink0"), ("backward", "ink1"), ("once a step", "ink2"))):
+        x = 8 + 110.0 * place
+        found += [rect(x, 27, 12, 10, class_=ink), text(x + 17, 36, name, class_="small")]
+    found.append(text(WIDTH - RIGHT + 8, 36, "peak memory, busy", class_="small soft"))
+    return found
+
+
+def _marks(timeline: StepTimeline, bottom: float) -> list[str]:
+    axis = PlotAxis(0.0, timeline.step_seconds, LEFT, WIDTH - RIGHT, False)
+    found = []
+    for value in axis.ticks():
+        x = axis.at(value)
+        found.append(line(x, TOP - 4, x, bottom, class_="edge", stroke_opacity="0.25"))
+        found.append(text(x, bottom + 14, format_seconds(value), class_="small soft mid"))
+    return found
+
+
+def _slots(slots: tuple[Placed, ...], y: float, bar: float, scale: float) -> list[str]:
+    """One path a kind; a gap is left between slots that are wide enough."""
+    drawn: dict[str, list[tuple[float, float]]] = {"F": [], "B": []}
+    for placed in slots:
+        x, width = LEFT + placed.start_seconds * scale, placed.duration_seconds * scale
+        own = drawn[placed.slot.kind]
+        if width < THIN and own and x - sum(own[-1]) < THIN:
+            own[-1] = own[-1][0], x + width - own[-1][0]
+        else:
+            own.append((x, max(width - (0.6 if width > 2 * THIN else 0.0), 0.2)))
+    return [
+        path(
+            "".join(f"M{_fine(x)} {number(y)}h{_fine(w)}v{number(bar)}h-{_fine(w)}z" for x, w in own),
+            class_=_CLASSES[kind],
+        )
+        for kind, own in drawn.items()
+        if own
+    ]
+
+
+def _fine(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _tail(timeline: StepTimeline, stage: int, y: float, bar: float, scale: float) -> list[str]:
+    seconds = timeline.costs.stages[stage].tail_seconds
+    x = LEFT + (timeline.stage_seconds[stage] - seconds) * scale
+    return [rect(x, y, max(seconds * scale, 0.3), bar, class_="ink2")] if seconds else []

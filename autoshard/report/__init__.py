@@ -1,5 +1,0 @@
-"""Plan + Program + Timeline -> one self-contained HTML page. The template, style and script are in `reports/`."""
-
-from autoshard.report.render import render
-
-__all__ = ["render"]

@@ -1,0 +1,78 @@
+"""Discrete-event simulation of one step of a Program on one device (SPMD: all devices do the same).
+
+One compute stream, one communication stream per mesh axis, and the host that issues them (see stream_schedule.py). As
+in the emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run
+beside its computation); the all-reduce of a gradient bucket starts where the program says, beside the rest of backward,
+and the optimizer waits for all; weights that go together are gathered a block ahead and scattered beside backward (see
+weight_streams.py). Nothing else overlaps. Not modelled: gradient clipping.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autoshard.cluster.hardware import Hardware, check_mesh
+from autoshard.ir.graph import Graph
+from autoshard.ir.program import Program
+from autoshard.simulation.instruction_tasks import TaskPricer
+from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
+from autoshard.simulation.stream_schedule import Schedule
+from autoshard.simulation.timeline import COMPUTE, Timeline, axis_stream
+from autoshard.simulation.weight_streams import WeightStreams
+
+
+def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
+    """The predicted step of `program`. Raises UsageError for a mesh or dtype that the hardware does not have."""
+    check_mesh(hardware, program.mesh)
+    schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
+    pricer = TaskPricer(program, graph, hardware)
+    weights = WeightStreams(program, schedule, pricer)
+    starts: list[float] = []
+    for index, instruction in enumerate(program.instructions):
+        starts.append(schedule.now)
+        if not weights.gather(index):
+            schedule.run_in_order(pricer.tasks(index, instruction, "forward"))
+    if program.has_backward:
+        sent: list[int] = []
+        for index, instruction in reversed(list(enumerate(program.instructions))):
+            starts.append(schedule.now)
+            weights.gather_again(index)
+            if not weights.scatter(index):
+                schedule.run_in_order(pricer.tasks(index, instruction, "backward"))
+            for bucket in pricer.buckets(index):
+                schedule.run_in_order([bucket.copy])
+                sent += schedule.start(bucket.all_reduce)
+        starts.append(schedule.now)  # waits for the buckets
+        sent += weights.scattering
+        starts.append(max([schedule.now, *(schedule.events[position].end_seconds for position in sent)]))
+        schedule.run_in_order(pricer.optimizer(), tuple(sent))
+    memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
+    return _timeline(program, memory, schedule, starts or [0.0])
+
+
+def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: list[float]) -> Timeline:
+    events = tuple(schedule.events)
+    step_seconds = max((event.end_seconds for event in events), default=0.0)
+    streams = (COMPUTE, *(axis_stream(name) for name, size in program.mesh.axes if size > 1))
+    busy = tuple((s, math.fsum(event.duration_seconds for event in events if s in event.streams)) for s in streams)
+    peak = memory.peak_step
+    return Timeline(
+        events,
+        step_seconds,
+        busy,
+        _curve(starts, memory.bytes, step_seconds),
+        memory.bytes[peak],
+        starts[peak],
+        memory.largest(peak),
+        memory.static_bytes,
+        tuple(starts),
+    )
+
+
+def _curve(starts: list[float], sizes: tuple[float, ...], end: float) -> tuple[tuple[float, float], ...]:
+    """Steps that take no time are folded into the largest at that moment."""
+    curve: dict[float, float] = {}
+    for start, size in zip(starts, sizes, strict=True):
+        curve[start] = max(curve.get(start, 0.0), size)
+    curve.setdefault(end, sizes[-1])
+    return tuple(curve.items())

@@ -1,0 +1,152 @@
+"""The tasks of each instruction of a Program on the streams of one device, with their seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.collective import joint_seconds
+from autoshard.costs.device_bytes import optimizer_seconds
+from autoshard.costs.links import joint_link
+from autoshard.costs.moving import local_pass
+from autoshard.costs.operator import compute_seconds
+from autoshard.costs.variants import variant_collectives
+from autoshard.ir.graph import Graph
+from autoshard.ir.local_op import LocalTensor
+from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program
+from autoshard.redistribute import LOCAL, messages, step_of
+from autoshard.rules.algebra.variant_record import Call
+from autoshard.simulation.memory_curve import bucket_bytes
+from autoshard.simulation.shared_storage import storage
+from autoshard.simulation.stream_schedule import StreamTask
+from autoshard.simulation.timeline import COMPUTE, Phase, axis_stream
+from autoshard.simulation.working_memory import local_tensor
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`copy` makes the gradients one flat tensor, as they come; they are views of it from then on."""
+
+    copy: StreamTask
+    all_reduce: StreamTask
+
+
+class TaskPricer:
+    """The tasks of each instruction, with their seconds."""
+
+    def __init__(self, program: Program, graph: Graph, hardware: Hardware) -> None:
+        self.program, self.graph, self.hardware, self.mesh = program, graph, hardware, program.mesh
+        self.together = frozenset(p for bucket in program.weight_buckets for p in bucket.gathers)
+        self.again = storage(program, graph).again
+
+    def local(self, name: str) -> LocalTensor:
+        return local_tensor(self.program.value(name), self.mesh)
+
+    def tasks(self, index: int, instruction: Instruction, phase: Phase) -> Iterator[StreamTask]:
+        if isinstance(instruction, Collective):
+            yield from self._collective(index, instruction, phase)
+            return
+        if phase == "backward":
+            yield from self._gathers_again(index)
+        yield from self._compute(index, instruction, phase)
+
+    def _gathers_again(self, index: int) -> Iterator[StreamTask]:
+        """The gathers of weights that the backward of this instruction needs whole, and their casts; but for those that
+        are gathered with others."""
+        for step in (step for step in self.again.get(index, ()) if step not in self.together):
+            again = self.program.instructions[step]
+            for task in self.tasks(step, again, "forward"):
+                yield replace(task, phase="backward", reason=f"gathered again: {task.reason}", instruction=index)
+
+    def _compute(self, index: int, instruction: Compute, phase: Phase) -> Iterator[StreamTask]:
+        op = self.graph.by_op[instruction.op]
+        operands = tuple(None if name is None else self.local(name) for name in instruction.operands)
+        results = tuple(self.local(name) for name in instruction.results)
+        seconds = compute_seconds(self.hardware, self.graph, op, operands, results, instruction.variant)[
+            phase == "backward"
+        ]
+        size = float(sum(result.bytes for result in results))
+        strategy = f"{instruction.target} {instruction.strategy}"
+        yield StreamTask(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)
+        if not instruction.variant or seconds == 0:
+            return
+        layouts = tuple(None if n is None else self.program.value(n).layout for n in instruction.operands)
+        inside = variant_collectives(self.mesh, op, instruction.variant, operands, layouts)
+        for call in inside.forward if phase == "forward" else inside.backward:
+            reason = f"inside {instruction.variant}"
+            task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
+            yield replace(task, beside=inside.beside)
+
+    def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[StreamTask]:
+        operand, result = self.local(instruction.operand), self.local(instruction.result)
+        action = instruction.forward if phase == "forward" else instruction.backward
+        if phase == "backward" and instruction.gradient_dtype:
+            operand, result = (replace(x, dtype=instruction.gradient_dtype) for x in (operand, result))
+        if not action or (phase == "backward" and not operand.requires_grad):
+            return
+        name = f"{action} {instruction.result}"
+        about = (instruction.module, instruction.reason, index)
+        if action in LOCAL:
+            cuts = action in ("slice", "pick")
+            moved = 2 * min(operand.bytes, result.bytes) if cuts else operand.bytes + result.bytes
+            size = float(max(operand.bytes, result.bytes))
+            yield StreamTask(name, (COMPUTE,), self.pass_seconds(moved), phase, size, *about)
+        else:
+            message = messages(step_of(instruction, self.mesh), self.mesh)[phase == "backward"]
+            if message.packed:
+                both = float(operand.bytes + result.bytes)
+                yield StreamTask(f"pack {instruction.result}", (COMPUTE,), self.pass_seconds(both), phase, both, *about)
+            full_bytes = message.full_bytes(float(operand.bytes), float(result.bytes))
+            yield self.talk(name, instruction.axes, message.primitive, full_bytes, phase, *about)
+
+    def pass_seconds(self, size_bytes: float) -> float:
+        """A local pass over memory."""
+        return float(local_pass(self.hardware).seconds(size_bytes))
+
+    def _call(self, call: Call, name: str, phase: Phase, module: str, reason: str, index: int | None) -> StreamTask:
+        axis, primitive, size = call
+        return self.talk(name, (self.mesh.names[axis],), primitive, size, phase, module, reason, index)
+
+    def talk(
+        self, name: str, axes: tuple[str, ...], primitive: str, size: float, phase: Phase, module: str, reason: str,
+        index: int | None = None,
+    ) -> StreamTask:  # fmt: skip
+        """A collective over the axes joined: it occupies their streams, and the link that limits it."""
+        over = tuple(self.mesh.index(axis) for axis in axes)
+        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size)
+        link = joint_link(self.hardware, self.mesh, over).name
+        streams = tuple(map(axis_stream, axes))
+        return StreamTask(
+            name, streams, seconds, phase, size, module, reason, index, collective=primitive, axes=axes, link=link
+        )
+
+    def buckets(self, after: int) -> list[Bucket]:
+        """Those that the backward of an instruction completes."""
+        numbered = enumerate(self.program.gradient_buckets)
+        return [self._bucket(bucket, number) for number, bucket in numbered if bucket.after == after]
+
+    def _bucket(self, bucket: GradientBucket, number: int) -> Bucket:
+        """One flat all-reduce over all axes of the bucket joined."""
+        size = bucket_bytes(self.program, bucket)
+        reason = f"the gradients of {len(bucket.parameters)} parameters are partial sums over {', '.join(bucket.axes)}"
+        name = f"gradient bucket {number}"
+        return Bucket(
+            StreamTask(f"copy {name}", (COMPUTE,), self.pass_seconds(2 * size), "backward", size, "", reason),
+            self.talk(f"all_reduce {name}", bucket.axes, "all_reduce", size, "backward", "", reason),
+        )
+
+    def optimizer(self) -> Iterator[StreamTask]:
+        """One fused update of all parameters."""
+        by_tensor = {p.tensor: p for p in self.graph.parameters}
+        seconds = math.fsum(
+            optimizer_seconds(
+                self.hardware, self.graph, by_tensor[self.program.value(p.value).tensor], p.layout, self.mesh
+            )
+            for p in self.program.parameters
+        )
+        size = float(sum(self.local(p.value).bytes for p in self.program.parameters if p.trainable))
+        if seconds:
+            seconds += self.hardware.launch_seconds
+            yield StreamTask(self.graph.optimizer, (COMPUTE,), seconds, "optimizer", size, "", "updates the parameters")

@@ -1,0 +1,254 @@
+"""What is in one device's memory at each step: a step is the forward (or backward) of an instruction, or the optimizer.
+
+Static: parameters, optimizer state, buffers and inputs. A value lives from its instruction to its last use, or where
+autograd keeps it until the backward of the first that saved it; values that share storage count once. The gradient of a
+value lives from the backward of its last consumer to that of its producer. A weight gathered from its shard is kept as
+the shard, and whole again only in the backward that needs it; one of a bucket that stays whole is there until its
+gradient is complete, whether a backward reads it or not. Where a value has several consumers, the gradient of each
+is beside the sum of those before. `working`: what operators, variants of the runtime and redistributions hold while
+they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives from the
+backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate, for the
+whole step. One that is reduced in a bucket lives on its own until the backward of its first use completes it, and then
+in the flat tensor, which is made for the first that comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.costs.device_bytes import parameter_parts
+from autoshard.ir.graph import DTYPE_BYTES, Graph
+from autoshard.ir.local_op import LocalTensor
+from autoshard.ir.program import Compute, GradientBucket, Program
+from autoshard.program.gradient_buckets import backward_ends
+from autoshard.program.instruction_storage import InstructionStorage, facts
+from autoshard.program.module_scopes import results_of
+from autoshard.program.weight_buckets import given_at
+from autoshard.simulation.shared_storage import storage
+from autoshard.simulation.timeline import Held
+from autoshard.simulation.weight_spans import flat_gradients, flat_weights
+from autoshard.simulation.working_memory import kept_by, local_bytes, local_tensor, working
+
+PEAK_TENSORS = 12
+_PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
+
+
+@dataclass(frozen=True)
+class Span:
+    """`held` is in memory at steps start <= step <= last."""
+
+    held: Held
+    start: int
+    last: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`bytes[step]` in memory at each step, with the spans behind them."""
+
+    bytes: tuple[float, ...]
+    spans: tuple[Span, ...]
+    static_bytes: float
+
+    def bytes_of(self, *kinds: str) -> tuple[float, ...]:
+        """`bytes` of some kinds alone."""
+        return levels([span for span in self.spans if span.held.kind in kinds], len(self.bytes))
+
+    @property
+    def peak_step(self) -> int:
+        return int(np.argmax(self.bytes))
+
+    def largest(self, step: int) -> tuple[Held, ...]:
+        """The largest tensors at a step, equals in order of name."""
+        alive = [span.held for span in self.spans if span.start <= step <= span.last]
+        return tuple(sorted(alive, key=lambda held: (-held.bytes, held.name, held.kind))[:PEAK_TENSORS])
+
+
+def bucket_bytes(program: Program, bucket: GradientBucket) -> float:
+    """Of the flat tensor that is all-reduced."""
+    values = {p.path: p.value for p in program.parameters}
+    numel = sum(local_tensor(program.value(values[path]), program.mesh).numel for path in bucket.parameters)
+    return float(numel * DTYPE_BYTES[bucket.dtype])
+
+
+def step_count(program: Program) -> int:
+    """Forward steps; with a loss backward steps (of i: 2 * instructions - 1 - i), gradient buckets, the optimizer."""
+    return 2 * len(program.instructions) + 2 if program.has_backward else len(program.instructions)
+
+
+def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, block_bytes: float = 1.0) -> MemoryPlan:
+    """`accumulates`: a step before has left gradients, to which this one adds. `block_bytes`: each tensor takes a
+    multiple of them, as the device's allocator gives them out; `static_bytes` is what the tensors themselves have."""
+    lives = _Lives(program, graph)
+    steps = max(1, step_count(program))
+    static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
+    gradients = lives.gradients(accumulates)
+    spans = (*static, *gradients, *lives.spans())
+    lasting = [
+        span.held.bytes for span in (*static, *gradients) if span.held.kind != "input" and span.last == steps - 1
+    ]
+    blocks = tuple(_in_blocks(span, block_bytes) for span in spans) if block_bytes > 1 else spans
+    return MemoryPlan(levels(blocks, steps), blocks, sum(lasting))
+
+
+def _in_blocks(span: Span, block_bytes: float) -> Span:
+    size = math.ceil(span.held.bytes / block_bytes) * block_bytes
+    return span if size == span.held.bytes else replace(span, held=replace(span.held, bytes=size))
+
+
+def levels(spans: Iterable[Span], steps: int) -> tuple[float, ...]:
+    """Bytes at each step."""
+    delta = np.zeros(steps + 1)
+    for span in spans:
+        delta[span.start] += span.held.bytes
+        delta[span.last + 1] -= span.held.bytes
+    return tuple(np.maximum(np.cumsum(delta)[:-1], 0.0).tolist())
+
+
+def _static(program: Program, graph: Graph) -> list[Held]:
+    parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
+    held = []
+    kinds = [("parameter", program.parameters), ("buffer", program.buffers)]
+    for own, stored in ((own, stored) for own, group in kinds for stored in group):
+        parameter = parameters[program.value(stored.value).tensor]
+        parts = parameter_parts(graph, parameter, stored.layout, program.mesh)
+        named = (own, parts[0]), ("optimizer", parts[2])
+        held += [Held(stored.path, kind, size) for kind, size in named if size]
+    held += [Held(name, "input", local_bytes(program.value(name), program.mesh)) for name in program.inputs]
+    return held
+
+
+class _Lives:
+    """First and last forward use of every storage, and which instructions keep it for their backward."""
+
+    def __init__(self, program: Program, graph: Graph) -> None:
+        self.program, self.graph = program, graph
+        self.storage = storage(program, graph)
+        values = [p.value for p in program.parameters]
+        kept = [p for bucket in program.weight_buckets if bucket.kept for p in bucket.gathers]
+        self.whole = {results_of(program.instructions[position])[0] for position in kept}
+        self.ends = backward_ends(program.instructions, program.by_name, values, given_at(program.weight_buckets))
+        self.made: dict[str, int] = {}
+        self.used: dict[str, int] = {}
+        self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
+        self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
+        self.kept_beside: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `kept_by`
+        for index, instruction in enumerate(program.instructions):
+            if isinstance(instruction, Compute):
+                self.kept_beside[index] = kept_by(program, graph, instruction)
+            self._visit(index, facts(instruction, graph))
+
+    def _visit(self, index: int, known: InstructionStorage) -> None:
+        root = self.storage.root
+        for name in (*known.operands, *known.results):
+            if name is not None:
+                self.used[root[name]] = index
+        for name in known.results:
+            if root[name] == name:
+                self.made[name] = index
+        for position, name in enumerate(known.operands):
+            if name is not None and position not in known.aliases.values() and not self._passes_on(index):
+                self.users.setdefault(root[name], []).append(index)
+        without = self.kept_beside[index][0] if index in self.kept_beside else ()
+        for name in known.kept_without(without):
+            self.kept.setdefault(root[name], []).append(index)
+
+    def _passes_on(self, index: int) -> bool:
+        """Whether backward gives the operands the gradient of the result itself."""
+        instruction = self.program.instructions[index]
+        return isinstance(instruction, Compute) and instruction.target in _PASSES_ON
+
+    def spans(self) -> list[Span]:
+        last = len(self.program.instructions) - 1
+        outputs = {self.storage.root[name] for name in self.program.outputs}
+        spans = []
+        for name, made in self.made.items():
+            held = Held(name, "activation", local_bytes(self.program.value(name), self.program.mesh))
+            forward = Span(held, made, last if name in outputs else self.used[name])
+            spans += [forward] if not self.program.has_backward else self._backward(name, made, forward)
+        if not self.program.has_backward:
+            return [*spans, *self._working()]
+        flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program))
+        return [*spans, *self._extras(), *self._working(), *(Span(*own) for own in flat)]
+
+    def gradients(self, accumulates: bool) -> list[Span]:
+        """Of the parameters: from their last use, whose backward comes first. None without a loss: the step has no
+        backward, whatever the program reduces when its caller makes one."""
+        if not self.program.has_backward:
+            return []
+        end, spans = step_count(self.program) - 1, self._flat_gradients()
+        flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
+        for p in (p for p in self.program.parameters if p.trainable):
+            held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
+            born = self._mirror(self.used[p.value]) if p.value in self.used else end - 1
+            complete = self._complete(p.value) if p.path in flat else end
+            spans += [Span(held, 0 if accumulates else born, complete), *self._summands(held, p.value)]
+        return spans
+
+    def _flat_gradients(self) -> list[Span]:
+        """The buckets, each from the first of its gradients on."""
+        end, values = step_count(self.program) - 1, {p.path: p.value for p in self.program.parameters}
+        spans = []
+        for number, bucket in enumerate(self.program.gradient_buckets):
+            first = min(self._complete(values[path]) for path in bucket.parameters)
+            held = Held(f"gradient bucket {number}", "gradient", bucket_bytes(self.program, bucket))
+            spans.append(Span(held, first, end))
+        return spans
+
+    def _complete(self, name: str) -> int:
+        """When backward has made the last part of a parameter's gradient."""
+        return self._mirror(self.ends.get(name, 0))
+
+    def _summands(self, held: Held, name: str) -> list[Span]:
+        """What each use but the last adds to the gradient, while it does."""
+        earlier = [self._mirror(user) for user in self.users.get(name, []) if user != self.used[name]]
+        return [Span(held, step, step) for step in earlier]
+
+    def _local(self, name: str) -> LocalTensor:
+        return local_tensor(self.program.value(name), self.program.mesh)
+
+    def _mirror(self, index: int) -> int:
+        """The backward step of an instruction."""
+        return 2 * len(self.program.instructions) - 1 - index
+
+    def _backward(self, name: str, made: int, forward: Span) -> list[Span]:
+        """The value with what keeps it alive, and its gradient, from its last consumer's backward to its producer's."""
+        spans, held = [forward], forward.held
+        if name in self.whole:
+            spans = [Span(held, forward.start, self._mirror(made))]  # until its gradient is complete
+        elif name in self.storage.gathers:
+            spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.kept.get(name, [])]
+        elif name in self.kept:
+            spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]
+        if self.program.value(name).requires_grad:
+            own = Held(name, "gradient", held.bytes)
+            spans += [Span(own, self._mirror(self.used[name]), self._mirror(made)), *self._summands(own, name)]
+        return spans
+
+    def _extras(self) -> list[Span]:
+        """What operators keep beside values: masks, statistics."""
+        spans = []
+        for index, (_, size) in self.kept_beside.items():
+            instruction = self.program.instructions[index]
+            assert isinstance(instruction, Compute)
+            spans += [Span(Held(instruction.op, "extra", size), index, self._mirror(index))] if size else []
+        return spans
+
+    def _working(self) -> list[Span]:
+        spans = []
+        for index, size in enumerate(working(self.program, self.graph, self.storage)):
+            instruction = self.program.instructions[index]
+            name = instruction.op if isinstance(instruction, Compute) else instruction.result
+            spans += [Span(Held(name, "working", size.forward), index, index)] if size.forward else []
+            if size.backward and self._has_backward(index):
+                step = self._mirror(index)
+                spans.append(Span(Held(name, "working", size.backward), step, step))
+        return spans
+
+    def _has_backward(self, index: int) -> bool:
+        values = map(self.program.value, results_of(self.program.instructions[index]))
+        return self.program.has_backward and any(value.requires_grad for value in values)

@@ -1,0 +1,156 @@
+"""The whole step of a program that is one micro-batch of it: its parts on their stages, by the schedule of its plan.
+
+Each part is simulated by itself: forward, backward, and what follows once a step (gradients still being reduced when
+the last backward ends, and the optimizer). Of a stage with several parts, only the first part's gradients are late:
+its backward is the last. A block that keeps less computes the rest again in its backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.collective import joint_seconds
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import BlockPolicy, Plan
+from autoshard.ir.program import Compute, Program
+from autoshard.program.module_scopes import reads_of
+from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
+from autoshard.rules.algebra.operator_record import Product, Work
+from autoshard.rules.operators import record
+from autoshard.simulation.engine import simulate
+from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
+from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
+from autoshard.simulation.timeline import Timeline
+from autoshard.simulation.working_memory import local_bytes
+
+STAGE_AXIS = "pp"
+
+
+def simulate_plan_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepTimeline:
+    """The predicted step of a plan, of which `program` is the lowered micro-batch."""
+    return simulate_step(step_costs(plan, program, graph, hardware))
+
+
+def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepCosts:
+    """Of the parts that the plan cuts its program into."""
+    parts = stage_programs(program, plan)
+    stages = plan.step.stages
+    measured = [_MeasuredPart(part, program, graph, hardware, plan.step.recompute) for part in parts]
+    wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
+    costs = []
+    for part, own in zip(parts, measured, strict=True):
+        received = sum(local_bytes(program.value(name), program.mesh) for name in handed_to(part, program))
+        seconds = joint_seconds(hardware, wide, (0,), "send_receive", received) if stages > 1 else 0.0
+        costs.append(replace(own.costs(), received_bytes=received, receive_seconds=seconds))
+    tied = _tied_seconds(parts, stages, wide, hardware)
+    whole = tuple(_stage(measured[stage::stages], tied.get(stage, 0.0)) for stage in range(stages))
+    return StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(costs), whole)
+
+
+def is_expensive(target: str) -> bool:
+    """Is its result dear to make again: a product, a convolution, attention?"""
+    work = record(target).work
+    return isinstance(work, Product) or work is Work.ATTENTION
+
+
+def _stage(own: list[_MeasuredPart], tied_seconds: float) -> StageCosts:
+    late = own[0].late_seconds + tied_seconds
+    update = sum(part.update_seconds for part in own)
+    tail = (("gradients between replicas and stages", late), ("optimizer", update))
+    return StageCosts(sum(part.static_bytes for part in own), tail)
+
+
+def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: Hardware) -> dict[int, float]:
+    """What each stage waits for the gradients of parameters that other stages hold too."""
+    parts, found = list(parts), dict[int, float]()
+    values = {p.path: (part, p.value) for part in parts for p in part.parameters}
+    for path, holders in shared_parameters(parts, stages).items():
+        part, name = values[path]
+        size = local_bytes(part.value(name), part.mesh)
+        seconds = joint_seconds(hardware, wide, (0,), "send_receive", size) * (len(holders) - 1)
+        for stage in holders:
+            found[stage] = found.get(stage, 0.0) + seconds
+    return found
+
+
+@dataclass(frozen=True)
+class _Again:
+    """What the backward of a block computes again, and what it therefore does not keep."""
+
+    seconds: float
+    bytes: float
+
+
+class _MeasuredPart:
+    def __init__(
+        self, part: Program, whole: Program, graph: Graph, hardware: Hardware, policies: Iterable[BlockPolicy]
+    ) -> None:
+        self.part, self.count, self.handed = part, len(part.instructions), handed_to(part, whole)
+        self.timeline: Timeline = simulate(replace(part, gradient_buckets=()), graph, hardware)
+        self.memory: MemoryPlan = plan_memory(
+            part, graph, accumulates=True, block_bytes=hardware.constant("allocator.block")
+        )
+        starts = self.timeline.starts
+        self.forward_seconds = starts[self.count] - starts[0]
+        self.backward_seconds = starts[2 * self.count + 1] - starts[self.count]
+        once = simulate(part, graph, hardware)
+        ended = once.starts[2 * self.count + 1]
+        self.late_seconds = max(0.0, ended - self.forward_seconds - self.backward_seconds - starts[0])
+        self.update_seconds = once.step_seconds - ended
+        self.again = [self._again(policy) for policy in policies if policy.keep != "all"]
+
+    @property
+    def _kept(self) -> list[tuple[int, str, float]]:
+        """(instruction that makes it, name, bytes) of what is alive between forward and backward."""
+        turn = self.count - 1
+        return [
+            (span.start, span.held.name, span.held.bytes)
+            for span in self.memory.spans
+            if span.held.kind in ("activation", "extra") and span.start <= turn < span.last
+        ]
+
+    @property
+    def static_bytes(self) -> float:
+        """Parameters, gradients, optimizer state and buffers, and the model's own inputs of one micro-batch."""
+        steps, handed = len(self.memory.bytes), {*self.handed}
+        return sum(
+            span.held.bytes
+            for span in self.memory.spans
+            if span.start == 0 and span.last == steps - 1 and span.held.name not in handed
+        )
+
+    def costs(self) -> PartCosts:
+        kept = sum(size for _, _, size in self._kept)
+        received = sum(local_bytes(self.part.value(name), self.part.mesh) for name in self.handed)
+        working = max(self.memory.bytes) - self.static_bytes - received - kept
+        less = sum(own.bytes for own in self.again)
+        return PartCosts(
+            self.forward_seconds,
+            self.backward_seconds + sum(own.seconds for own in self.again),
+            kept - less,
+            max(0.0, working) + max((own.bytes for own in self.again), default=0.0),
+        )
+
+    def _again(self, policy: BlockPolicy) -> _Again:
+        """A block at `policy.module`."""
+        own = {
+            i
+            for i, step in enumerate(self.part.instructions)
+            if step.module == policy.module or step.module.startswith(f"{policy.module}.")
+        }
+        outside = {
+            name for i, step in enumerate(self.part.instructions) if i not in own for name in reads_of(step) if name
+        } | {*self.part.outputs}
+        dear = {i for i in own if policy.keep == "expensive" and self._is_dear(i)}
+        starts = self.timeline.starts
+        seconds = math.fsum(starts[i + 1] - starts[i] for i in own - dear)  # what the host takes, too
+        dropped = sum(size for i, name, size in self._kept if i in own - dear and name not in outside)
+        return _Again(seconds, dropped)
+
+    def _is_dear(self, index: int) -> bool:
+        instruction = self.part.instructions[index]
+        return not isinstance(instruction, Compute) or is_expensive(instruction.target)

@@ -1,0 +1,163 @@
+"""A whole training step: every micro-batch through every part of every stage in the schedule's order, with the memory
+of each stage.
+
+A part's input is received into a buffer of its own for every micro-batch, as is the gradient of its output:
+torch.distributed.pipelining makes them for all micro-batches of a step at once. The giver is busy until a value is
+sent. After its last backward a stage has its tail: gradients reduced, weights updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from autoshard.ir.problem import Floats
+from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
+
+
+@dataclass(frozen=True)
+class PartCosts:
+    """One micro-batch through one part of the model, on the device that holds most.
+
+    `kept_bytes` are held from its forward to its backward, `working_bytes` while one of these runs. `received_bytes`
+    and `receive_seconds`: of its input from the part before, and of the gradient back.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    kept_bytes: float = 0.0
+    working_bytes: float = 0.0
+    received_bytes: float = 0.0
+    receive_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """What a device of a stage always holds, and (name, seconds) of what follows its last backward, once a step."""
+
+    static_bytes: float = 0.0
+    tail: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def tail_seconds(self) -> float:
+        return sum(seconds for _, seconds in self.tail)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """`parts[chunk * stages + stage]`, in the order of the model; `schedule` names one of SCHEDULES."""
+
+    schedule: str
+    micro_batches: int
+    parts: tuple[PartCosts, ...]
+    stages: tuple[StageCosts, ...]
+
+    @property
+    def chunks(self) -> int:
+        return len(self.parts) // len(self.stages)
+
+    def order(self, stage: int) -> list[Slot]:
+        return SCHEDULES[self.schedule](stage, len(self.stages), self.micro_batches, self.chunks)
+
+    def part(self, stage: int, chunk: int) -> PartCosts:
+        return self.parts[chunk * len(self.stages) + stage]
+
+    def slot_seconds(self, stage: int, slot: Slot) -> float:
+        """What a slot takes, with what it hands on."""
+        number = slot.chunk * len(self.stages) + stage
+        own = self.parts[number]
+        if slot.kind == "B":
+            return own.backward_seconds + own.receive_seconds * (number > 0)
+        after = self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
+        return own.forward_seconds + after
+
+    def buffer_bytes(self, stage: int) -> float:
+        """Of what a stage receives: inputs, and gradients of outputs."""
+        each = 0.0
+        for chunk in range(self.chunks):
+            number = chunk * len(self.stages) + stage
+            each += self.parts[number].received_bytes * (number > 0)
+            each += self.parts[number + 1].received_bytes if number + 1 < len(self.parts) else 0.0
+        return each * self.micro_batches
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimeline:
+    """`placed` is every slot with its time. `memory[stage]`: the curve as (seconds, bytes), bytes from that time on."""
+
+    costs: StepCosts
+    placed: tuple[Placed, ...]
+    stage_seconds: tuple[float, ...]  # when each stage has ended, its tail with it
+
+    @property
+    def stages(self) -> int:
+        return len(self.stage_seconds)
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self.stage_seconds)
+
+    @property
+    def last_stage(self) -> int:
+        """The one that ends the step."""
+        return self.stage_seconds.index(self.step_seconds)
+
+    def busy_seconds(self, stage: int) -> float:
+        """Of its slots and tail; the rest of the step it waits."""
+        return sum(p.duration_seconds for p in self.by_stage[stage]) + self.costs.stages[stage].tail_seconds
+
+    @cached_property
+    def by_stage(self) -> tuple[tuple[Placed, ...], ...]:
+        """The slots of each stage, in order."""
+        found: list[list[Placed]] = [[] for _ in self.stage_seconds]
+        for placed in self.placed:
+            found[placed.stage].append(placed)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        return tuple(self._curve(stage) for stage in range(self.stages))
+
+    @cached_property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """Of each stage."""
+        return tuple(max(size for _, size in curve) for curve in self.memory)
+
+    def _curve(self, stage: int) -> tuple[tuple[float, float], ...]:
+        base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
+        alive, found = 0.0, [(0.0, base)]
+        for placed in self.by_stage[stage]:
+            own = self.costs.part(stage, placed.slot.chunk)
+            alive += own.kept_bytes if placed.slot.kind == "F" else 0.0
+            found.append((placed.start_seconds, base + alive + own.working_bytes))
+            alive -= own.kept_bytes if placed.slot.kind == "B" else 0.0
+            found.append((placed.end_seconds, base + alive))
+        return tuple(found)
+
+
+def simulate_step(costs: StepCosts) -> StepTimeline:
+    """The predicted step. ValueError where a schedule can't run."""
+    stages = len(costs.stages)
+    seconds = {
+        (stage, chunk, kind): costs.slot_seconds(stage, Slot(kind, 0, chunk))  # type: ignore[arg-type]
+        for stage in range(stages)
+        for chunk in range(costs.chunks)
+        for kind in "FB"
+    }
+    orders = [costs.order(stage) for stage in range(stages)]
+    placed = run_pipeline(orders, lambda stage, slot: seconds[stage, slot.chunk, slot.kind], lambda giver, taker: 0.0)
+    finished = [end + own.tail_seconds for end, own in zip(ends(placed, stages), costs.stages, strict=True)]
+    return StepTimeline(costs, tuple(placed), tuple(finished))
+
+
+def live_micro_batches(schedule: str, stages: int, micro_batches: int, chunks: int) -> Floats:
+    """The most that each stage keeps at once, a chunk counted as 1 / chunks."""
+    return np.array([_most(SCHEDULES[schedule](s, stages, micro_batches, chunks)) / chunks for s in range(stages)])
+
+
+def _most(order: Sequence[Slot]) -> int:
+    alive = np.cumsum([1 if slot.kind == "F" else -1 for slot in order])
+    return int(alive.max())

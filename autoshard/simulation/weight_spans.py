@@ -1,0 +1,53 @@
+"""What weights that go together hold, beside the weights themselves: flat tensors on their way, at which steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.program import Collective, Program, WeightBucket
+from autoshard.simulation.timeline import Held
+from autoshard.simulation.working_memory import local_bytes, local_tensor
+
+Flat = tuple[Held, int, int]  # in memory at steps first <= step <= last
+
+
+def flat_weights(program: Program, again: dict[int, tuple[int, ...]]) -> Iterator[Flat]:
+    """`again[i]`: what the backward of instruction i gathers again. A gather's flat tensor lives from where the block
+    before it (in backward: after it) comes into use to the last of its weights."""
+    uses = {step: index for index, steps in again.items() for step in steps}
+    backward = [b for b in program.weight_buckets if not b.kept and any(p in uses for p in b.gathers)]
+    for bucket in program.weight_buckets:
+        near = [other.gathers[0] for other in program.weight_buckets if 0 <= bucket.block - other.block <= 1]
+        yield _held(program, bucket, bucket.gathers), min(near), max(bucket.gathers)
+    for bucket in backward:
+        own = [position for position in bucket.gathers if position in uses]
+        blocks = sorted({other.block for other in backward if other.block >= bucket.block})[:2]
+        first = max(uses[p] for other in backward if other.block in blocks for p in other.gathers if p in uses)
+        yield _held(program, bucket, own), _mirror(program, first), _mirror(program, min(uses[p] for p in own))
+
+
+def flat_gradients(program: Program) -> Iterator[Flat]:
+    """From the first whole gradient of a bucket to where the next one's reduce-scatter starts, or to the end."""
+    order = sorted(program.weight_buckets, key=lambda bucket: -min(bucket.gathers))
+    for bucket, following in zip(order, [*order[1:], None], strict=False):
+        size = 0.0
+        for step in (program.instructions[position] for position in bucket.gathers):
+            assert isinstance(step, Collective)
+            value = program.value(step.result)
+            size += local_tensor(value, program.mesh).numel * DTYPE_BYTES[step.gradient_dtype or value.dtype]
+        end = 2 * len(program.instructions) if following is None else _mirror(program, min(following.gathers))
+        yield Held(f"gradients of block {bucket.block}", "gradient", size), _mirror(program, max(bucket.gathers)), end
+
+
+def _held(program: Program, bucket: WeightBucket, positions: tuple[int, ...] | list[int]) -> Held:
+    """The whole weights, and what this device sends of them."""
+    size = 0.0
+    for step in (program.instructions[position] for position in positions):
+        assert isinstance(step, Collective)
+        size += sum(local_bytes(program.value(name), program.mesh) for name in (step.operand, step.result))
+    return Held(f"weights of block {bucket.block}", "working", size)
+
+
+def _mirror(program: Program, index: int) -> int:
+    return 2 * len(program.instructions) - 1 - index

@@ -1,0 +1,92 @@
+"""What operators, variants of the runtime and redistributions hold while they run, beside values and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from autoshard.costs.buffers import buffers
+from autoshard.costs.operator import extra_bytes
+from autoshard.costs.temporaries import kept, temporary
+from autoshard.ir.graph import DTYPE_BYTES, Graph
+from autoshard.ir.layout import LocalSize
+from autoshard.ir.local_op import LocalTensor
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Collective, Compute, LocalValue, Program
+from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
+from autoshard.simulation.shared_storage import Storage
+
+
+def local_tensor(value: LocalValue, mesh: Mesh) -> LocalTensor:
+    """The value on the device that holds most."""
+    return LocalTensor(_largest(value.local_shape, mesh), value.dtype, value.requires_grad)
+
+
+@lru_cache(maxsize=65536)
+def _largest(sizes: tuple[LocalSize, ...], mesh: Mesh) -> tuple[int, ...]:
+    return tuple(size.largest(mesh) for size in sizes)
+
+
+def local_bytes(value: LocalValue, mesh: Mesh) -> float:
+    """Of the value on the device that holds most."""
+    return float(math.prod(_largest(value.local_shape, mesh)) * DTYPE_BYTES[value.dtype])
+
+
+def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
+    """Bytes of each instruction."""
+    found = []
+    together = {position for bucket in program.weight_buckets for position in bucket.gathers}  # see weight_spans.py
+    for index, instruction in enumerate(program.instructions):
+        if index in together:
+            found.append(Temporary())
+        elif isinstance(instruction, Collective):
+            found.append(_moving(program, instruction))
+        else:
+            own = _operator(program, graph, instruction)
+            again = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
+            found.append(Temporary(own.forward, max(own.backward, again)))
+    return found
+
+
+def _operator(program: Program, graph: Graph, instruction: Compute) -> Temporary:
+    return temporary(program.mesh, graph.by_op[instruction.op], instruction.variant, *_local(program, instruction))
+
+
+def _local(program: Program, instruction: Compute) -> tuple[LocalTensors, Layouts, LocalTensors]:
+    """The operands with their layouts, and the results, on the device that holds most."""
+    values = [None if name is None else program.value(name) for name in instruction.operands]
+    operands = tuple(None if value is None else local_tensor(value, program.mesh) for value in values)
+    layouts = tuple(None if value is None else value.layout for value in values)
+    return operands, layouts, tuple(local_tensor(program.value(name), program.mesh) for name in instruction.results)
+
+
+def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple[int, ...], float]:
+    """The operands that are not kept though the operator of the model keeps them, and the bytes that are kept beside
+    values: masks, statistics, copies."""
+    operands, layouts, results = _local(program, instruction)
+    op = graph.by_op[instruction.op]
+    own = kept(program.mesh, op, instruction.variant, operands, layouts, results)
+    extra = own.extra_bytes
+    if extra is None:
+        extra = extra_bytes(graph, op, operands, tuple(x for x in results if x is not None))
+    return own.without, extra + own.more_bytes
+
+
+def _moving(program: Program, step: Collective) -> Temporary:
+    """Of a weight that was cast, the gradient is there in the high precision, too."""
+    given, made = program.value(step.operand), program.value(step.result)
+    own = buffers(program.mesh, step, given, made)
+    if not step.gradient_dtype:
+        return own
+    wide = replace(given, dtype=step.gradient_dtype), replace(made, dtype=step.gradient_dtype)
+    return Temporary(own.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
+
+
+def _gathering(program: Program, instruction: Compute, steps: Sequence[int]) -> float:
+    """Of weights that its backward gathers again, before it makes the gradients of its operands."""
+    moving = [step for step in (program.instructions[index] for index in steps) if isinstance(step, Collective)]
+    most = max((_moving(program, step).forward for step in moving), default=0.0)
+    values = [program.value(name) for name in instruction.operands if name is not None]
+    return max(0.0, most - sum(local_bytes(value, program.mesh) for value in values if value.requires_grad))

@@ -1,0 +1,214 @@
+"""A model at one size with its reference run; many plans and packages are checked against one case."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from autoshard.errors import UserError
+from autoshard.graph_capture.load_model import load_model
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import check_has_code
+from autoshard.ir.program import Program
+from autoshard.verification.comparison.compare import RankResult, compare_stages
+from autoshard.verification.comparison.error_measure import Error, first_failure, summarise
+from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.comparison.rounding_noise import Noise, amplified, measure_noise
+from autoshard.verification.original.batches import given_inputs, varied_micro_batches
+from autoshard.verification.original.float64 import literal_dtype
+from autoshard.verification.original.optimizers import make_optimizer
+from autoshard.verification.original.randomise import randomise_state, tie
+from autoshard.verification.original.reference import Batch, MakeOptimizer, Reference, run_reference
+from autoshard.verification.own_precision import OwnStep, check_own, run_own
+from autoshard.verification.ranks.job_files import load_result, save_job
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
+from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
+from autoshard.verification.ranks.rank_steps import Job, job_of, run_rank
+
+Backend = Literal["gloo", "lockstep"]
+STEPS = 3
+TIMEOUT_SECONDS = 900.0
+NO_OWN_PRECISION = "a step in its own precision: stages run as processes, and that step in lock-step"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`graph` is the model's, captured with the arguments that the reference was built with.
+
+    `noise`: what rounding does to the reference; `own`: a step of the original in its own precision, or why there is
+    none; `notes` say what of the model's own had to be kept.
+    """
+
+    graph: Graph
+    reference: Reference
+    noise: Noise | None = None
+    own: OwnStep | str = ""
+    notes: tuple[str, ...] = ()
+
+
+def make_case(
+    spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS, micro_batches: int = 1
+) -> Case:
+    """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches."""
+    check_has_code(spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
+        module, examples = load_model(spec, arguments, device="cpu")
+    return case_of(module, examples, graph, seed, steps, micro_batches)
+
+
+def case_of(
+    module: torch.nn.Module,
+    examples: Sequence[torch.Tensor],
+    graph: Graph,
+    seed: int = 0,
+    steps: int = STEPS,
+    micro_batches: int = 1,
+) -> Case:
+    """The same of a model that is there, on the CPU with values; it is used up."""
+    tie(module, graph)
+    literal = literal_dtype(module)
+    own = {name: value.clone() for name, value in _state(module)}
+    varied = [varied_micro_batches(graph, examples, seed + number, micro_batches) for number in range(steps)]
+    given = [given_inputs(examples) * micro_batches] * steps
+    tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (
+        (varied, False, ()),
+        (given, False, ("the example inputs as they are: the model takes no others",)),
+        (given, True, ("parameters near those of the constructor: with others the model gives no numbers",)),
+    )
+    buffers = {name for b in graph.buffers for name in (b.path, *b.ties)}
+    for batches, mildly, notes in tries:
+        _set_state(module, own)
+        randomise_state(module, seed, buffers, mildly)
+        reference = _reference(module, graph, batches, seed, literal, micro_batches, last=mildly)
+        if reference is not None and (reference.finite or mildly):
+            noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
+            dtypes = {name: value.dtype for name, value in own.items()}
+            return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
+    raise AssertionError("the last way to run the model gives a reference or raises")
+
+
+def _reference(
+    module: torch.nn.Module,
+    graph: Graph,
+    batches: Sequence[Batch],
+    seed: int,
+    literal: torch.dtype,
+    micro_batches: int,
+    last: bool,
+) -> Reference | None:
+    """None where the model can't be run so, unless it is the last way to run it."""
+    try:
+        return run_reference(module, graph, batches, _optimizer(graph), seed, literal, micro_batches)
+    except UserError:
+        raise
+    except Exception:
+        if last:
+            raise
+        return None
+
+
+def _optimizer(graph: Graph) -> MakeOptimizer:
+    return lambda parameters: make_optimizer(graph.optimizer, parameters)
+
+
+def _state(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value.detach()) for name, value in (*module.named_parameters(), *module.named_buffers())]
+
+
+def _set_state(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in _state(module):
+            value.copy_(state[name])
+
+
+def check_folder(
+    case: Case,
+    program: Program,
+    folder: Path,
+    backend: Backend = "gloo",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    own_precision: bool = True,
+) -> Proof:
+    """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares.
+
+    `own_precision`: one step as it will really run, too, in lock-step; `unverified` says where there is none.
+    """
+    start = time.monotonic()
+    steps = case.reference.steps
+    mesh, clipped, stages = program.mesh, case.reference.clipped_steps, program.step.stages
+    notes = (*case.notes, *(amplified(case.reference, case.noise) if case.noise else ()))
+    where = f"{mesh} on each of {stages} stages" if stages > 1 else str(mesh)
+    proof = Proof(where, backend, mesh.size * stages, len(steps), clipped, (), 0.0, notes=notes)
+    try:
+        results = _RUNNERS[backend](folder, job_of(program, case.reference), program, timeout_seconds)
+        own: list[Error] = []
+        if own_precision and stages > 1:
+            proof = replace(proof, unverified=(NO_OWN_PRECISION,))
+        elif own_precision and isinstance(case.own, OwnStep):
+            own = check_own(case.own, case.reference, program, folder, timeout_seconds)
+        elif own_precision and isinstance(case.own, str):
+            proof = replace(proof, unverified=(case.own,) if case.own else ())
+    except (RankFailed, LockstepError) as error:
+        return replace(proof, crash=str(error), seconds=time.monotonic() - start)
+    errors = [*compare_stages(program, case.reference, results, case.noise), *own]
+    seconds = time.monotonic() - start
+    return replace(proof, kinds=summarise(errors), first_failure=first_failure(errors), seconds=seconds)
+
+
+def check_files(
+    case: Case,
+    program: Program,
+    files: Mapping[str, str],
+    backend: Backend = "lockstep",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    own_precision: bool = False,
+) -> Proof:
+    """The same for the text of a package (file name -> text)."""
+    with written(files) as folder:
+        return check_folder(case, program, folder, backend, timeout_seconds, own_precision)
+
+
+@contextmanager
+def written(files: Mapping[str, str]) -> Iterator[Path]:
+    """The files in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="autoshard-verify-"))
+    try:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_lockstep(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
+    assert program.step.stages == 1, "torch.distributed.pipelining talks by process groups: verify_folder says so"
+    try:
+        package = load_package(folder)
+    except Exception as error:
+        raise LockstepError(f"the package can't be imported: {type(error).__name__}: {error}") from error
+    own = package.runtime.ParallelMesh
+    return run_lockstep(dict(program.mesh.axes), lambda mesh: run_rank(package, mesh, job), timeout_seconds, own)
+
+
+def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float) -> list[RankResult]:
+    with tempfile.TemporaryDirectory(prefix="autoshard-verify-") as scratch:
+        job_file = Path(scratch, "job.pt")
+        save_job(job, job_file)
+        arguments = [str(folder.resolve()), str(job_file), scratch]
+        count = program.mesh.size * program.step.stages
+        run_processes("autoshard.verification.ranks.rank_worker", arguments, count, timeout_seconds)
+        return [load_result(Path(scratch, f"rank{rank}.pt")) for rank in range(count)]
+
+
+_RUNNERS = {"lockstep": _in_lockstep, "gloo": _on_gloo}

@@ -1,0 +1,172 @@
+"""Every rank's own tensors against its part of the reference, by the layouts of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from autoshard.ir.layout import Layout, Partial, local_sizes
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program, ProgramParameter
+from autoshard.program.stage_programs import stage_programs
+from autoshard.verification.comparison.error_measure import Error, compare, largest
+from autoshard.verification.comparison.rounding_noise import Noise, StepNoise
+from autoshard.verification.original.reference import Reference, State
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One optimizer step as one rank saw it; parameters and buffers are those after it, local."""
+
+    outputs: tuple[Any, ...]
+    norm: float
+    parameters: State
+    buffers: State
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank hands back; tensors are local and go by their names in the original state dict."""
+
+    gradients: State  # of the first step, reduced, before clipping
+    steps: tuple[RankStep, ...]
+
+
+def local_part(full: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+    """What `rank` holds of `full`, by the definition of layouts (not by the runtime's own arithmetic)."""
+    for dim, size in enumerate(local_sizes(full.shape, layout, mesh)):
+        if size.shards:
+            runs = size.intervals(mesh, mesh.coordinates(rank))
+            indices = [torch.arange(start, stop) for start, stop in runs]
+            full = full.index_select(dim, torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64))
+    return full
+
+
+def compare_ranks(
+    program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
+) -> Iterator[Error]:
+    """The error of every tensor of every rank, outputs first. `noise`: what rounding may do."""
+    assert len(results) == program.mesh.size
+    noise = noise or Noise({}, tuple(StepNoise() for _ in reference.steps))
+    yield from _outputs(program, reference, results, noise)
+    for rank, result in enumerate(results):
+        yield from _rank(program, reference, rank, result, noise)
+
+
+def compare_stages(
+    program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
+) -> Iterator[Error]:
+    """The same of all stages: each by what it holds, the last by the loss."""
+    parts, stages, size = stage_programs(program), program.step.stages, program.mesh.size
+    if stages == 1:
+        yield from compare_ranks(program, reference, results, noise)
+        return
+    position = program.outputs.index(program.loss or "")
+    reference, noise = _losses(reference, len(program.outputs), position), _loss_noise(noise, program, position)
+    for stage in reversed(range(stages)):
+        own = parts[stage::stages]
+        view = replace(
+            program,
+            parameters=tuple(dict.fromkeys(p for part in own for p in part.parameters)),
+            buffers=tuple(dict.fromkeys(b for part in own for b in part.buffers)),
+            outputs=(program.loss or "",) if stage == stages - 1 else (),
+        )
+        for error in compare_ranks(view, reference, results[stage * size : (stage + 1) * size], noise):
+            yield replace(error, rank=error.rank + stage * size)
+
+
+def _losses(reference: Reference, count: int, position: int) -> Reference:
+    """With no other output."""
+    steps = [replace(step, outputs=step.outputs[position::count]) for step in reference.steps]
+    return replace(reference, steps=tuple(steps))
+
+
+def _loss_noise(noise: Noise | None, program: Program, position: int) -> Noise | None:
+    if noise is None:
+        return None
+    count = len(program.outputs)
+    return replace(noise, steps=tuple(replace(step, outputs=step.outputs[position::count]) for step in noise.steps))
+
+
+def _rank(program: Program, reference: Reference, rank: int, result: RankResult, noise: Noise) -> Iterator[Error]:
+    trainable = [p for p in program.parameters if p.trainable] if program.loss else []
+    where = program.mesh, rank, 1
+    yield from _stored("gradient", trainable, reference.gradients, result.gradients, where, noise.gradients)
+    scale = max((step.norm for step in reference.steps), default=0.0)
+    for number, (step, expected) in enumerate(zip(result.steps, reference.steps, strict=True), 1):
+        where, own = (program.mesh, rank, number), noise.steps[number - 1]
+        if program.loss:
+            norm, wanted = (torch.tensor(n, dtype=torch.float64) for n in (step.norm, expected.norm))
+            yield compare("gradient", "global norm", rank, number, norm, wanted, scale, own.norm)
+        parameters, buffers = own.parameters or {}, own.buffers or {}
+        yield from _stored("parameter", program.parameters, expected.parameters, step.parameters, where, parameters)
+        yield from _stored("buffer", program.buffers, expected.buffers, step.buffers, where, buffers)
+
+
+def _stored(
+    kind: str,
+    parameters: Sequence[ProgramParameter],
+    expected: State,
+    found: State,
+    where: tuple[Mesh, int, int],  # rank, step
+    noise: Mapping[str, float],
+) -> Iterator[Error]:
+    mesh, rank, step = where
+    whole = {p.path: by_name(expected, p) for p in parameters}
+    scale = largest(value for value in whole.values() if value is not None)
+    for parameter in parameters:
+        full = whole[parameter.path]
+        assert full is not None, f"the original model has no {parameter.path}"
+        part = local_part(full, parameter.layout, mesh, rank)
+        own = unsplit(by_name(found, parameter), part)
+        yield compare(kind, parameter.path, rank, step, own, part, scale, by_name(noise, parameter) or 0.0)
+
+
+def by_name(state: Mapping[str, _Value], parameter: ProgramParameter) -> _Value | None:
+    """What is under its path or any of its ties."""
+    return next((state[name] for name in (parameter.path, *parameter.ties) if name in state), None)
+
+
+def unsplit(found: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
+    """A blocked parameter is held unflattened: the same elements in the same order."""
+    if found is None or found.numel() != part.numel():
+        return found
+    return found.reshape(part.shape)
+
+
+def _outputs(program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise) -> Iterator[Error]:
+    scale = largest(output for step in reference.steps for output in step.outputs)  # a loss may vanish as it is learnt
+    for number, step in enumerate(reference.steps):
+        for position, name in enumerate(program.outputs * reference.micro_batches):
+            locals_ = [_output(result.steps[number], position) for result in results]
+            label = "loss" if name == program.loss else program.value(name).tensor
+            expected, layout = step.outputs[position], program.value(name).layout
+            own = noise.steps[number].outputs[position] if noise.steps[number].outputs else 0.0
+            for rank, found in enumerate(_summed(locals_, layout, program.mesh)):
+                part = local_part(expected, layout, program.mesh, rank)
+                yield compare("output", label, rank, number + 1, found, part, scale, own)
+
+
+def _output(step: RankStep, position: int) -> torch.Tensor | None:
+    return step.outputs[position] if position < len(step.outputs) else None
+
+
+def _summed(locals_: Sequence[torch.Tensor | None], layout: Layout, mesh: Mesh) -> list[torch.Tensor | None]:
+    """Each rank's value with the axes on which it is partial summed."""
+    partial = [axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial)]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.size):
+        coordinates = [0 if axis in partial else c for axis, c in enumerate(mesh.coordinates(rank))]
+        groups.setdefault(tuple(coordinates), []).append(rank)
+    result: list[torch.Tensor | None] = [None] * mesh.size
+    for ranks in groups.values():
+        parts = [part for rank in ranks if (part := locals_[rank]) is not None]
+        complete = len(parts) == len(ranks) and len({part.shape for part in parts}) == 1
+        for rank in ranks:
+            result[rank] = torch.stack(parts).sum(0) if complete else locals_[rank] if len(ranks) == 1 else None
+    return result

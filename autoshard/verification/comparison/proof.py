@@ -1,0 +1,112 @@
+"""The outcome of a verification, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.verification.comparison.error_measure import OWN, THRESHOLD, Error, Worst
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Largest relative errors per kind, over all ranks and steps. `seconds` is wall time.
+
+    `reduced` lists (argument, size verified at, size planned for), `planned_mesh` the mesh that a shorter one stands
+    for; `unverified` says in words what was left out, `notes` what else the run was like.
+    """
+
+    mesh: str
+    backend: str
+    ranks: int
+    steps: int
+    clipped_steps: int
+    kinds: tuple[Worst, ...]
+    seconds: float
+    first_failure: Error | None = None
+    reduced: tuple[tuple[str, str, str], ...] = ()
+    unverified: tuple[str, ...] = ()
+    planned_mesh: str = ""
+    notes: tuple[str, ...] = ()
+    crash: str = ""  # a rank failed to run: its error
+
+    @property
+    def passed(self) -> bool:
+        return not self.crash and any(kind.count for kind in self.kinds) and not any(kind.failed for kind in self.kinds)
+
+    @property
+    def failure(self) -> str:
+        """One sentence that names the tensor where it begins, its rank and its error; "" where all is well."""
+        if self.crash:
+            return f"verification failed: {self.crash}"
+        if self.first_failure is not None:
+            return f"verification failed: {self.first_failure}, allowed {THRESHOLD:.0e}"
+        return "" if self.passed else "verification failed: nothing was compared"
+
+    def summary(self) -> str:
+        return proof_text(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON data; an error that can't be a number is a string."""
+        return {
+            "passed": self.passed,
+            "failure": self.failure,
+            "mesh": self.mesh,
+            "planned_mesh": self.planned_mesh or self.mesh,
+            "backend": self.backend,
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "clipped_steps": self.clipped_steps,
+            "threshold": THRESHOLD,
+            "seconds": self.seconds,
+            "errors": {kind.kind: _worst_dict(kind) for kind in self.kinds},
+            "reduced": [{"argument": name, "verified": small, "planned": full} for name, small, full in self.reduced],
+            "unverified": list(self.unverified),
+            "notes": list(self.notes),
+        }
+
+
+def _worst_dict(kind: Worst) -> dict[str, Any]:
+    if kind.worst is None:
+        return {"tensors": 0}
+    error = kind.worst.error if math.isfinite(kind.worst.error) else str(kind.worst.error)
+    return {
+        "tensors": kind.count,
+        "largest": error,
+        "tensor": kind.worst.name,
+        "rank": kind.worst.rank,
+        "step": kind.worst.step,
+    }
+
+
+def proof_text(proof: Proof) -> str:
+    """A short table: a line a kind, then what was not verified."""
+    verdict = "verified" if proof.passed else "NOT verified"
+    how = {"gloo": f"{proof.ranks} gloo processes", "lockstep": f"{proof.ranks} devices in lock-step"}[proof.backend]
+    stands = f" (which stands for {proof.planned_mesh})" if proof.planned_mesh else ""
+    lines = [
+        f"{verdict} on {proof.mesh}{stands}: {how}, float64, {proof.steps} steps ({proof.clipped_steps} clipped), "
+        f"{proof.seconds:.1f} s"
+    ]
+    width = max(len(kind.worst.name) for kind in proof.kinds if kind.worst) if any(k.worst for k in proof.kinds) else 0
+    for kind in proof.kinds:
+        if kind.worst is not None:
+            mark = "FAILED" if kind.failed else "ok"
+            text = kind.worst.problem or f"{kind.worst.error:.1e}"
+            if kind.kind == OWN and not kind.failed:
+                lines.append(
+                    f"  {kind.kind:<9} {kind.count:>6} tensors of a step as it will run, in dtype and value  ok"
+                )
+                continue
+            where = f"{kind.worst.name:<{width}}  rank {kind.worst.rank}  step {kind.worst.step}"
+            lines.append(f"  {kind.kind:<9} {kind.count:>6} tensors, largest error {text:<8} {where}  {mark}")
+    if proof.reduced:
+        sizes = ", ".join(f"{name} {small} (planned {full})" for name, small, full in proof.reduced)
+        lines.append(f"  at reduced sizes: {sizes}")
+    if proof.reduced or proof.planned_mesh:
+        what = " and ".join(["size"] * bool(proof.reduced) + ["number of devices"] * bool(proof.planned_mesh))
+        lines.append(f"  the files in the folder are what the same plan emits at the full {what}, which did not run")
+    lines += [f"  with {note}" for note in proof.notes]
+    lines += [f"  not verified: {what}" for what in proof.unverified]
+    return "\n".join(lines)

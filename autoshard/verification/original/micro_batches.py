@@ -1,0 +1,77 @@
+"""The original model's step of several micro-batches, from what a mean over labels means and nothing of the package's.
+
+A loss that is a mean over the labels which are not ignored is, over a step, the mean over those of all micro-batches.
+So each micro-batch's runs twice: once to count, once for its gradients, its mean over labels made to count by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from autoshard.verification.original.draws import exact_dropout
+
+_ATEN = torch.ops.aten
+# loss -> the place of its labels, weights, reduction and ignored label among its arguments
+_LOSSES: dict[Any, tuple[str, ...]] = {
+    F.cross_entropy: ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction"),
+    F.nll_loss: ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction"),
+}  # fmt: skip
+_LOSSES |= {
+    form: ("input", "target", "weight", "reduction", "ignore_index")
+    for op in (_ATEN.cross_entropy_loss, _ATEN.nll_loss, _ATEN.nll_loss_nd, _ATEN.nll_loss2d)
+    for form in (op, op.default)
+}
+Batch = Sequence[torch.Tensor]
+
+
+class _LabelMeans(TorchFunctionMode):
+    """Counts the labels of each mean, in order; with `shares`, each mean counts by its share instead."""
+
+    def __init__(self, shares: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.shares, self.counts = shares, list[int]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        names = _LOSSES.get(func)
+        if names is None:
+            return made
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        target = given["target"]
+        if given.get("reduction", "mean") not in ("mean", 1) or target.is_floating_point():
+            return made
+        self.counts.append(int((target != given.get("ignore_index", -100)).sum()))
+        if self.shares is None:
+            return made
+        share = self.shares[len(self.counts) - 1]
+        return made * share if share else torch.zeros_like(made)
+
+
+def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, step: int) -> list[list[float]]:
+    """For each micro-batch, of each mean over labels: its labels by the mean number of all. Changes no buffer."""
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    counts = []
+    for number, batch in enumerate(batches):
+        with exact_dropout(seed, at(step, number)), torch.no_grad(), _LabelMeans() as means:
+            module(*batch)
+        counts.append(means.counts)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+    totals = [sum(own) / len(counts) for own in zip(*counts, strict=True)]
+    return [[own / total for own, total in zip(counted, totals, strict=True)] for counted in counts]
+
+
+def sharing(shares: Sequence[float]) -> TorchFunctionMode:
+    """Around the forward of a micro-batch whose shares these are."""
+    return _LabelMeans(shares)
+
+
+def at(step: int, number: int) -> Any:
+    """What random numbers of micro-batch `number` depend on."""
+    return (step, number) if number else step

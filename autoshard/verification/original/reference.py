@@ -1,0 +1,177 @@
+"""The original model, run on one device in float64: what every rank's tensors are compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from autoshard.ir.graph import Graph
+from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.float64 import exact_precision, widened
+from autoshard.verification.original.micro_batches import at, label_shares, sharing
+
+State = dict[str, torch.Tensor]
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+Batch = Sequence[torch.Tensor]
+
+CLIP_FRACTION = 0.1  # of a step's norm: clipping is active
+CLIP_MOST = 0.1  # keeps rounding noise in gradients that are truly zero far below AdamW's eps
+LOOSE = 2.0  # of a step's norm: clipping must leave the gradients as they are
+TIGHT_STEPS = (True, False, True)  # clipped or not, in turns
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """One optimizer step of the reference: global tensors, of its micro-batches one after another. `norm` is the
+    gradients' norm before clipping."""
+
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    norm: float
+    parameters: State
+    buffers: State
+    max_norm: float = math.inf
+
+    @property
+    def clipped(self) -> bool:
+        return self.norm > self.max_norm
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`parameters` and `buffers` are those before the first step, `gradients` the first step's, before clipping.
+    `micro_batches`: of each step."""
+
+    parameters: State
+    buffers: State
+    gradients: State
+    steps: tuple[ReferenceStep, ...]
+    seed: int
+    micro_batches: int = 1
+
+    @property
+    def clipped_steps(self) -> int:
+        return sum(step.clipped for step in self.steps)
+
+    @property
+    def finite(self) -> bool:
+        """Is every output and gradient a number?"""
+        outputs = (output for step in self.steps for output in step.outputs)
+        return all(bool(torch.isfinite(x).all()) for x in (*outputs, *self.gradients.values()))
+
+
+def run_reference(
+    module: torch.nn.Module,
+    graph: Graph,
+    batches: Sequence[Batch],
+    make_optimizer: MakeOptimizer,
+    seed: int,
+    literal: torch.dtype = torch.float32,
+    micro_batches: int = 1,
+) -> Reference:
+    """Train `module` (already randomised, float64) one step for each global batch; without a loss, only run it.
+
+    Numbers in its code count as they are in `literal`. A batch has the inputs of its micro-batches one after another.
+    """
+    before = _parameters(module), _buffers(module)
+    gradients: State = {}
+    steps = []
+    for found, step in trained(module, graph, batches, make_optimizer, seed, literal, micro_batches=micro_batches):
+        gradients = gradients or found
+        steps.append(step)
+    return Reference(*before, gradients, tuple(steps), seed, micro_batches)
+
+
+def trained(
+    module: torch.nn.Module,
+    graph: Graph,
+    batches: Sequence[Batch],
+    make_optimizer: MakeOptimizer,
+    seed: int,
+    literal: torch.dtype = torch.float32,
+    max_norms: Sequence[float] = (),
+    micro_batches: int = 1,
+) -> Iterator[tuple[State, ReferenceStep]]:
+    """The gradients before clipping (of the first step) and the outcome of each step. `max_norms`: given, or chosen."""
+    if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
+        module.train(graph.training)
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    with exact_precision(literal):
+        optimizer = make_optimizer(trainable) if graph.loss is not None else None
+        for number, batch in enumerate(batches):
+            module.zero_grad(set_to_none=True)
+            outputs = accumulated(module, graph, widened(batch), seed, number, micro_batches)
+            norm = _gradient_norm(trainable) if graph.loss else 0.0
+            gradients = _gradients(module) if number == 0 else {}
+            max_norm = max_norms[number] if max_norms else _max_norm(norm, number)
+            if optimizer is not None:
+                torch.nn.utils.clip_grad_norm_(trainable, max_norm)
+                optimizer.step()
+            kept = tuple(output.detach().clone() for output in outputs)
+            yield gradients, ReferenceStep(tuple(batch), kept, norm, _parameters(module), _buffers(module), max_norm)
+    module.zero_grad(set_to_none=True)
+
+
+def _max_norm(norm: float, number: int) -> float:
+    tight = TIGHT_STEPS[number % len(TIGHT_STEPS)]
+    return min(CLIP_FRACTION * norm, CLIP_MOST) if tight else LOOSE * norm
+
+
+def accumulated(
+    module: torch.nn.Module, graph: Graph, batch: Batch, seed: int, step: int, micro_batches: int
+) -> list[torch.Tensor]:
+    """The outputs of each micro-batch of a step, one after another; gradients are those of the mean of the losses."""
+    count = len(batch) // micro_batches
+    batches = [batch[i * count : (i + 1) * count] for i in range(micro_batches)]
+    shares = label_shares(module, batches, seed, step) if micro_batches > 1 and graph.loss is not None else None
+    made: list[torch.Tensor] = []
+    for number, own in enumerate(batches):
+        counting = sharing(shares[number]) if shares is not None else contextlib.nullcontext()
+        with exact_dropout(seed, at(step, number)), torch.set_grad_enabled(graph.loss is not None):
+            with counting:
+                outputs = outputs_of(module(*own))
+            if graph.loss is not None:
+                (outputs[graph.outputs.index(graph.loss)] / micro_batches).backward()
+        made += outputs
+    return made
+
+
+def _gradient_norm(trainable: list[torch.nn.Parameter]) -> float:
+    densify(trainable)
+    norms = [p.grad.norm() for p in trainable if p.grad is not None]
+    return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def densify(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Sparse gradients as dense ones, which is what a package has: no optimizer but SGD takes others."""
+    for p in parameters:
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.to_dense()
+
+
+def outputs_of(result: Any) -> list[torch.Tensor]:
+    """The distinct tensors, in order, as capture lists them."""
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _gradients(module: torch.nn.Module) -> State:
+    return {
+        path: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+        for path, p in module.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _parameters(module: torch.nn.Module) -> State:
+    return {path: p.detach().clone() for path, p in module.named_parameters()}
+
+
+def _buffers(module: torch.nn.Module) -> State:
+    return {path: b.detach().clone() for path, b in module.named_buffers()}

@@ -1,0 +1,200 @@
+"""One step of a package in its own precision: float64 can't see a tensor of the wrong dtype, or a gradient too many.
+
+Outputs and gradients must have the dtypes of the original under autocast (or as it is), be numbers, and be as near to
+the float64 reference as the original itself comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autoshard.graph_capture.training.precision import PRECISIONS
+from autoshard.ir.graph import Graph
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program
+from autoshard.verification.comparison.compare import by_name, local_part, unsplit
+from autoshard.verification.comparison.error_measure import OWN, Error, largest
+from autoshard.verification.original.autocast import autocast_as_planned
+from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.reference import Reference, State, accumulated, densify, outputs_of
+from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
+
+TIMES = 8.0  # the original's own error
+ROUNDINGS = 32.0  # of the largest of a tensor
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """The original's first step in its own precision: outputs, and gradients by name (those that there are)."""
+
+    dtypes: Mapping[str, torch.dtype]  # of parameters and buffers
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    gradients: State
+
+
+def run_own(
+    module: torch.nn.Module, graph: Graph, reference: Reference, dtypes: Mapping[str, torch.dtype]
+) -> OwnStep | str:
+    """In words why, where it can't be run so. Leaves the module as it was in float64, before the first step."""
+    state = reference.parameters | reference.buffers
+    count = reference.micro_batches
+    pairs = zip(reference.steps[0].inputs, graph.inputs * count, strict=True)
+    inputs = tuple(_narrow(x, graph.tensor(name).dtype) for x, name in pairs)
+    try:
+        _hold(module, state, dtypes)
+        if count > 1:
+            with autocast_as_planned(graph.precision):
+                outputs = accumulated(module, graph, inputs, reference.seed, 0, count)
+        else:
+            with autocast_as_planned(graph.precision), exact_dropout(reference.seed, 0):
+                outputs = outputs_of(module(*inputs))
+            if graph.loss is not None:
+                outputs[graph.outputs.index(graph.loss)].backward()
+        densify(module.parameters())
+        named = module.named_parameters()
+        gradients = {path: p.grad.detach().clone() for path, p in named if p.grad is not None}
+        return OwnStep(dtypes, inputs, tuple(output.detach().clone() for output in outputs), gradients)
+    except Exception as error:  # the model's own code
+        reason = (str(error).strip().splitlines() or [""])[0]
+        what = f"{type(error).__name__}: {reason}".removesuffix(": ")
+        return f"one step in {graph.precision} as it will run: the original fails in it ({what})"
+    finally:
+        module.zero_grad(set_to_none=True)
+        _hold(module, state, {})
+
+
+def _hold(module: torch.nn.Module, state: State, dtypes: Mapping[str, torch.dtype]) -> None:
+    """The values of `state`, in these dtypes (without one: in their own)."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        value = state[name].to(dtypes.get(name, state[name].dtype))
+        tensor.data = value.clone()
+
+
+def _narrow(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    return x.detach().to(getattr(torch, dtype)).clone() if x.is_floating_point() else x.clone()
+
+
+# --- the package ---
+
+
+@dataclass(frozen=True)
+class _Rank:
+    outputs: tuple[torch.Tensor, ...]
+    gradients: State
+    parameters: State
+
+
+def check_own(
+    own: OwnStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
+) -> list[Error]:
+    """Every tensor of every rank, in lock-step. Raises LockstepError where the package can't be run."""
+    package = load_package(folder)
+    axes, kind = dict(program.mesh.axes), package.runtime.ParallelMesh
+    ranks = run_lockstep(axes, lambda mesh: _run(package, mesh, own, reference, program), timeout_seconds, kind)
+    return list(_compared(own, reference, program, ranks))
+
+
+def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, program: Program) -> _Rank:
+    mesh.random.exact, mesh.random.seed, mesh.random.step = True, reference.seed, 0
+    runtime, model = package.runtime, package.model.build_model(mesh)
+    state = reference.parameters | reference.buffers
+    for tensor in (*model.parameters(), *model.buffers()):
+        sharding = runtime.sharding(tensor)
+        runtime.assign(tensor, next(state[name] for name in (sharding.name, *sharding.ties) if name in state))
+    count = reference.micro_batches
+    layouts = [program.value(name).layout for name in program.inputs * count]
+    inputs = [_part(x, layout, program.mesh, mesh.rank) for x, layout in zip(own.inputs, layouts, strict=True)]
+    if program.loss is None:
+        with torch.no_grad():
+            made = model(*inputs)
+    else:
+        optimizer = package.train.make_optimizer(model)
+        package.train.train_step(model, optimizer, mesh, _batches(inputs, count), math.inf)
+        made = package.recorder.take(mesh.rank).outputs[0]
+    outputs = [made] if isinstance(made, torch.Tensor) else list(made)
+    if program.loss is not None:  # the package returns the loss first
+        outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
+    named = {runtime.sharding(p).name: p for p in model.parameters()}
+    gradients = {name: runtime.local(p.grad).detach() for name, p in named.items() if p.grad is not None}
+    return _Rank(
+        tuple(o.detach() for o in outputs), gradients, {n: runtime.local(p).detach() for n, p in named.items()}
+    )
+
+
+def _batches(inputs: list[torch.Tensor], count: int) -> list[Any]:
+    """As `train_step` takes them: those of one batch, or of each micro-batch."""
+    own = len(inputs) // count
+    return inputs if count == 1 else [inputs[i * own : (i + 1) * own] for i in range(count)]
+
+
+def _part(x: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
+    return local_part(x, layout, mesh, rank).clone()
+
+
+# --- comparing ---
+
+
+def _compared(own: OwnStep, reference: Reference, program: Program, ranks: Sequence[_Rank]) -> Iterator[Error]:
+    scale = largest(reference.gradients.values())
+    for rank, found in enumerate(ranks):
+        for position, name in enumerate(program.outputs):
+            value = program.value(name)
+            label = "loss" if name == program.loss else value.tensor
+            whole = "P" not in str(value.layout).split()
+            yield _error(
+                f"output {label}", rank, found.outputs[position], own.outputs[position],
+                reference.steps[0].outputs[position], value.layout if whole else None, program, 0.0,
+            )  # fmt: skip
+        for parameter in program.parameters if program.loss is not None else ():
+            name, gradient = parameter.path, by_name(found.gradients, parameter)
+            expected, exact = by_name(own.gradients, parameter), by_name(reference.gradients, parameter)
+            if expected is None or exact is None or gradient is None:
+                if (expected is None) != (gradient is None):
+                    has = "has none" if expected is None else "has one"
+                    yield Error(OWN, f"gradient {name}", rank, 1, math.inf, f"the original {has}")
+                continue
+            part = local_part(exact, parameter.layout, program.mesh, rank)
+            found_part = unsplit(gradient, part)
+            yield _error(f"gradient {name}", rank, found_part, expected, exact, parameter.layout, program, scale)
+        for parameter in program.parameters:
+            held = by_name(found.parameters, parameter)
+            wanted = next(own.dtypes[n] for n in (parameter.path, *parameter.ties) if n in own.dtypes)
+            right = held is not None and held.dtype == wanted and bool(torch.isfinite(held).all())
+            what = "" if right or held is None else f"{held.dtype} after a step, expected {wanted}"
+            yield Error(OWN, f"parameter {parameter.path}", rank, 1, 0.0 if right else math.inf, what)
+
+
+def _error(
+    name: str, rank: int, found: Any, expected: torch.Tensor, exact: torch.Tensor, layout: Layout | None,
+    program: Program, scale: float,
+) -> Error:  # fmt: skip
+    """`expected` is the original's tensor in its own precision, `exact` in float64; without a layout only dtypes are
+    compared. `scale`: the largest of its kind."""
+    rounding = torch.finfo(getattr(torch, PRECISIONS[program.precision] or "float32")).eps
+
+    def said(problem: str) -> Error:
+        return Error(OWN, name, rank, 1, math.inf, problem.replace("torch.", ""))
+
+    if not isinstance(found, torch.Tensor) or found.dtype != expected.dtype:
+        return said(f"{getattr(found, 'dtype', 'missing')}, the original's is {expected.dtype}")
+    if not found.is_floating_point() or not found.numel():
+        return Error(OWN, name, rank, 1, 0.0)
+    if not bool(torch.isfinite(found).all()):
+        return Error(OWN, name, rank, 1, 0.0) if not bool(torch.isfinite(expected).all()) else said("NaN or inf")
+    if layout is None:
+        return Error(OWN, name, rank, 1, 0.0)
+    own = float((expected.double() - exact).abs().max())
+    allowed = TIMES * own + rounding * (ROUNDINGS * float(exact.abs().max()) + scale)
+    error = float((found.double() - local_part(exact, layout, program.mesh, rank)).abs().max())
+    if error > allowed:
+        return said(f"{error:.2e} away from the exact values, the original {own:.2e}, allowed {allowed:.2e}")
+    return Error(OWN, name, rank, 1, 0.0)

@@ -1,0 +1,110 @@
+"""What every rank runs: the package's own model, gradients, clipping and optimizer, in float64 from the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.program import Program
+from autoshard.verification.comparison.compare import RankResult, RankStep, local_part
+from autoshard.verification.original.float64 import exact_precision
+from autoshard.verification.original.optimizers import set_options
+from autoshard.verification.original.reference import Reference, State
+from autoshard.verification.ranks.loaded_package import LoadedPackage
+
+
+@dataclass(frozen=True)
+class Job:
+    """Global tensors and settings, the same for every rank. `input_layouts` are text, in the order of the inputs."""
+
+    mesh: str
+    state: State  # parameters and buffers by original name
+    batches: tuple[tuple[torch.Tensor, ...], ...]
+    input_layouts: tuple[str, ...]
+    loss: int  # position of the loss among the outputs, -1 without one
+    optimizer: str
+    max_norms: tuple[float, ...]  # of each step
+    seed: int
+    micro_batches: int = 1  # a batch has the inputs of each, one after another
+    stages: int = 1  # each of the mesh's size
+    virtual_stages: int = 1
+
+
+def job_of(program: Program, reference: Reference) -> Job:
+    """The job of verifying `program` against `reference`."""
+    alone = bool(program.step.parts)  # stages give the loss and no other output
+    return Job(
+        mesh=str(program.mesh),
+        state=reference.parameters | reference.buffers,
+        batches=tuple(step.inputs for step in reference.steps),
+        input_layouts=tuple(str(program.value(name).layout) for name in program.inputs),
+        loss=(0 if alone else program.outputs.index(program.loss)) if program.loss else -1,
+        optimizer=program.optimizer,
+        max_norms=tuple(step.max_norm for step in reference.steps),
+        seed=reference.seed,
+        micro_batches=reference.micro_batches,
+        stages=program.step.stages,
+        virtual_stages=program.step.virtual_stages,
+    )
+
+
+def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
+    """Train the package's model on this rank, a step for each batch. `mesh` is a ParallelMesh of any transport."""
+    mesh.random.exact, mesh.random.seed = True, job.seed
+    with exact_precision():
+        model = package.model.build_model(mesh)
+        _load(package.runtime, model, job.state)
+        optimizer = package.train.make_optimizer(model) if job.loss >= 0 else None
+        if optimizer is not None:
+            set_options(optimizer, job.optimizer)
+        gradients: State = {}
+        steps = []
+        for number, batch in enumerate(job.batches):
+            mesh.random.step = number
+            inputs: Any = _local_inputs(batch, job, mesh.rank)
+            if optimizer is None:
+                with torch.no_grad():
+                    outputs, norm = [model(*inputs)], 0.0
+            else:
+                if job.micro_batches > 1:
+                    own = len(job.input_layouts)
+                    inputs = [inputs[i : i + own] for i in range(0, len(inputs), own)]
+                norm = float(package.train.train_step(model, optimizer, mesh, inputs, job.max_norms[number])[1])
+                seen = package.recorder.take(mesh.rank)
+                outputs, gradients = seen.outputs, gradients or seen.gradients
+            made = tuple(output for given in outputs for output in _outputs(given, job))
+            steps.append(RankStep(made, norm, *_stored(package.runtime, model)))
+        return RankResult(gradients, tuple(steps))
+
+
+def _load(runtime: Any, model: torch.nn.Module, state: State) -> None:
+    for tensor in (*model.parameters(), *model.buffers()):
+        own = runtime.sharding(tensor)
+        runtime.assign(tensor, next(state[name] for name in (own.name, *own.ties) if name in state))
+
+
+def _local_inputs(batch: Sequence[torch.Tensor], job: Job, rank: int) -> list[torch.Tensor]:
+    mesh = Mesh.parse(job.mesh)
+    pairs = zip(batch, job.input_layouts * job.micro_batches, strict=True)
+    return [local_part(whole, Layout.parse(layout), mesh, rank).clone() for whole, layout in pairs]
+
+
+def _outputs(outputs: Any, job: Job) -> tuple[torch.Tensor, ...]:
+    """In the order of the original model; the package returns the loss first."""
+    found = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    if job.loss > 0:
+        found.insert(job.loss, found.pop(0))
+    return tuple(output.detach().clone() for output in found)
+
+
+def _stored(runtime: Any, model: torch.nn.Module) -> tuple[State, State]:
+    """Local parameters and buffers by original name."""
+    return tuple(  # type: ignore[return-value]
+        {runtime.sharding(t).name: runtime.local(t).detach().clone() for t in tensors}
+        for tensors in (model.parameters(), model.buffers())
+    )

@@ -1,0 +1,36 @@
+"""One gloo process: `python -m autoshard.verification.ranks.rank_worker PACKAGE JOB RESULTS`, as torchrun starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoshard.ir.mesh import Mesh
+from autoshard.verification.ranks.job_files import load_job, save_result
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.rank_steps import run_rank
+
+
+def main(package: str, job_file: str, results: str) -> None:
+    torch.set_num_threads(1)
+    runtime = _run(Path(package), Path(job_file), Path(results))
+    dist.barrier()
+    runtime.leave()
+
+
+def _run(package: Path, job_file: Path, results: Path) -> Any:
+    """The job; nothing is left of it but its result file. Returns the package's runtime."""
+    job = load_job(job_file)
+    loaded = load_package(package)
+    stages = (None, job.stages, job.virtual_stages) if job.stages > 1 else ()
+    mesh = loaded.runtime.ParallelMesh.from_environment(dict(Mesh.parse(job.mesh).axes), "gloo", *stages)
+    save_result(run_rank(loaded, mesh, job), results / f"rank{dist.get_rank()}.pt")
+    return loaded.runtime
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""`autoshard verify DIR`: the files in DIR, at full size where that is quick, else the same plan at reduced sizes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.emit import emit
+from autoshard.errors import CheckError, UsageError
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.load_model import find_callable, verify_arguments
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.package.package_files import read_package
+from autoshard.program.lower import lower
+from autoshard.replay.resize import with_rules_of
+from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
+from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.coverage import only_at_full_size
+from autoshard.verification.sizing.reduced_sizes import changed, heads_per_device, is_quick, reduced_arguments
+from autoshard.verification.sizing.shorter_axes import Counterpart, counterpart
+
+MOST_PROCESSES = 16  # beyond, all ranks run in lock-step in one process, and the proof says so
+MOST_RANKS = 64  # beyond, the same plan runs on a mesh with shorter axes, and the proof says so
+MOST_SAID = 5
+OTHERS = "other sizes: --verify-with, with the remainders of the planned ones"
+THIS_MACHINE = "cpu-local"  # the profile that predicts how long full size takes here
+
+
+@dataclass(frozen=True)
+class _Package:
+    folder: Path
+    plan: Plan
+    graph: Graph
+    hardware: Hardware
+    arguments: dict[str, Any]  # of the model's callable, defaults filled in
+
+
+def verify_package(
+    directory: Path | str,
+    *,
+    backend: Backend = "gloo",
+    full: bool = False,
+    arguments: Mapping[str, Any] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Proof:
+    """Runs the package in `directory` against the original model.
+
+    `arguments` reduce the model (`{"n_layer": 2}`), on top of its VERIFY; `full` runs the files at full size whatever
+    it takes. Raises UsageError where the reduced model is not split as the planned one is, CheckError where a file that
+    would have to be emitted anew was edited. A failed comparison is a Proof that has not passed.
+    """
+    plan, graph, hardware = read_package(Path(directory))
+    package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
+    given = dict(arguments or {})
+    if plan.step.stages > 1:
+        _check_stages(plan, backend)
+    if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
+        backend = "lockstep"
+    if full and given:
+        raise UsageError(f"full size and {', '.join(given)} at once", "leave one of --full and --verify-with out")
+    ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"
+    quick = not given and (full or is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
+    if full or (quick and plan.mesh.size <= MOST_RANKS):
+        return _at_full_size(package, backend, timeout_seconds)
+    small = package.arguments if quick else reduced_arguments(package.arguments, verify_arguments(plan.model), given)
+    if not quick and not changed(package.arguments, small):
+        raise UsageError(
+            f"{plan.model} is too large to verify here at full size, and names no smaller sizes",
+            "--verify-with n_layer=2 (arguments of the callable), a dict VERIFY beside it, or --full",
+        )
+    _check_unedited(package)
+    return _counterpart(package, small, backend, timeout_seconds)
+
+
+def _check_stages(plan: Plan, backend: Backend) -> None:
+    """Pipelining talks by process groups: no lock-step, and no more devices than processes can run here."""
+    if backend == "lockstep":
+        raise UsageError(
+            "stages can't run in lock-step: torch.distributed.pipelining needs processes", "--backend gloo"
+        )
+    if plan.devices > MOST_PROCESSES:
+        where = f"{plan.mesh} on each of {plan.step.stages} stages"
+        told = f"{where} needs {plan.devices} processes, and {MOST_PROCESSES} are what runs here"
+        raise UsageError(told, f"the same model planned with --stages 2 and a mesh of {MOST_PROCESSES // 2} devices")
+
+
+def planned_arguments(plan: Plan) -> dict[str, Any]:
+    """The arguments that the plan's model was built with, defaults filled in."""
+    if plan.model.endswith((".json", ".pt2")):
+        return dict(plan.model_arguments)
+    signature = inspect.signature(find_callable(plan.model)).parameters.values()
+    return {p.name: p.default for p in signature if p.default is not p.empty} | dict(plan.model_arguments)
+
+
+def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float) -> Proof:
+    count = package.plan.step.micro_batches
+    case = make_case(package.plan.model, package.arguments, package.graph, micro_batches=count)
+    return check_folder(case, lower(package.plan, package.graph), package.folder, backend, timeout_seconds)
+
+
+def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Backend, timeout_seconds: float) -> Proof:
+    """The same plan at reduced sizes, on a shorter mesh where there are more devices than can run here."""
+    plan, graph = package.plan, package.graph
+    resized = changed(package.arguments, small_arguments)
+    small_graph = _captured(package, small_arguments) if resized else graph
+    found = counterpart(plan, graph, small_graph, package.hardware, MOST_RANKS)
+    if found.lost and plan.mesh.size <= MOST_RANKS:
+        more = f" (and {len(found.lost) - 1} more)" if len(found.lost) > 1 else ""
+        raise UsageError(f"the reduced model would not be split as the planned one is: {found.lost[0]}{more}", OTHERS)
+    case = make_case(plan.model, small_arguments, small_graph, micro_batches=plan.step.micro_batches)
+    files = emit(found.program, found.plan, small_graph)
+    proof = check_files(case, found.program, files, backend, timeout_seconds, own_precision=True)
+    planned = "" if found.plan.mesh == plan.mesh else str(plan.mesh)
+    unverified = (*proof.unverified, *_uncovered(package, found, small_graph))
+    return replace(proof, reduced=resized, planned_mesh=planned, unverified=unverified)
+
+
+def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
+    graph = package.graph
+    captured = capture(package.plan.model, arguments, graph.precision, graph.optimizer, graph.training)
+    return with_rules_of(graph, captured)
+
+
+def _uncovered(package: _Package, found: Counterpart, small_graph: Graph) -> Iterator[str]:
+    """In words, what the plan does and its counterpart does not."""
+    plan, graph, program = package.plan, package.graph, lower(package.plan, package.graph)
+    for (name, length), (_, own) in zip(plan.mesh.axes, found.plan.mesh.axes, strict=True):
+        if length != own:
+            yield f"{length} devices along {name}: {own} ran"
+    yield from found.lost[:MOST_SAID]
+    if len(found.lost) > MOST_SAID:
+        yield f"{len(found.lost) - MOST_SAID} more that are split otherwise than planned"
+    for kind in only_at_full_size((plan, graph, program), (found.plan, small_graph, found.program)):
+        yield f"{kind}, used only in what was left out"
+    if heads_per_device(program) != heads_per_device(found.program):
+        yield "the planned number of attention heads of a device"
+
+
+def _check_unedited(package: _Package) -> None:
+    """The files must be what the plan says, since it is the plan that is verified at reduced sizes."""
+    for name, text in emit(lower(package.plan, package.graph), package.plan, package.graph).items():
+        path = package.folder / name
+        if name.endswith(".py") and (not path.is_file() or path.read_text(encoding="utf-8") != text):
+            what = (
+                "is not what its plan.json says: it was edited, or another version wrote it"
+                if path.is_file()
+                else "is missing"
+            )
+            raise CheckError(f"{path} {what}", "--full, which runs the files themselves at full size")
