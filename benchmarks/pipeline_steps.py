@@ -37,8 +37,9 @@ BEGIN, END = "<!-- pipeline steps: written by the command below -->", "<!-- pipe
 def write_package(size: str, micro_batches: int, folder: Path) -> int:
     """Returns the number of blocks on the first stage."""
     from autoshard.capture.capture import capture
+
     from autoshard.cluster.hardware import load_hardware
-    from autoshard.constraints.step_request import StepRequest
+    from autoshard.constraints.step_request import StepRequest, read_stage_pins
     from autoshard.emit import emit
     from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
@@ -48,8 +49,6 @@ def write_package(size: str, micro_batches: int, folder: Path) -> int:
     graph = capture(f"{ROOT / 'benchmarks' / 'overlap_models.py'}:gpt2", {"size": size}, "fp32")
     first = repeated_blocks(graph)[: len(repeated_blocks(graph)) // STAGES]
     pins = tuple(f"stage:{path}=0" for path in first) + (f"stage:{repeated_blocks(graph)[len(first)]}=1",)
-    from autoshard.constraints.step_request import read_stage_pins
-
     plan = random_plan(graph, Mesh.parse("dp=1"), load_hardware("cpu-local"), 0)
     request = StepRequest(micro_batches=micro_batches, stages=STAGES, pins=read_stage_pins(pins))
     plan = with_step(plan, graph, request)

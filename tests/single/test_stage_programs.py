@@ -118,6 +118,16 @@ def test_the_parts_in_a_row_are_the_program(name: str, seed: int) -> None:
     assert {b.path for part in parts for b in part.buffers} == {b.path for b in whole.buffers}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cut_between_blocks_keeps_buffers_with_their_modules(seed: int) -> None:
+    """Also where a plan moves the new value of a buffer to where it is stored, at the end of the program."""
+    graph, plan = planned("build_resnet", seed)
+    cut = with_parts(plan, balanced_parts(plan, graph, 2, 1))
+    parts = stage_programs(lower(cut, graph), cut)
+    held = [buffer.path for part in parts for buffer in part.buffers]
+    assert sorted(held) == sorted({buffer.path for buffer in lower(plan, graph).buffers})
+
+
 def test_every_gradient_is_reduced_where_its_parameter_is() -> None:
     graph, plan = planned("build_t5")
     cut = with_parts(plan, balanced_parts(plan, graph, 2, 1))
