@@ -308,7 +308,8 @@ def test_styles_stand_in_the_answer() -> None:
     assert [style.name for style in styles] == [
         "data parallel", "FSDP", "HSDP", "Megatron", "Megatron-SP", "FSDP-TP"
     ]  # fmt: skip
-    assert all(style.predicted_seconds > 0 for style in styles)
+    assert all((style.predicted_seconds > 0) != bool(style.reason) for style in styles)  # priced, or why not
+    assert [style.name for style in styles if style.reason] == ["Megatron-SP"]  # nothing stands between its layers
     assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
     text = " ".join(checked(package_files.report_text(made, package_files.Beside(styles))).text)
     for style, words in gains(made.plan, styles):
