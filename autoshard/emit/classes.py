@@ -203,7 +203,7 @@ class ClassWriter:
             body.append(f"{self.axis(*names)} = mesh.joint(({', '.join(map(quoted, names))}))")
         body += [f"{self.ours('random')} = mesh.random"] if self.uses_random else []
         body += [f"{self.ours('labels')} = mesh.labels"] if self.uses_labels else []
-        if self.uses_random and not self.is_root:
+        if self.uses_random and not self.is_root and self.definition.random_base >= 0:
             body.append(f"{self.ours('first_random')} = first_random")
         body += [f"{self.speller.device} = mesh.device"] if self.uses_device else []
         body += [f"{name} = {expression}" for expression, name in self.sizes.items()]

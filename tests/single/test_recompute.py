@@ -28,10 +28,11 @@ from tests.forced import forced_plan, sharded_plan
 from tests.meter import Meter
 
 
-def build(layers: int = 3) -> tuple[nn.Module, dict[str, Tensor]]:
+def build(layers: int = 3, dropout: float = 0.1) -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, n_positions=8, vocab_size=40, use_cache=False)
+    config = GPT2Config(n_layer=layers, n_embd=16, n_head=2, n_positions=8, vocab_size=40, use_cache=False,
+                        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)  # fmt: skip
     ids = torch.randint(0, 40, (4, 8))
     return GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids.clone()}
 
@@ -91,6 +92,16 @@ def test_the_step_is_that_of_the_original(mesh: str, zero: bool, keeps: tuple[st
     plan = planned(mesh, zero, StepPlan(count, recompute=policies(*keeps)))
     program = lower(plan, captured())
     proof = check_files(case(count), program, emit(program, plan, captured()))
+    assert proof.passed, proof.failure
+
+
+def test_without_dropout() -> None:
+    """No class of the model draws a number then."""
+    graph = capture(SPEC, {"dropout": 0.0})
+    plan = forced_plan(graph, Mesh.parse("dp=1"), lambda *_: True)
+    plan = replace(plan, step=StepPlan(recompute=policies("input")))
+    program = lower(plan, graph)
+    proof = check_files(make_case(SPEC, {"dropout": 0.0}, graph, steps=1), program, emit(program, plan, graph))
     assert proof.passed, proof.failure
 
 
