@@ -61,8 +61,11 @@ def random_attention(
         k, v, mask, queries, keys, heads, rows, columns, query_heads, is_causal, enable_gqa
     )
     with regathering():
-        if random.exact:
-            keep = random.keep(index, shape, layout, dropout_p)[..., : k.shape[-2]]
+        if random.exact or torch.compiler.is_compiling():
+            if random.exact:
+                keep = random.keep(index, shape, layout, dropout_p)[..., : k.shape[-2]]
+            else:
+                keep = random.traced_keep(q.new_empty((*q.shape[:-1], k.shape[-2])), index, layout, dropout_p)
             out = _spelt_out(q, k, v, mask, keep, p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         else:
             with random.fork(index, layout):

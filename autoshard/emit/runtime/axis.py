@@ -14,6 +14,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .mesh import ParallelMesh
 
+from .functional_collectives import FunctionalCollectives
+
 
 class Transport(Protocol):
     """The raw collectives of one group of devices; all work along dim 0 of contiguous tensors, without gradients."""
@@ -44,8 +46,11 @@ class GroupTransport:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
+        self.functional = FunctionalCollectives(group)
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
+        if torch.compiler.is_compiling():
+            return self.functional.all_reduce(x, op)
         reduce_op = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[op]
         work = dist.all_reduce(x, reduce_op, group=self.group, async_op=True)
         return cast(Callable[[], object], work.wait)
@@ -55,6 +60,8 @@ class GroupTransport:
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
         longest = max(lengths)
+        if torch.compiler.is_compiling():
+            return self.functional.all_gather(_pad_to(x, longest), lengths)
         gathered, sent = x.new_empty((longest * len(lengths), *x.shape[1:])), _pad_to(x, longest)
         work = self._all_gather(gathered, sent, group=self.group, async_op=True)
 
@@ -73,6 +80,8 @@ class GroupTransport:
         longest = max(lengths)
         if min(lengths) < longest:
             x = torch.cat([_pad_to(piece, longest) for piece in x.split(list(lengths))])
+        if torch.compiler.is_compiling():
+            return self.functional.reduce_scatter(x, lengths)
         scattered = x.new_empty((longest, *x.shape[1:]))
         work = self._reduce_scatter(scattered, x, group=self.group, async_op=True)
 
@@ -83,6 +92,8 @@ class GroupTransport:
         return wait
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.functional.all_to_all(x, send, receive)
         received = x.new_empty((sum(receive), *x.shape[1:]))
         dist.all_to_all_single(received, x, list(receive), list(send), group=self.group)
         return received

@@ -92,7 +92,8 @@ def _clipped(limit: float, alpha: float) -> Apply:
 def _each(rows: Tensor, ids: Tensor, weights: Sequence[Tensor], apply: Apply) -> Tensor:
     """Every row through its expert; `ids` count from the first expert here."""
     order = ids.argsort(stable=True)
-    parts = rows[order].split(torch.bincount(ids, minlength=len(weights[0])).tolist())
+    experts = torch.arange(len(weights[0]), device=ids.device)
+    parts = rows[order].split((ids[:, None] == experts).sum(0).tolist())
     made = [apply(part, *own) for part, *own in zip(parts, *(w.unbind() for w in weights), strict=True)]
     return torch.cat(made)[order.argsort()]
 

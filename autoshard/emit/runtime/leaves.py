@@ -31,6 +31,8 @@ def grow_leaf(tensor: Tensor) -> None:
 def local(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """What this device holds, reshaped; gradients flow to the parameter."""
     leaf: Tensor | None = getattr(tensor, "leaf", None)
+    if leaf is not None and torch.compiler.is_compiling():  # a compiled graph has it as an input
+        return leaf if shape is None else leaf.reshape(tuple(shape))
     if leaf is not None:
         held = _held(tensor)
         if leaf.data_ptr() != held.data_ptr():  # the parameter was given other memory

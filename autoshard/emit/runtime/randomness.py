@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 Step = int | tuple[Any, int]  # a micro-batch but the first: (step, number)
 
 
+_RANDOMS: list[weakref.ref[Random]] = []  # what an operator of a compiled graph finds its seed by
+
+
 class Random:
     """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks).
 
@@ -29,6 +33,8 @@ class Random:
     def __init__(self, mesh: ParallelMesh, seed: int = 0, step: Step = 0, exact: bool = False) -> None:
         self.mesh, self.seed, self.step, self.exact = mesh, seed, step, exact
         self.training = True
+        self.number = len(_RANDOMS)
+        _RANDOMS.append(weakref.ref(self))
         self._shards: dict[str, list[tuple[str, int]]] = {}  # by layout: the sharding axes, and this device's place
 
     @contextlib.contextmanager
@@ -47,10 +53,27 @@ class Random:
         finally:
             generator.set_state(before)
 
+    def traced_keep(self, like: Tensor, index: int, layout: str, p: float) -> Tensor:
+        """A mask of `like`'s shape, drawn as by `fork` when a compiled graph runs: the step is no constant of it."""
+        keep: Tensor = _traced_keep(like.detach(), self.number, index, layout, p)
+        return keep
+
     def keep(self, index: int, shape: Sequence[int], layout: str, p: float) -> Tensor:
         """The local part of the dropout mask of a global `shape`."""
         held = [held_indices(size, dim, layout, self.mesh) for dim, size in enumerate(shape)]
         return dropout_mask(self.seed, self.step, index, shape, p, held).to(self.mesh.device)
+
+
+def _drawn_keep(like: Tensor, number: int, index: int, layout: str, p: float) -> Tensor:
+    random = _RANDOMS[number]()
+    assert random is not None
+    with random.fork(index, layout):
+        return torch.empty_like(like).bernoulli_(1 - p)
+
+
+# An operator of its own, for each copy of this file that a process has loaded.
+_traced_keep = torch.library.custom_op(f"parallel_runtime_{id(_drawn_keep)}::keep", _drawn_keep, mutates_args=())
+_traced_keep.register_fake(lambda like, *_: torch.empty_like(like))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -93,6 +116,8 @@ def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Se
     """Dropout of a tensor of global `shape` and `layout`."""
     if not random.training:
         return x
+    if torch.compiler.is_compiling():
+        return x * random.traced_keep(x, index, layout, p) / max(1 - p, 1e-30)
     if random.exact:
         return x * random.keep(index, shape, layout, p) / max(1 - p, 1e-30)
     with random.fork(index, layout):

@@ -123,6 +123,19 @@ class _Redistribution(torch.autograd.Function):
         return ctx.gradient(grads[0]), None, None
 
 
+class _Compiled(torch.autograd.Function):
+    """The same, as a compiler traces it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
+        ctx.gradient = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+        return ctx.gradient(grads[0]), None, None
+
+
 def redistributed(
     x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], *, again: bool = False, **options: Any
 ) -> Tensor:
@@ -130,7 +143,10 @@ def redistributed(
 
     `again`: a stored weight is gathered; what is made of it, too, is made again for backward (see `weights`).
     """
-    there, back, cast_ = partial(forward, **options), partial(backward, **options), cast_of(x)
+    there, back = partial(forward, **options), partial(backward, **options)
+    if torch.compiler.is_compiling():  # what is kept for backward is the compiler's to decide
+        return cast(Tensor, _Compiled.apply(x, there, back))
+    cast_ = cast_of(x)
     if cast_ is None:
         result = cast(Tensor, _Redistribution.apply(x, there, back))
     else:  # straight to the gradient of the weight in high precision
@@ -222,6 +238,8 @@ def regather(
     """`all_gather` of a weight for its use, which is not kept for backward: see `regather_before`."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
     backward = {"slice": _slice, "reduce_scatter": _scatter}[grad]
+    if torch.compiler.is_compiling():
+        return redistributed(x, _gather, backward, axis=axis, cut=cut)
     low = cast_of(x)
     weight = weight_of(x if low is None else low.source)
     if weight is not None and weight.bucket.axis is axis:

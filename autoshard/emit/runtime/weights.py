@@ -158,6 +158,8 @@ def regather_before(results: _Results, *weights: Tensor) -> _Results:
 
     Must follow the operator at once. One result is returned as it is.
     """
+    if torch.compiler.is_compiling():  # a compiler decides what is kept, and what is made again
+        return results
     made = (results,) if isinstance(results, Tensor) else results
     differentiable = [i for i, x in enumerate(made) if x.grad_fn is not None]
     uses = [_Use(gathered) for gathered in map(gathered_of, weights) if gathered is not None]
@@ -180,6 +182,10 @@ def regather_before(results: _Results, *weights: Tensor) -> _Results:
 @contextlib.contextmanager
 def regathering() -> Iterator[None]:
     """Within it, what autograd saves of a gathered weight (or a view of it) is let go by `regather_before`."""
+
+    if torch.compiler.is_compiling():
+        yield
+        return
 
     def pack(x: Tensor) -> Any:
         reference, gathered = _GATHERED.get(x.untyped_storage().data_ptr(), (None, None))

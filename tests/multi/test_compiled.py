@@ -1,0 +1,56 @@
+"""Each block of a package compiles whole, collectives included, and has the gradients of the block as it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+
+TESTS = Path(__file__).parents[1]
+MODELS = {
+    "gpt2": "decoders.py:gpt2", "llama": "decoders.py:llama", "vit": "vision.py:vit", "mixtral": "decoders.py:mixtral"
+}  # fmt: skip
+PLANS = [("tp=2", "megatron-sp"), ("dp=2", "fsdp"), ("tp=2", "megatron")]
+
+
+def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path) -> str:
+    """What the first rank says."""
+    graph = capture(f"{TESTS / 'models'}/{spec}", {"batch": 4})
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), strategy=style))
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, str(TESTS / "compile_worker.py"), str(folder), backend], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "style"), PLANS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_block_is_one_graph(model: str, mesh: str, style: str, tmp_path: Path) -> None:
+    said = compiled(MODELS[model], mesh, style, "aot_eager", tmp_path / "package")
+    found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
+    assert found and int(found[1]) >= 2 and float(found[2]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_the_blocks_of_llama_run_as_inductor_writes_them(tmp_path: Path) -> None:
+    said = compiled(MODELS["llama"], "tp=2", "megatron-sp", "inductor", tmp_path / "package")
+    found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
+    assert found and int(found[1]) == 2 and float(found[2]) < 1e-4
