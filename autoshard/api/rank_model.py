@@ -47,6 +47,9 @@ class RankModel:
 
 def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -> RankModel:
     """The model of this rank, uninitialised."""
+    if plan.step.micro_batches > 1 or plan.step.parts:
+        told = "a model in a program of your own runs one micro-batch on one stage, and this plan's step has more"
+        raise UsageError(told, "the package that `autoshard.write` makes of it, and its train.py")
     source = _run(model_file(program, header_of(program, plan, graph)), plan_hash(plan))
     return RankModel(source.build_model(mesh), source, mesh, program)
 

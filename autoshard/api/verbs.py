@@ -37,7 +37,7 @@ from autoshard.simulation import Timeline
 from autoshard.verification.case import Backend, case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.sizing.shorter_axes import counterpart
-from autoshard.verification.verify_folder import MOST_PROCESSES, MOST_RANKS
+from autoshard.verification.verify_folder import MOST_PROCESSES, MOST_RANKS, check_stages
 
 Model: TypeAlias = nn.Module | str | CapturedModel
 CACHE = "AUTOSHARD_CACHE"  # the folder of plans, where a program names none
@@ -235,7 +235,10 @@ def _verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
     if own.mesh.size > MOST_RANKS:
         found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
         own, program = found.plan, found.program
-    case = case_of(real.module, real.tensors, graph)
+    case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches)
+    if own.step.parts:
+        check_stages(own, "gloo")
+        backend = "gloo"
     kind: Backend = "lockstep" if own.mesh.size > MOST_PROCESSES or dist.is_initialized() else backend
     proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
     return proof if own is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))

@@ -269,6 +269,9 @@ def simulate(options: argparse.Namespace) -> int:
     timeline = built.timeline
     if options.export:
         from autoshard.exports.export_files import export
+        from autoshard.program.step_check import check_one_batch
+
+        check_one_batch(built.plan.step, f"--export {options.export}")
 
         target = options.output or package_files.root_of(options.plan) / options.export
         files = export(options.export, target, timeline, built.program, built.graph, built.hardware)
@@ -293,9 +296,11 @@ def compare(options: argparse.Namespace) -> int:
     from autoshard.compare.measured_step import measured_step
     from autoshard.compare.trace_events import read_trace
     from autoshard.package import package_files
+    from autoshard.program.step_check import check_one_batch
 
     with step("simulating", options.json):
         built = package_files.build(*package_files.read_package(options.plan))
+    check_one_batch(built.plan.step, "comparing with a trace")
     measured = measured_step(read_trace(options.trace))
     found = differences.compare(built.timeline, built.program, built.graph, measured)
     if options.json:

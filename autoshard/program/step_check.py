@@ -51,6 +51,14 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
         )
 
 
+def check_one_batch(step: StepPlan, what: str) -> None:
+    """UsageError where `what` is about a step of one micro-batch on one stage, and this one is not."""
+    if step.micro_batches > 1 or step.parts:
+        stages = f" on {step.stages} stages" if step.parts else ""
+        told = f"{what} knows a step of one micro-batch, and this plan's has {step.micro_batches}{stages}"
+        raise UsageError(told, "a plan without --micro-batches and --stages")
+
+
 def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:
     """Why backward can't compute module `path` again; "" where it can."""
     updated = {buffer for buffer, _ in graph.buffer_updates}

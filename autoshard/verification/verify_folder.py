@@ -58,7 +58,7 @@ def verify_package(
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
     if plan.step.stages > 1:
-        _check_stages(plan, backend)
+        check_stages(plan, backend)
     if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
         backend = "lockstep"
     if full and given:
@@ -77,7 +77,7 @@ def verify_package(
     return _counterpart(package, small, backend, timeout_seconds)
 
 
-def _check_stages(plan: Plan, backend: Backend) -> None:
+def check_stages(plan: Plan, backend: Backend) -> None:
     """Pipelining talks by process groups: no lock-step, and no more devices than processes can run here."""
     if backend == "lockstep":
         raise UsageError(

@@ -15,7 +15,7 @@ from autoshard.errors import UsageError
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, OpPlan, Plan, StagePart, StepPlan
-from autoshard.program.step_check import check_step, micro_batches_of
+from autoshard.program.step_check import check_one_batch, check_step, micro_batches_of
 from autoshard.search.whole_step import balanced_parts, with_step
 from tests.graphs import mlp_graph
 from tests.tiny.test_plan_io import a_plan
@@ -91,6 +91,13 @@ REFUSED = [
 def test_options_that_contradict_each_other(request_: StepRequest, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         request_.check()
+
+
+def test_what_knows_one_micro_batch_says_so() -> None:
+    check_one_batch(StepPlan(recompute=(BlockPolicy("h.0", "input"),)), "x")
+    for step, says in ((StepPlan(3), "this plan's has 3"), (StepPlan(2, parts=PARTS), "has 2 on 2 stages")):
+        with pytest.raises(UsageError, match=says):
+            check_one_batch(step, "--export profiler")
 
 
 def test_stage_pins_are_read() -> None:

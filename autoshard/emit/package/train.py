@@ -90,7 +90,7 @@ def make_optimizer(
         matrices = [parameter for parameter in parameters if len(sharding(parameter).shape) > 1]
         vectors = [parameter for parameter in parameters if len(sharding(parameter).shape) <= 1]
         decays = ((matrices, weight_decay), (vectors, 0.0))
-        trained = [{"params": own, "weight_decay": decay} for own, decay in decays if own]
+        trained = [{"params": own, "weight_decay": decay} for own, decay in decays if own or STAGES > 1]
     if OPTIMIZER == "sgd":
         return torch.optim.SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
     # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
