@@ -8,9 +8,9 @@ from functools import cached_property
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
-from autoshard.ir.graph import DTYPE_BYTES
+from autoshard.ir.graph import CAST, DTYPE_BYTES
 from autoshard.ir.layout import largest_shape
-from autoshard.ir.program import Compute, Program
+from autoshard.ir.program import Compute, Program, ProgramParameter
 from autoshard.joint.block_line import ShortGraph
 from autoshard.joint.block_splits import BlockSplit
 from autoshard.program.module_scopes import results_of
@@ -24,8 +24,8 @@ from autoshard.simulation.working_memory import local_bytes
 
 @dataclass(frozen=True)
 class HeldParameters:
-    """Of the parameters that a block reads first, on one device: bytes of weights, gradients and optimizer state, bytes
-    of the weights as they are moved, and seconds of their update."""
+    """Of the parameters that a block reads first, on one device: bytes of weights, gradients and optimizer state, and
+    seconds of their update. `moved_bytes`: of all weights that it reads, as they are gathered."""
 
     weights_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -187,30 +187,43 @@ class _Measured:
             and self.program.value(name).tensor not in fixed
         )
 
+    def _moved_bytes(self, stored: ProgramParameter, number: int) -> int:
+        """Of a number of a weight that is gathered for a block: where it is only cast, in what it is cast to."""
+        readers = [
+            step
+            for i, step in enumerate(self.program.instructions)
+            if self.block_of[i] == number and isinstance(step, Compute) and stored.value in step.operands
+        ]
+        if not readers or any(reader.target != CAST for reader in readers):
+            return DTYPE_BYTES[stored.dtype]
+        return max(DTYPE_BYTES[self.program.value(reader.results[0]).dtype] for reader in readers)
+
     def _held(self, number: int) -> tuple[HeldParameters, float]:
         """Of the parameters, and of those shared with a block before."""
         graph, mesh, program = self.split.graph, self.split.mesh, self.program
         parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
         buffers = {b.value for b in program.buffers}
-        moved = {"bf16-mixed": 2, "fp16-mixed": 2}.get(graph.precision, 0)
         total, shared = HeldParameters(), 0.0
         for stored in (*program.parameters, *program.buffers):
             readers = self._read.get(stored.value, {0})
             parameter = parameters[program.value(stored.value).tensor]
             parts = parameter_parts(graph, parameter, stored.layout, mesh)
-            if number in readers and number != min(readers):
-                shared += sum(parts)
+            if number not in readers:
+                continue
+            numel = math.prod(largest_shape(stored.shape, stored.layout, mesh))
+            moved = numel * self._moved_bytes(stored, number)
             if number != min(readers):
+                shared += sum(parts)
+                total = replace(total, moved_bytes=total.moved_bytes + moved)
                 continue
             if stored.value in buffers:
                 total = replace(total, buffer_bytes=total.buffer_bytes + parts[0])
                 continue
-            numel = math.prod(largest_shape(stored.shape, stored.layout, mesh))
             total = HeldParameters(
                 total.weights_bytes + parts[0],
                 total.gradient_bytes + parts[1],
                 total.optimizer_bytes + parts[2],
-                total.moved_bytes + numel * (moved or DTYPE_BYTES[stored.dtype]),
+                total.moved_bytes + moved,
                 total.update_seconds + optimizer_seconds(self.hardware, graph, parameter, stored.layout, mesh),
                 total.buffer_bytes,
             )

@@ -66,21 +66,21 @@ def exchange(costs: BlockCosts, mesh: Mesh, hardware: Hardware) -> Exchange:
 def block_front(
     costs: BlockCosts, mesh: Mesh, zero: int, hardware: Hardware, keeps: Sequence[str], first: bool
 ) -> BlockFront:
-    """Points in the order of `keeps`. `first`: nothing runs after the block's backward, so that none of its late
-    collectives is hidden; of the others the front counts nothing (see step_costs.py for what a stage waits)."""
+    """Points in the order of `keeps`. `first`: nothing runs before the block's forward and after its backward, so that
+    its gather and what its gradients need are not hidden; of the late collectives of others the front counts nothing
+    (see step_costs.py for what a stage waits)."""
     replicas, held = mesh.sizes[REPLICAS], costs.held
     slow = hardware.constant("overlap.slowdown")
     own = exchange(costs, mesh, hardware) if replicas > 1 else Exchange(0.0, 0.0, 0.0)
     again, kept, working = dict(costs.again_seconds), dict(costs.kept_bytes), dict(costs.working_bytes)
     backward = np.array([costs.backward_seconds + again[keep] for keep in keeps])
     forward = np.full(len(keeps), costs.forward_seconds)
-    beside_forward = own.gather_seconds * (zero == 3)
-    beside_backward = own.gather_seconds * (zero == 3) + own.scatter_seconds * (zero >= 2)
+    gathered, scattered = own.gather_seconds * (zero == 3), own.scatter_seconds * (zero >= 2)
     late = _LATE[zero](own)
     update = held.update_seconds / (replicas if zero else 1)
     front = Front(
-        _beside(forward, beside_forward, slow),
-        _beside(backward, beside_backward, slow),
+        forward + gathered if first else _beside(forward, gathered, slow),
+        _beside(backward, gathered, slow) + scattered if first else _beside(backward, gathered + scattered, slow),
         np.array([kept[keep] for keep in keeps]),
         np.full(len(keeps), _static(costs, zero, replicas)),
         update + (np.maximum(late - backward, 0.0) if first else np.zeros(len(keeps))),

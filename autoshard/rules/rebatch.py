@@ -67,6 +67,14 @@ def rebatched(graph: Graph, batch: int) -> Graph:
     return made
 
 
+def batch_dims(graph: Graph) -> dict[str, int]:
+    """Tensor -> its dim that holds the batch; the outermost where there are two."""
+    found: dict[str, int] = {}
+    for place in _followed(graph, batch_size(graph)):
+        found[place.tensor] = min(place.dim, found.get(place.tensor, place.dim))
+    return found
+
+
 def _check(graph: Graph, made: Graph, changed: set[str]) -> None:
     """The rule of every operator fits the new shapes as it did the old ones."""
     known: set[tuple[object, ...]] = set()

@@ -1,0 +1,153 @@
+"""Whole steps of large models searched: CPU seconds and memory of the search, the step, and both gaps.
+
+python benchmarks/joint_search.py [--only gpt3] [--write]      (--write puts the table into benchmarks/README.md)
+
+Each case is a process of its own: the model is captured without values, then the search is timed from the graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- joint_search: written by the command below -->", "<!-- joint_search end -->"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`most_seconds`: CPU seconds that the search may take."""
+
+    title: str
+    model: str
+    sizes: tuple[tuple[str, int], ...]
+    hardware: str
+    devices: int
+    batch: int
+    most_seconds: float
+
+
+GPT, LLAMA = "examples/gpt2.py:build", "benchmarks/llama.py:sized"
+CASES = {
+    "gpt3": Case(
+        "GPT-3 175B, sequence 2048", GPT,
+        (("batch", 4), ("sequence", 2048), ("n_layer", 96), ("n_embd", 12288), ("n_head", 96)),
+        "a100-80g-sxm", 1024, 1536, 60.0,
+    ),
+    "llama-70b": Case(
+        "Llama 70B, sequence 4096", LLAMA,
+        (("batch", 4), ("sequence", 4096), ("layers", 80), ("hidden", 8192), ("inner", 28672), ("heads", 64),
+         ("heads_of_keys", 8)),
+        "h100-80g-sxm", 256, 1024, 60.0,
+    ),
+    "1t": Case(
+        "GPT 1T, sequence 2048", GPT,
+        (("batch", 4), ("sequence", 2048), ("n_layer", 128), ("n_embd", 25600), ("n_head", 160)),
+        "a100-80g-sxm", 3072, 3072, 120.0,
+    ),
+}  # fmt: skip
+
+
+def measure(name: str) -> dict[str, Any]:
+    """In this process."""
+    from autoshard.capture.capture import capture
+    from autoshard.cluster.hardware import load_hardware
+    from autoshard.joint.block_line import block_line
+    from autoshard.joint.joint_search import joint_search
+    from autoshard.joint.outer_space import OuterSpace
+
+    case = CASES[name]
+    graph = capture(str(ROOT / case.model), dict(case.sizes), "bf16-mixed")
+    hardware, line = load_hardware(case.hardware), block_line(graph)
+    begun = time.process_time()
+    space = OuterSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
+    found = joint_search(graph, hardware, space, hardware.usable_memory_bytes)
+    seconds = time.process_time() - begun
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return {
+        "cpu_seconds": seconds,
+        "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
+        "choice": str(found.best.problem.choice),
+        "step_seconds": found.best.seconds,
+        "gap": found.gap,
+        "model_gap": found.model_gap,
+        "considered": found.considered,
+        "solved": found.solved,
+        "fronts": found.fronts,
+    }
+
+
+def row(name: str, made: dict[str, Any]) -> str:
+    case = CASES[name]
+    return (
+        f"| {case.title}, batch {case.batch}, {case.devices} x {case.hardware} | {made['cpu_seconds']:.0f} s "
+        f"(limit {case.most_seconds:.0f}) | {made['GiB']:.1f} GiB | {made['considered']:,} / {made['solved']:,} / "
+        f"{made['fronts']} | {made['choice']} | {made['step_seconds']:.4g} s | {made['gap']:.2%} | "
+        f"{made['model_gap']:.2%} |"
+    )
+
+
+def section(rows: list[str]) -> str:
+    return "\n".join([
+        BEGIN,
+        "## Whole steps searched",
+        "",
+        "`python benchmarks/joint_search.py --write`",
+        "",
+        "CPU seconds of the search after capture, one thread; the process's peak memory, capture included. Counts:",
+        "outer choices with a split of the blocks, those solved exactly, searches of a split. The first gap is of the",
+        "simulated step to the bound on any order of undivided forwards and backwards, the second of the form $T$ to",
+        f"the least possible. {platform.machine()}, no accelerator.",
+        "",
+        "| case | search | memory | counts | chosen | step | gap | gap of the form |",
+        "|---|--:|--:|--:|---|--:|--:|--:|",
+        *rows,
+        END,
+    ])  # fmt: skip
+
+
+def write(text: str) -> None:
+    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
+    path = ROOT / "benchmarks" / "README.md"
+    old = path.read_text()
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", choices=CASES, help="one case")
+    parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(measure(options.child)))
+        return 0
+    rows, late = [], False
+    for name in [options.only] if options.only else CASES:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", __file__, "--child", name], capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"{name}: {done.stderr}")
+        made = json.loads(done.stdout.splitlines()[-1])
+        late |= made["cpu_seconds"] > CASES[name].most_seconds
+        rows.append(row(name, made))
+        print(rows[-1], flush=True)
+    if options.write:
+        write(section(rows))
+    return int(late)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())
