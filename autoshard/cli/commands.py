@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.constraints.step_request import StepRequest
     from autoshard.ir.graph import Graph
     from autoshard.search.search_request import SearchRequest
+    from autoshard.workflow import Made
 
 _LONG = re.compile(r"\S{400,}")
 BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
@@ -139,10 +140,15 @@ def plan(options: argparse.Namespace) -> int:
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
         graph = workflow.read_graph(request)
+    told: dict[str, Any] = {}
     if wanted.searches_step:
-        return _plan_step(options, graph, hardware, wanted)
-    with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
-        made = workflow.make_plan(graph, hardware, wanted)
+        graph, made, told = _searched_step(options, graph, hardware, wanted)
+        if "error" in told and quiet:
+            _print_json(told)
+            return int(told["error"]["exit_code"])
+    else:
+        with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
+            made = workflow.make_plan(graph, hardware, wanted)
     with step("writing the package", quiet):
         files = package_files.package_files(
             package_files.build(made.plan, graph, hardware), package_files.Beside(made.styles, made.front)
@@ -150,6 +156,7 @@ def plan(options: argparse.Namespace) -> int:
         output_folder.write_package(options.out, files)
         write_text(options.out / package_files.SEARCH_LOG, package_files.log_text(made.log))
     summary = plan_summary.as_dict(made.plan, graph) | {"out": str(options.out), "files": sorted(files)}
+    summary |= {"searched_step": told} if told else {}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
         print(plan_summary.summary(made.plan, graph, made.styles, terminal_width()))
@@ -164,21 +171,30 @@ def plan(options: argparse.Namespace) -> int:
     return code
 
 
-def _plan_step(options: argparse.Namespace, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> int:
-    """Say which whole step is best. What is not written as code yet ends in an error, after the answer."""
+def _searched_step(
+    options: argparse.Namespace, graph: Graph, hardware: Hardware, wanted: SearchRequest
+) -> tuple[Graph, Made, dict[str, Any]]:
+    """The best whole step: told, and made a plan. Where it can't be written as code, UsageError after the answer; with
+    --json the answer has the error in it."""
+    from autoshard import workflow
+    from autoshard.joint.joint_plan import confirmed, step_seconds
     from autoshard.joint.step_request_space import searched_step
     from autoshard.text import step_text
     from autoshard.text.tables import terminal_width
 
     with step(f"searching steps of {wanted.devices} devices", options.json):
         found = searched_step(graph, hardware, wanted)
-    error = UsageError(step_text.NOT_WRITTEN, step_text.fixed_command(found, wanted))
+        found, carried, plan = confirmed(found, hardware, wanted.origin)
+    told = step_text.as_dict(found, wanted) | {"program_seconds": step_seconds(plan)}
+    reason = step_text.not_written(found, graph)
     if not options.json:
-        print("\n".join(step_text.summary(found, wanted, terminal_width())))
-        raise error
-    told = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    _print_json(step_text.as_dict(found, wanted) | {"error": told})
-    return error.exit_code
+        print("\n".join([*step_text.summary(found, wanted, terminal_width()), "", step_text.by_program(plan)]))
+    if reason:
+        error = UsageError(reason, step_text.how_to_write(found))
+        if not options.json:
+            raise error
+        told["error"] = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    return carried, workflow.Made(plan), told
 
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:

@@ -126,7 +126,7 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     one = "samples of a replica in one pass"
     parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
     zero = "stage of ZeRO: 0, 1, 2 or 3"
-    parser.add_argument("--zero", type=_count("--zero"), metavar="Z", help=zero)
+    parser.add_argument("--zero", metavar="Z", help=zero)
     stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
     parser.add_argument("--stages", type=_count("--stages"), metavar="S", help=stages)
     parts = "parts of the model on each stage, for the interleaved schedule; default 1"

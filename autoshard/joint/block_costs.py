@@ -110,7 +110,7 @@ class _Measured:
     def block(self, number: int) -> BlockCosts:
         forward, backward = self._wall(number)
         own = [i for i in range(self.count) if self.block_of[i] == number]
-        again_cheap = self._seconds(own, cheap=True)
+        again_cheap = self._cheap_seconds(own)
         everything = sum(span.held.bytes for block, span in self.kept if block == number)
         entered = self._entered(number)
         dear = sum(span.held.bytes for block, span in self.kept if block == number and self._is_dear(span))
@@ -138,19 +138,16 @@ class _Measured:
         backward = starts[turn - first + 1] - starts[turn - last]
         return max(forward, 0.0), max(backward, 0.0)
 
-    def _seconds(self, own: list[int], cheap: bool) -> float:
-        """Of the forward of operators that are not dear."""
-        wanted = {
-            i for i in own
-            if isinstance(ins := self.program.instructions[i], Compute) and cheap != is_expensive(ins.target)
-        }  # fmt: skip
-        starts = self.timeline.starts
-        return math.fsum(starts[i + 1] - starts[i] for i in wanted)
+    def _cheap_seconds(self, own: list[int]) -> float:
+        """Of the forward of all but what is dear."""
+        starts, steps = self.timeline.starts, self.program.instructions
+        dear = {i for i in own if isinstance(step := steps[i], Compute) and is_expensive(step.target)}
+        return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
 
     def _is_dear(self, span: Span) -> bool:
-        """Is what is kept a result of something dear, a collective too?"""
+        """Is what is kept a result of something dear? A collective runs again (see emit/runtime)."""
         instruction = self.program.instructions[span.start]
-        return not isinstance(instruction, Compute) or is_expensive(instruction.target)
+        return isinstance(instruction, Compute) and is_expensive(instruction.target)
 
     @cached_property
     def _made(self) -> dict[str, int]:

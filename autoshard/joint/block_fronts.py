@@ -2,8 +2,8 @@
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 1 keeps the optimizer's state in shards, and gathers new weights once
 a step; 2 scatters the gradients of every micro-batch; 3 keeps weights in shards too, gathered for every forward and
-again for every backward. A block's gather runs beside the block before it, its reduction beside the one after; what
-is hidden slows the computation beside it.
+again for every backward. A block's gather runs beside the block before it, its reduction beside the one after, and
+slows the computation there; nothing is hidden with several stages, and in blocks that compute again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autoshard.joint.block_costs import BlockCosts
 from autoshard.solvers.stages.stage_problem import Front
 
 KEEPS = ("all", "expensive", "input")
-REPLICAS = 1  # the axis of `step_mesh`
+STAGES, REPLICAS = 0, 1  # axes of `step_mesh`
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,12 @@ def block_front(
     gathered, scattered = own.gather_seconds * (zero == 3), own.scatter_seconds * (zero >= 2)
     late = _LATE[zero](own)
     update = held.update_seconds / (replicas if zero else 1)
+    hidden_forward = forward + gathered if first else _beside(forward, gathered, slow)
+    hidden = _beside(backward, gathered, slow) + scattered if first else _beside(backward, gathered + scattered, slow)
+    alone = np.array([mesh.sizes[STAGES] > 1 or keep != "all" for keep in keeps])  # these are in no bucket
     front = Front(
-        forward + gathered if first else _beside(forward, gathered, slow),
-        _beside(backward, gathered, slow) + scattered if first else _beside(backward, gathered + scattered, slow),
+        np.where(alone, forward + gathered, hidden_forward),
+        np.where(alone, backward + gathered + scattered, hidden),
         np.array([kept[keep] for keep in keeps]),
         np.full(len(keeps), _static(costs, zero, replicas)),
         update + (np.maximum(late - backward, 0.0) if first else np.zeros(len(keeps))),

@@ -21,6 +21,7 @@ from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shorte
 from autoshard.joint.block_splits import BlockSplit, block_splits
 from autoshard.joint.outer_space import Divided, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
+from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
 from autoshard.simulation.step_timeline import StepTimeline, simulate_step
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
@@ -131,7 +132,7 @@ def joint_search(
     line = block_line(graph)
     store = FrontStore(line, hardware, tell=tell)
     kinds = tuple(block.kind for block in line.blocks)
-    named = {block.kind for block in line.blocks if block.module}
+    named = {block.kind for block in line.blocks if block.module and not not_again(graph, block.module, 2)}
     keeps = tuple(space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     log, problems = Divided(), []
     for choice in outer_choices(space, hardware, log):

@@ -11,12 +11,10 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.ir.problem import Floats
 from autoshard.joint.block_costs import BlockCosts
-from autoshard.joint.block_fronts import BlockFront, block_front, exposed_seconds, step_mesh
+from autoshard.joint.block_fronts import STAGES, BlockFront, block_front, exposed_seconds, step_mesh
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
-
-STAGES = 0  # the axis of `step_mesh`
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,5 +152,6 @@ class _MeasuredPart:
         return _Again(seconds, dropped)
 
     def _is_dear(self, index: int) -> bool:
+        """A collective runs again (see emit/runtime)."""
         instruction = self.part.instructions[index]
-        return not isinstance(instruction, Compute) or is_expensive(instruction.target)
+        return isinstance(instruction, Compute) and is_expensive(instruction.target)

@@ -7,14 +7,16 @@ from itertools import groupby
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
 from autoshard.joint.joint_search import JointResult, StepFound
+from autoshard.rules.rebatch import batch_size
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds
 
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
-NOT_WRITTEN = "a step that was searched for is not written as code yet: no package is made"
 _HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "computed again", "step", "memory", "")
 
 
@@ -151,18 +153,32 @@ def _found(result: JointResult, own: StepFound) -> dict[str, Any]:
     }
 
 
-def fixed_command(found: JointResult, wanted: SearchRequest) -> str:
-    """Options that fix the nearest step that can be asked for."""
+def not_written(found: JointResult, graph: Graph) -> str:
+    """Why the chosen step is not written as code; "" where it is. `graph`: as captured."""
     choice = found.best.problem.choice
-    keeps = Counter(
-        found.best.problem.keeps[k][p] for k, p in zip(found.best.problem.kinds, found.best.plan.points, strict=True)
+    if choice.zero in (1, 2):
+        return f"ZeRO {choice.zero} is not written as code yet: no package is made"
+    samples = choice.replicas * choice.micro_batch
+    if samples != batch_size(graph):
+        return (
+            f"the model was captured with {batch_size(graph)} samples, and a micro-batch of all replicas has "
+            f"{samples}: no package is made"
+        )
+    return ""
+
+
+def by_program(plan: Plan) -> str:
+    """What the plan's own program is predicted to take; the table above has it from the costs of blocks."""
+    step = plan.step
+    seconds, size = step.predicted_seconds or plan.predicted_seconds, step.predicted_peak_bytes
+    return f"by the program that is written: {format_seconds(seconds)}, " + (
+        f"{format_bytes(size or plan.predicted_peak_bytes)} on the fullest device"
     )
-    told = [f"--mesh dp={choice.replicas},tp={choice.tensor}", f"--global-batch {wanted.step.global_batch}"]
-    if choice.stages > 1:
-        told.append(f"--stages {choice.stages}")
-    if choice.virtual_stages > 1:
-        told.append(f"--virtual-stages {choice.virtual_stages}")
-    most = keeps.most_common(1)[0][0]
-    if most != "all":
-        told.append(f"--recompute {SAID[most]}")
-    return f"{' '.join(told)}, of the model called with {choice.replicas * choice.micro_batch} samples"
+
+
+def how_to_write(found: JointResult) -> str:
+    """What to try instead."""
+    choice = found.best.problem.choice
+    if choice.zero in (1, 2):
+        return "--zero 0,3"
+    return f"the same command, of the model called with {choice.replicas * choice.micro_batch} samples (--with …)"

@@ -6,6 +6,7 @@ import itertools
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +19,17 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
+from autoshard.ir.plan_json import load
 from autoshard.joint.block_costs import block_costs
 from autoshard.joint.block_line import block_line, shortened
 from autoshard.joint.block_splits import block_splits
+from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import FrontStore, JointResult, joint_search
 from autoshard.joint.outer_space import OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
+from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
@@ -147,22 +151,47 @@ def test_every_outer_choice_divides() -> None:
     assert sizes == {(s, t) for s, t in itertools.product((1, 2, 4), (1, 2, 4, 8)) if s * t <= 8}
 
 
-def test_the_command_says_which_step_is_best_and_writes_no_package(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Stages in the table are those of the JSON; a package that is not written leaves no folder and no success."""
-    saved = tmp_path / "gpt2.graph.json"
+def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it prints, the JSON and the plan in the package speak of one step; where none is written, there is none."""
+    saved, out = tmp_path / "gpt2.graph.json", tmp_path / "out"
     saved.write_text(dumps(gpt2()), encoding="utf-8")
     asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "4", "--global-batch", "16"]
-    asked += ["--stages", "2,4", "--micro-batch", "2", "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out")]
-    assert main(asked) == UsageError.exit_code
+    asked += ["--hardware", "a100-80g-sxm", "--out", str(out), "--stages", "2", "--virtual-stages", "1", "--zero", "0"]
+    assert main([*asked, "--micro-batch", "1", "--recompute", "full"]) == UsageError.exit_code
     told = capsys.readouterr()
-    assert "no package is made" in told.err and not (tmp_path / "out").exists()
-    assert " stages" in told.out and "gap " in told.out
-    assert main([*asked, "--json"]) == UsageError.exit_code
-    best = json.loads(capsys.readouterr().out)["best"]
-    assert best["stages"] in (2, 4) and best["micro_batch"] == 2
-    assert {part["stage"] for part in best["parts"]} == set(range(best["stages"]))
+    assert "captured with 4 samples" in told.err and "no package is made" in told.err and not out.exists()
+    assert main([*asked, "--micro-batch", "2", "--recompute", "full", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    best = summary["searched_step"]["best"]
+    plan = load(out / "plan.json")
+    assert best["stages"] == plan.step.stages == 2 and best["replicas"] * best["micro_batch"] == 4
+    assert [part["first_op"] for part in best["parts"]] == [part.first_op for part in plan.step.parts]
+    assert best["recompute"] == {policy.module: policy.keep for policy in plan.step.recompute}
+    assert plan.certificate.status == "feasible"  # what was solved is the rest of a split that was chosen before
+    assert plan.step.predicted_seconds == summary["searched_step"]["program_seconds"]
+    assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"stages": (2,), "tensor": (2,), "zero": (0,)},
+        {"stages": (1,), "tensor": (4,)},
+        {"stages": (2,), "tensor": (1,), "zero": (0,), "keeps": ("input",)},
+    ],
+)
+def test_costs_of_blocks_are_those_of_the_plan_made_of_them(fixed: dict[str, Any]) -> None:
+    """Three layers measured once each against the whole program on all axes."""
+    found = joint_search(wide(), hardware(), space(wide(), 4, 16, micro_batch=(2,), virtual_stages=(1,), **fixed), 8e10)
+    _, plan = joint_plan(found, hardware(), Origin("gpt2"))
+    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
+    assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.15)
+
+
+@cache
+def wide() -> Graph:
+    sizes = {"batch": 4, "sequence": 1024, "n_layer": 4, "n_embd": 2048, "n_head": 16, "vocabulary": 8000}
+    return capture(str(GPT2), sizes, "bf16-mixed")
 
 
 def test_what_a_searched_step_does_not_have_is_said() -> None:
