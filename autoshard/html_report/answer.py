@@ -30,22 +30,29 @@ def answer(
 
 
 def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) -> list[dict[str, Any]]:
-    """Label, value, note, and a share in percent where there is a bar."""
-    step, band = timeline.step_seconds or math.inf, error_band(plan, graph)
-    low, high = (format_seconds(timeline.step_seconds * (1 + sign * band.error), 3) for sign in (-1, 1))
+    """Label, value, note, and a share in percent where there is a bar. Of a whole step, where that is several
+    micro-batches."""
+    step = plan.step.predicted_seconds or timeline.step_seconds
+    peak = plan.step.predicted_peak_bytes or timeline.peak_bytes
+    band = error_band(plan, graph)
+    low, high = (format_seconds(step * (1 + sign * band.error), 3) for sign in (-1, 1))
     what = "one optimizer step" if graph.loss else "forward only"
-    found = [_figure("Predicted step", format_seconds(timeline.step_seconds), f"{low} to {high}, {band}; {what}")]
+    if plan.step.predicted_seconds:
+        what += f" of {plan.step.micro_batches} micro-batches, each {format_seconds(timeline.step_seconds, 3)} alone"
+    found = [_figure("Predicted step", format_seconds(step), f"{low} to {high}, {band}; {what}")]
     finite = math.isfinite(plan.capacity_bytes)
-    share = timeline.peak_bytes / plan.capacity_bytes if finite and plan.capacity_bytes else None
+    share = peak / plan.capacity_bytes if finite and plan.capacity_bytes else None
     note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
-    found.append(_figure("Peak memory of a device", format_bytes(timeline.peak_bytes), note, share))
-    ideal = ideal_seconds(graph, hardware, plan.mesh.size)
+    found.append(_figure("Peak memory of a device", format_bytes(peak), note, share))
+    ideal = ideal_seconds(graph, hardware, plan.devices)
     if ideal:
+        used = ideal * plan.step.micro_batches / (step or math.inf)
         note = "of the devices' peak FLOP/s does the model's own arithmetic"
-        found.append(_figure("Model FLOPs utilisation", f"{ideal / step:.1%}", note, ideal / step))
-    nodes = -(-plan.mesh.size // hardware.devices_per_node)
-    note = f"{plan.mesh} of {hardware.name}, {nodes} node{'s' if nodes > 1 else ''}"
-    found.append(_figure("Devices", str(plan.mesh.size), note))
+        found.append(_figure("Model FLOPs utilisation", f"{used:.1%}", note, used))
+    nodes = -(-plan.devices // hardware.devices_per_node)
+    where = f"{plan.mesh} on each of {plan.step.stages} stages" if plan.step.stages > 1 else str(plan.mesh)
+    note = f"{where} of {hardware.name}, {nodes} node{'s' if nodes > 1 else ''}"
+    found.append(_figure("Devices", str(plan.devices), note))
     return found
 
 

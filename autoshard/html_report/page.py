@@ -17,6 +17,7 @@ from autoshard.html_report.op_records import op_records
 from autoshard.html_report.other_choices import OtherChoices
 from autoshard.html_report.picture.plan_picture import about, plan_svg
 from autoshard.html_report.timeline_series import LEGEND, longest, series, streams
+from autoshard.html_report.whole_step_view import whole_step
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import MeshTried, Plan
@@ -51,7 +52,9 @@ def page(
         "title": f"{model} on {plan.mesh}: autoshard report",
         "model": model,
         "mesh": str(plan.mesh),
-        "devices": plan.mesh.size,
+        "devices": plan.devices,
+        "stages": plan.step.stages,
+        "whole_step": whole_step(plan, program, graph, hardware),
         "hardware": plan.hardware,
         "hardware_text": plan.hardware_text,
         "precision": plan.precision,

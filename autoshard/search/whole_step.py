@@ -11,7 +11,6 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.program.step_check import check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
-from autoshard.units import format_bytes, format_seconds
 
 
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
@@ -50,11 +49,8 @@ def predicted(plan: Plan, graph: Graph) -> Plan:
         return plan
     made = simulate_plan_step(plan, lower(plan, graph), graph, parse_hardware(plan.hardware_text))
     peak = max(made.peak_bytes)
-    told = f"the whole step of {step.micro_batches} micro-batches is predicted to take "
-    told += f"{format_seconds(made.step_seconds)} and {format_bytes(peak)} on its fullest device; "
-    told += "all other predictions are of one micro-batch"
     step = replace(step, predicted_seconds=made.step_seconds, predicted_peak_bytes=peak)
-    return replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, told)))
+    return replace(plan, step=step)
 
 
 def repeated_blocks(graph: Graph) -> tuple[str, ...]:

@@ -49,14 +49,21 @@ def summary(plan: Plan, graph: Graph, styles: Sequence[StylePlan] = (), width: i
 
 def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -> list[str]:
     """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
-    rows = [("predicted step", f"{format_seconds(plan.predicted_seconds)} {error_band(plan, graph)}")]
-    memory = format_bytes(plan.predicted_peak_bytes)
+    seconds, peak = plan.predicted_seconds, plan.predicted_peak_bytes
+    whole = bool(plan.step.predicted_seconds)
+    if whole:  # several micro-batches, of which the plan is one
+        seconds, peak = plan.step.predicted_seconds, plan.step.predicted_peak_bytes
+    rows = [("predicted step", f"{format_seconds(seconds)} {error_band(plan, graph)}")]
+    if whole:
+        one = f"{format_seconds(plan.predicted_seconds)} alone on one stage: all below is of it"
+        rows.append((f"1 of {plan.step.micro_batches} micro-batches", one))
+    memory = format_bytes(peak)
     if math.isfinite(plan.capacity_bytes):
-        memory += f" of {format_bytes(plan.capacity_bytes)} ({plan.predicted_peak_bytes / plan.capacity_bytes:.1%})"
+        memory += f" of {format_bytes(plan.capacity_bytes)} ({peak / plan.capacity_bytes:.1%})"
     rows.append(("memory per device", memory))
-    ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.mesh.size)
-    if ideal and plan.predicted_seconds:
-        rows.append(("MFU", f"{ideal / plan.predicted_seconds:.1%} of the devices' peak FLOP/s"))
+    ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.devices) * plan.step.micro_batches
+    if ideal and seconds:
+        rows.append(("MFU", f"{ideal / seconds:.1%} of the devices' peak FLOP/s"))
     for index, (style, words) in enumerate(gains(plan, styles)):
         step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
         rows.append(("beside styles" if index == 0 else "", f"{style.name}{step}: {words}"))

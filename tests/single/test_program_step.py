@@ -11,9 +11,11 @@ import pytest
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.graph_capture.capture import capture
+from autoshard.html_report.whole_step_view import whole_step
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
+from autoshard.package import package_files
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -22,6 +24,8 @@ from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.program_step import step_costs
 from autoshard.simulation.step_timeline import StepCosts, simulate_step
+from autoshard.text.plan_summary import summary
+from autoshard.units import format_seconds
 
 GPT2 = Path(__file__).resolve().parents[2] / "examples" / "gpt2.py:build"
 
@@ -66,7 +70,25 @@ def test_micro_batches_repeat_all_but_the_end_of_the_step() -> None:
     assert made.step_seconds == pytest.approx(5 * each + one.stages[0].tail_seconds)
     told = predicted(with_step(plan, gpt2(), StepRequest(global_batch=20)), gpt2())
     assert told.step.micro_batches == 5 and told.step.predicted_seconds == pytest.approx(made.step_seconds)
-    assert "whole step of 5 micro-batches" in told.search.notes[-1]
+    said = summary(told, gpt2(), width=100)
+    assert f"predicted step        {format_seconds(made.step_seconds)}" in said and "1 of 5 micro-batches" in said
+
+
+def test_the_report_is_of_the_whole_step() -> None:
+    plan, graph = planned(), gpt2()
+    request = StepRequest(micro_batches=6, stages=2, recompute="full")
+    plan = predicted(with_step(plan, graph, request), graph)
+    found = package_files.report_text(package_files.build(plan, graph, hardware()))
+    assert f'<span class="value">{format_seconds(plan.step.predicted_seconds)}</span>' in found
+    assert f"on each of {plan.step.stages} stages, {2 * plan.mesh.size} devices" in found
+    view = whole_step(plan, lower(plan, graph), graph, hardware())
+    assert view is not None
+    assert [row[1:3] for row in view["rows"]] == [
+        ("the start, transformer.h.0 … transformer.h.1", "all"), ("transformer.h.2 … transformer.h.3, the end", "all"),
+    ]  # fmt: skip
+    assert view["about"].startswith("6 micro-batches through 2 stages in ")
+    assert view["picture"].count(">5</text>") == 4  # the last micro-batch, there and back, on both
+    assert whole_step(planned(), lower(planned(), graph), graph, hardware()) is None
 
 
 def test_parts_together_take_what_the_whole_takes_and_hand_on_their_boundary() -> None:

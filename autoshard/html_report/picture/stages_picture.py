@@ -29,11 +29,22 @@ def stages_svg(timeline: StepTimeline) -> str:
             told = f"{format_bytes(timeline.peak_bytes[stage])}, busy {_busy(timeline, stage):.0%}"
             body.append(text(WIDTH - RIGHT + 8, y + bar - 2, told, class_="small soft"))
         body += _slots(timeline.by_stage[stage], y, bar, scale)
+        body += _numbers(timeline, stage, y, bar, scale)
         body += _tail(timeline, stage, y, bar, scale)
     costs = timeline.costs
     title = f"{timeline.stages} stages, {costs.micro_batches} micro-batches, {costs.schedule}"
     about = f"predicted step of {format_seconds(timeline.step_seconds)}; each row is a stage, time goes to the right"
     return document(WIDTH, bottom + BOTTOM, title, about, body, "stages")
+
+
+def about_step(timeline: StepTimeline) -> str:
+    """The picture in words."""
+    count = timeline.costs.micro_batches
+    lines = [f"{count} micro-batches through {timeline.stages} stages in {format_seconds(timeline.step_seconds)}"]
+    for stage in range(timeline.stages):
+        held = format_bytes(timeline.peak_bytes[stage])
+        lines.append(f"stage {stage} is busy for {_busy(timeline, stage):.0%} and holds {held}")
+    return "; ".join(lines) + "."
 
 
 def _busy(timeline: StepTimeline, stage: int) -> float:
@@ -81,6 +92,17 @@ def _slots(slots: tuple[Placed, ...], y: float, bar: float, scale: float) -> lis
         for kind, own in drawn.items()
         if own
     ]
+
+
+def _numbers(timeline: StepTimeline, stage: int, y: float, bar: float, scale: float) -> list[str]:
+    """Of micro-batches, with several parts a stage `3.1`, where a slot has room for it."""
+    found = []
+    for placed in timeline.by_stage[stage]:
+        chunk = f".{placed.slot.chunk}" if timeline.costs.chunks > 1 else ""
+        words, middle = f"{placed.slot.micro_batch}{chunk}", placed.start_seconds + placed.duration_seconds / 2
+        if bar >= BAR and placed.duration_seconds * scale > 8 + 6 * len(words):
+            found.append(text(LEFT + middle * scale, y + bar - 4, words, class_="small mid inside"))
+    return found
 
 
 def _fine(value: float) -> str:

@@ -123,7 +123,7 @@ def _colours(own: str, named: dict[str, str], axes: Sequence[str]) -> list[str]:
     rules += [f"{own} .{name} {{ fill: {named[name]}; stroke: {named['line']} }}" for name in ("panel", "box")]
     rules += [f"{own} .talkbox {{ fill: {named['talkbox']}; stroke: {named['talk']} }}"]
     rules += [f"{own} text {{ fill: {named['text']} }}", f"{own} .soft {{ fill: {named['soft']} }}"]
-    rules += [f"{own} text.talk {{ fill: {named['talk']} }}"]
+    rules += [f"{own} text.talk {{ fill: {named['talk']} }}", f"{own} text.inside {{ fill: {named['page']} }}"]
     rules += [f"{own} .edge, {own} .cell {{ stroke: {named['soft']} }}", f"{own} .tip {{ fill: {named['soft']} }}"]
     rules += [f"{own} .cell {{ fill: {named['box']} }}"]
     for index, colour in enumerate(axes):

@@ -1,0 +1,76 @@
+"""A step of several micro-batches or stages: its figures, its stages as rows, and its schedule as a picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.html_report.picture.stages_picture import about_step, stages_svg
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.ir.program import Program
+from autoshard.program.weight_buckets import block_of
+from autoshard.simulation.program_step import simulate_plan_step
+from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.units import format_bytes, format_seconds
+
+KEPT = {"expensive": "all but products and attention", "input": "all"}
+
+
+def is_whole(plan: Plan) -> bool:
+    """Is a step more than the micro-batch that the plan is of."""
+    return bool(plan.step.predicted_seconds)
+
+
+def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> dict[str, Any] | None:
+    """What the template shows of it; None where a step is one micro-batch on one stage that keeps all."""
+    if not is_whole(plan):
+        return None
+    timeline = simulate_plan_step(plan, program, graph, hardware)
+    step = plan.step
+    text = f"{step.micro_batches} micro-batches of the captured batch"
+    text += f" through {step.stages} stages, in the order called {step.schedule}" if step.stages > 1 else ""
+    text += "; all that follows on this page is of one of them, as if all of the model stood on each stage."
+    return {
+        "text": text,
+        "picture": stages_svg(timeline),
+        "about": about_step(timeline),
+        "rows": _rows(plan, graph, timeline),
+    }
+
+
+def _rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
+    """Stage, its modules, what is computed again, seconds of a micro-batch there and back, busy share, memory."""
+    rows: list[tuple[str, ...]] = []
+    for stage in range(timeline.stages):
+        parts = [timeline.costs.part(stage, chunk) for chunk in range(timeline.costs.chunks)]
+        names = [_modules(plan, graph, chunk * timeline.stages + stage) for chunk in range(timeline.costs.chunks)]
+        rows.append(
+            (
+                str(stage),
+                "; ".join(words for words, _ in names),
+                _again(plan, {module for _, own in names for module in own}),
+                format_seconds(sum(part.forward_seconds for part in parts)),
+                format_seconds(sum(part.backward_seconds for part in parts)),
+                format_seconds(timeline.costs.stages[stage].tail_seconds),
+                f"{timeline.busy_seconds(stage) / timeline.step_seconds:.0%}",
+                format_bytes(timeline.peak_bytes[stage]),
+            )
+        )
+    return rows
+
+
+def _modules(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
+    """`the start, h.0 … h.5`: of a part of the model, and its blocks."""
+    names = [op.name for op in graph.ops]
+    first = [names.index(part.first_op) for part in plan.step.parts] or [0]
+    ops = graph.ops[first[number] : (*first, len(names))[number + 1]]
+    blocks = [path for path in dict.fromkeys(block_of(op.module) for op in ops) if path]
+    said = [blocks[0] if len(blocks) == 1 else f"{blocks[0]} … {blocks[-1]}"] if blocks else []
+    said = (["the start"] if number == 0 else []) + said + (["the end"] if number == len(first) - 1 else [])
+    return ", ".join(said), blocks
+
+
+def _again(plan: Plan, blocks: set[str]) -> str:
+    keeps = {KEPT[keep] for module, keep in plan.step.keeps.items() if module in blocks}
+    return ", ".join(sorted(keeps)) or "nothing"
