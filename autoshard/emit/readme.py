@@ -55,7 +55,7 @@ Ranks are row-major over the mesh, so that the last axis is on neighbouring rank
 | `convert.py` | weights of the original model in and out |
 | `runtime/` | the few functions that the model calls: collectives with gradients, sharded parameters |
 | `plan.json`, `graph.json` | the plan (every decision with its predicted cost) and the model it was made for |
-| `report.html`, `timeline.json` | the predicted step as a page, and as a trace for Perfetto |
+| `report.html`, `timeline.json` | the predicted step as a page, and as a trace for Perfetto |{_stage_files(program)}
 | `styles.json` | what known styles (dp, fsdp, megatron, …) would take on this mesh, where that was simulated |
 | `search.log` | how long the search took |
 | `manifest.json`, `ruff.toml` | what autoshard wrote, with hashes; the linter's line length |
@@ -121,6 +121,12 @@ torchrun --nnodes {nodes} --node-rank $NODE --nproc-per-node {per_node} \\
 
 def _shown(size: int) -> range:
     return range(min(size, 16))
+
+
+def _stage_files(program: Program) -> str:
+    """A row more, of a plan with stages."""
+    row = "\n| `step_timeline.json`, `stages.svg` | the whole step of all stages: a trace for Perfetto, and a picture |"
+    return row if program.step.parts else ""
 
 
 def _model_files(program: Program) -> str:

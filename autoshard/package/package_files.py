@@ -33,6 +33,8 @@ PARETO_PLOT = "pareto.svg"
 STYLES = "styles.json"
 MODEL = "model_parallel.py"
 PLAN_PICTURE = "plan.svg"
+STEP_TIMELINE = "step_timeline.json"
+STAGES_PICTURE = "stages.svg"
 DIFF = "diff.html"
 
 
@@ -84,7 +86,18 @@ def package_files(built: SimulatedPlan, beside: Beside | None = None) -> dict[st
         from autoshard.search import style_plans
 
         files[STYLES] = style_plans.as_json(beside.styles)
+    files |= _of_stages(built) if built.plan.step.parts else {}
     return files | {TIMELINE: trace_text(built.timeline), REPORT: report_text(built, beside)}
+
+
+def _of_stages(built: SimulatedPlan) -> dict[str, str]:
+    """The whole step of all stages, as a trace that Perfetto opens and as a picture."""
+    from autoshard.html_report.picture.stages_picture import stages_svg
+    from autoshard.simulation.program_step import simulate_plan_step
+    from autoshard.simulation.step_trace import step_trace
+
+    made = simulate_plan_step(built.plan, built.program, built.graph, built.hardware)
+    return {STEP_TIMELINE: json.dumps(step_trace(made)) + "\n", STAGES_PICTURE: stages_svg(made)}
 
 
 def log_text(log: Sequence[tuple[str, float]]) -> str:
