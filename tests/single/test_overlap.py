@@ -105,7 +105,7 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
 
         def work(ranks: Any) -> None:
             model = package.model.build_model(ranks)
-            package.runtime.init_parameters(model, 0, package.train.INITIAL)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
             step(package, ranks, model, batch_of(package, 0))
 
         run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
@@ -125,7 +125,7 @@ def test_micro_batches_are_summed_over_devices_once() -> None:
 
         def gradients_of(ranks: Any, ways: list[tuple[int, bool]]) -> tuple[dict[str, Tensor], list[str]]:
             model = package.model.build_model(ranks)
-            package.runtime.init_parameters(model, 0, package.train.INITIAL)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
             reduced: list[str] = []
             transport = ranks["dp"].transport
             all_reduce = transport.all_reduce
@@ -162,7 +162,7 @@ def test_ranks_that_order_buckets_otherwise_are_named() -> None:
 
         def work(ranks: Any) -> None:
             model = package.model.build_model(ranks)
-            package.runtime.init_parameters(model, 0, package.train.INITIAL)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
             buckets = whole if ranks.rank == 0 else [*reversed(whole)]
             with package.runtime.reducing(ranks, parameters_of(package, model), buckets):
                 batch = batch_of(package, 0)
@@ -213,7 +213,7 @@ def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, prec
 
         def work(ranks: Any) -> list[tuple[Any, ...]]:
             model = package.model.build_model(ranks)
-            package.runtime.init_parameters(model, 0, package.train.INITIAL)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
             log: list[tuple[Any, ...]] = []
             for names in {bucket.axes for bucket in (*program.weight_buckets, *program.gradient_buckets)}:
                 _logged(ranks.joint(names).transport, names, log)

@@ -75,6 +75,7 @@ class LoadedPackage:
     train: Any
     recorder: GradientRecorder
     batches: Any = None
+    initial: Any = None
 
 
 def load_package(folder: Path) -> LoadedPackage:
@@ -82,11 +83,12 @@ def load_package(folder: Path) -> LoadedPackage:
     with _LOADING, _private_imports(folder):
         modules: list[Any] = [importlib.import_module(name) for name in ("runtime", "model_parallel", "train")]
         batches = importlib.import_module("batches") if (folder / "batches.py").exists() else None
+        initial = importlib.import_module("initial") if (folder / "initial.py").exists() else None
     runtime, model, train = modules
     accumulate = getattr(train, "accumulate_gradients", None)  # not there in packages of older versions
     recorder = GradientRecorder(runtime, train.compute_gradients, accumulate)
     train.compute_gradients, train.accumulate_gradients = recorder, recorder.accumulate
-    return LoadedPackage(runtime, model, train, recorder, batches)
+    return LoadedPackage(runtime, model, train, recorder, batches, initial)
 
 
 @contextmanager
