@@ -1,11 +1,12 @@
-"""Emitted packages beside torch's own data parallelism and FSDP2, in one process group: time and collectives a step.
+"""Emitted packages beside torch's own parallelism, in one process group: time and collectives a step.
 
     python benchmarks/overlap.py --models gpt2 llama --sizes small large --processes 2 [--write]
 
 Steps take turns: one of each way, again and again, so that what else the machine does meets all alike. Medians over
-the rounds, of rank 0; processor time is that of the whole process, all threads. The references are torch's tutorials at
-default settings: DistributedDataParallel, and `fully_shard` of every block and of the whole. All clip by the norm and
-update with the fused AdamW.
+the rounds, of rank 0; processor time is that of the whole process, all threads. The references are torch's tutorials
+at default settings: DistributedDataParallel, `fully_shard` of every block and of the whole, `parallelize_module` with
+column- and row-wise linears, and with 4 processes the two together. All clip by the norm and update with AdamW.
+DTensor's tensor parallelism knows no `Conv1D`: of GPT-2 the first two alone are measured.
 """
 
 from __future__ import annotations
@@ -27,33 +28,47 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-WAYS = {"emitted dp": "DDP", "emitted zero": "FSDP2"}  # and what each is measured against
+# name -> strategy, mesh of so many processes, and what it is measured against
+WAYS = {
+    "emitted dp": ("dp", "dp={n}", "DDP"),
+    "emitted zero": ("fsdp", "dp={n}", "FSDP2"),
+    "emitted tp": ("megatron", "tp={n}", "parallelize_module"),
+    "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", "FSDP2 and parallelize_module"),
+}
 WARM_UP = 3
 Step = Callable[[], Any]
 README = ROOT / "benchmarks" / "README.md"
+MODELS_FILE = ROOT / "benchmarks" / "overlap_models.py"
 BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end -->"
 
 
 # --- plans ---
 
 
+def ways(model: str, processes: int) -> dict[str, tuple[str, str, str]]:
+    """Those that can be."""
+    fitting = [way for way in WAYS if processes == 4 or way != "emitted 2x2"]
+    return {way: WAYS[way] for way in fitting if model != "gpt2" or way in ("emitted dp", "emitted zero")}
+
+
+def axes(mesh: str, processes: int) -> dict[str, int]:
+    return {name: int(size) for name, _, size in (axis.partition("=") for axis in mesh.format(n=processes).split(","))}
+
+
 def write_packages(model: str, size: str, processes: int, folder: Path) -> None:
-    """The packages of both ways, in folders by their names."""
+    """The packages of all ways, in folders by their names."""
+    from autoshard.cluster.hardware import load_hardware
     from autoshard.emit import emit
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.mesh import Mesh
     from autoshard.program.lower import lower
-    from tests.forced import data_parallel, pinned_plan, sharded_plan
+    from autoshard.search.search_request import SearchRequest
+    from autoshard.search.select_plan import search
 
-    graph = capture(f"{ROOT / 'benchmarks' / 'overlap_models.py'}:{model}", {"size": size}, "fp32")
-    mesh = Mesh.parse(f"dp={processes}")
-    whole = [f"parameter:{p.path}=Replicate@dp" for p in graph.parameters]
-    cut = [f"input:{name}=Shard(0)@dp" for name in graph.inputs]
-    plans = {
-        "emitted dp": pinned_plan(graph, mesh, [*whole, *cut], data_parallel(graph)),
-        "emitted zero": sharded_plan(graph, mesh, "dp"),
-    }
-    for way, plan in plans.items():
+    graph, hardware = capture(f"{MODELS_FILE}:{model}", {"size": size}, "fp32"), load_hardware("cpu-local")
+    for way, (style, mesh, _) in ways(model, processes).items():
+        request = SearchRequest(Mesh(tuple(axes(mesh, processes).items())), strategy=style)
+        plan = search(graph, hardware, request)
         for name, text in emit(lower(plan, graph), plan, graph).items():
             path = folder / way / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,9 +85,8 @@ def emitted(folder: Path, mesh_axes: dict[str, int], words: Any) -> Step:
     package.train.compute_gradients = package.recorder.compute_gradients  # nothing is recorded
     mesh = package.runtime.ParallelMesh.from_environment(mesh_axes, "gloo")
     model = package.model.build_model(mesh)
-    package.runtime.init_parameters(model, 0, package.train.INITIAL)
-    package.train.fill_unsaved(model, {}, 0)
     optimizer = package.train.make_optimizer(model)
+    package.train.prepare(model, optimizer, argparse.Namespace(resume=None, weights=None, seed=0), mesh.rank)
     given = dict(zip(("input_ids", "labels"), words, strict=True))
     batch = [package.batches.local_part(name, given[name], mesh) for name in package.model.INPUTS]
     return lambda: package.train.train_step(model, optimizer, mesh, batch, 1.0)
@@ -80,34 +94,81 @@ def emitted(folder: Path, mesh_axes: dict[str, int], words: Any) -> Step:
 
 def reference(way: str, build: Callable[..., Any], size: str, rank: int, processes: int) -> Step:
     import torch
+    from torch.distributed.device_mesh import init_device_mesh
 
     model, words = build(size)
     model.train()
+    parts, part = processes, rank
     if way == "DDP":
         model = torch.nn.parallel.DistributedDataParallel(model)
     else:
-        _fully_sharded(model, processes)
-    batch = [x.chunk(processes)[rank] for x in words]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        tensor = {"FSDP2": 1, "parallelize_module": processes}.get(way, 2)
+        parts, part = processes // tensor, rank // tensor
+        mesh = init_device_mesh("cpu", (parts, tensor), mesh_dim_names=("dp", "tp"))
+        if tensor > 1:
+            _tensor_parallel(model, mesh["tp"])
+        if parts > 1:
+            _fully_sharded(model, mesh["dp"])
+    batch = [x.chunk(parts)[part] for x in words]
+    groups = _by_mesh(model)
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=3e-4, fused=True)
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
         model(*batch).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        _clip(groups)
         optimizer.step()
 
     return step
 
 
-def _fully_sharded(model: Any, processes: int) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
+def _by_mesh(model: Any) -> list[list[Any]]:
+    """Neither clipping nor the fused optimizer takes tensors of several meshes, or of none, together."""
+    groups: dict[Any, list[Any]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
+
+
+def _clip(groups: list[list[Any]]) -> None:
+    """To a norm of 1."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if len(groups) == 1:
+        torch.nn.utils.clip_grad_norm_(groups[0], 1.0)
+        return
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
+    plain = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.stack(plain).square().sum().sqrt()
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
+
+
+def _fully_sharded(model: Any, mesh: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (processes,))
     for module in model.modules():
         if type(module).__name__ in ("GPT2Block", "LlamaDecoderLayer"):
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def _tensor_parallel(model: Any, mesh: Any) -> None:
+    """As torch's tutorial of tensor parallelism: blocks, embedding and head; without sequence parallelism."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"), (
+        "self_attn.o_proj", "mlp.down_proj")  # fmt: skip
+    for block in model.model.model.layers:
+        plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+        parallelize_module(block, mesh, plan)
+    ends = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(model.model, mesh, ends)
 
 
 def collectives(step: Step) -> Counter[str]:
@@ -151,8 +212,8 @@ def work(options: argparse.Namespace) -> None:
     (model,), (size,) = options.models, options.sizes
     words = MODELS[model](size)[1]
     steps: dict[str, Step] = {}
-    for way, other in WAYS.items():
-        steps[way] = emitted(Path(options.work) / way, {"dp": processes}, words)
+    for way, (_, mesh, other) in ways(model, processes).items():
+        steps[way] = emitted(Path(options.work) / way, axes(mesh, processes), words)
         steps[other] = reference(other, MODELS[model], size, rank, processes)
     for _ in range(WARM_UP):
         for step in steps.values():
@@ -181,7 +242,7 @@ def row(model: str, size: str, options: argparse.Namespace) -> list[str]:
         raise SystemExit(made.stderr)
     found = json.loads(made.stdout.splitlines()[-1])
     lines = []
-    for way, other in WAYS.items():
+    for way, (_, _, other) in ways(model, options.processes).items():
         one, two = found[way], found[other]
         lines.append(
             f"| {model} {size} | {options.processes} | {way} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "
@@ -226,7 +287,7 @@ def main(arguments: Sequence[str]) -> None:
 def write(lines: Sequence[str], command: str, rounds: int) -> None:
     """The section of README.md."""
     head = f"""{BEGIN}
-## Beside DistributedDataParallel and FSDP2
+## Beside torch's own parallelism
 
 `{command}`
 
