@@ -155,3 +155,32 @@ def test_what_can_not_be_computed_again_is_refused() -> None:
     torn = replace(plan, step=StepPlan(recompute=(BlockPolicy("layers", "input"),)))
     with pytest.raises(UsageError, match="layers can't be computed again by itself"):
         module_tree(lower(torn, graph))
+
+
+def test_the_generators_own_numbers_are_drawn_again() -> None:
+    """As production draws dropout; also where another micro-batch has run before the backward of this one."""
+
+    def gradients(keep: str, between: bool) -> dict[str, Tensor]:
+        plan = planned("dp=1", False, StepPlan(2, recompute=policies(keep)))
+        with written(emit(lower(plan, captured()), plan, captured())) as folder:
+            package = load_package(Path(folder))
+
+        def run(mesh: Any) -> dict[str, Tensor]:
+            mesh.random.exact = False
+            model = package.model.build_model(mesh)
+            package.runtime.init_parameters(model, 0)
+            ids = torch.randint(0, 40, (4, 8), generator=torch.Generator().manual_seed(0))
+            with mesh.micro_batch(0):
+                loss = model(ids, ids)[0]
+            with mesh.micro_batch(1):
+                if between:
+                    model(ids, ids)
+                loss.backward()
+            return {package.runtime.sharding(p).name: p.grad.clone() for p in model.parameters()}
+
+        return run_lockstep({"dp": 1}, run, mesh_type=package.runtime.ParallelMesh)[0]
+
+    expected = gradients("all", between=False)
+    for keep in ("input", "expensive"):
+        found = gradients(keep, between=True)
+        assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -1,4 +1,4 @@
-"""A switch for torch.profiler: a few steps of each rank as a trace file, for Perfetto or `autoshard compare`."""
+"""A switch for torch.profiler: a few steps of each rank as a trace file, for Perfetto and the like."""
 
 from __future__ import annotations
 
