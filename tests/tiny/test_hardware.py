@@ -272,6 +272,7 @@ def test_mesh_larger_than_the_cluster():
 
 def test_no_torch():
     code = (
-        "import sys, autoshard.cluster.hardware, autoshard.costs, autoshard.simulate; sys.exit('torch' in sys.modules)"
+        "import sys, autoshard.cluster.hardware, autoshard.costs, autoshard.simulation\n"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
