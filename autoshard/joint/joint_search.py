@@ -19,7 +19,7 @@ from autoshard.ir.graph import Graph
 from autoshard.joint.block_costs import BlockCosts, block_costs
 from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.block_splits import BlockSplit, block_splits
-from autoshard.joint.outer_space import Divided, OuterSpace, outer_choices
+from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
@@ -191,7 +191,10 @@ def best_of(
     if not found:
         raise InfeasibleError(*_none_fits([problem for problem, _ in ranked]))
     found.sort(key=lambda own: (own.seconds, own.peak_bytes))
-    found = list({own.problem.choice: own for own in reversed(found)}.values())[::-1]  # the best split of each choice
+    each: dict[OuterChoice, StepFound] = {}
+    for own in found:
+        each.setdefault(own.problem.choice, own)  # its best split
+    found = list(each.values())
     return JointResult(
         found[0], tuple(found[1 : count + 1]), line, float(min(bound, best)), float(model),
         float(min(model, model_bound)), len(ranked), solved, fitting, fronts, tuple(log.reasons.items()),
