@@ -21,6 +21,7 @@ from autoshard.ir.program import Program
 __all__ = ["Header", "emit", "header_of", "package"]
 
 _HERE = Path(__file__).parent
+_LINTER = 'line-length = 120\nlint.ignore = ["BLE001"]\n'  # what a thread raises, whatever it is, is its reader's
 _LINT_MARK = (
     "# mypy: ignore-errors\n# ruff: noqa: I001\n"  # these files import what only stands beside the emitted copies
 )
@@ -36,7 +37,7 @@ def package(program: Program, header: Header, parts: Mapping[str, str] | None = 
     """The same, from a header. `parts`: the model's files, of a pipeline."""
     copies = copied_files(header.registrations)
     files = {
-        "ruff.toml": "line-length = 120\n" + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
+        "ruff.toml": _LINTER + (f'extend-exclude = ["{FOLDER}"]\n' if copies else ""),
         **(parts or {"model_parallel.py": model_file(program, header)}),
         "initial.py": initial_file(header.recipes),
         "README.md": readme(program, header),
