@@ -21,7 +21,8 @@ from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
-from autoshard.redistribute.way_parts import FORWARD, GATHER, SUM, Axes, WayParts, axes_of, way_parts
+from autoshard.program.weight_buckets import block_of
+from autoshard.redistribute.way_parts import AGAIN, EXCHANGED, FORWARD, GATHER, SUM, Axes, WayParts, axes_of, way_parts
 from autoshard.rules.algebra.strategy import Strategy
 
 COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
@@ -52,13 +53,16 @@ class ResourceTables:
         self.path = longest(self.graph, least)
         self.known: dict[Hashable, Floats] = {}
         self.ways: dict[Hashable, WayParts] = {}
+        self.values_of: dict[str, list[int]] = {}
+        for v, value in enumerate(formulation.values):
+            self.values_of.setdefault(value.tensor, []).append(v)
         self.shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
 
     def constants(self) -> Floats:
         found = np.zeros(2 * self.count)
         for backward, issued in enumerate(self._issued()):
             found[self._row(HOST, bool(backward))] = self.dispatch_seconds * issued
-        return found
+        return found - self.stays_whole()
 
     def _issued(self) -> tuple[int, int]:
         """How many operators the host issues, forward and backward, before something that surely takes time on the
@@ -171,6 +175,7 @@ class ResourceTables:
             len(value.consumers),
             self.on_path(v, position),
             consumer.kind == "op" and consumer.name in self.path.needed,
+            self._block_again(v, position) != "",
         )
         return self._once((id(value.seconds), id(site.sources), *facts), lambda: self._part(v, *facts))
 
@@ -188,35 +193,73 @@ class ResourceTables:
         op = self.graph.by_op[site.name]
         return op.target != CAST and any(op.operands[position] == tensor for position in op.saved.operands)
 
-    def _part(self, v: int, count: int, on_path: bool, needed: bool) -> Floats:
+    def _part(self, v: int, count: int, on_path: bool, needed: bool, again: bool) -> Floats:
         found = self._empty(v)
         if self.formulation.values[v].tied or not needed:
             return found
         if self.formulation.values[v].tensor in self.graph.weights:
-            return self._weight_part(found, v, count)
+            return self._weight_part(found, v, count, again)
         parts = self._parts(v)
         for (phase, axes), seconds in parts.seconds.items():
             backward = phase != FORWARD
-            if phase != GATHER:
+            if phase not in AGAIN:
                 found[self._rows(axes, backward)] += seconds / count
                 found[self._row(IN_ROW, backward)] += seconds / count * self.in_order
                 found[self._row(PATH, backward)] += seconds * on_path
         for phase, tasks in parts.tasks.items():
-            if phase != GATHER:
+            if phase not in AGAIN:
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
         return found
 
-    def _weight_part(self, found: Floats, v: int, count: int) -> Floats:
+    def _weight_part(self, found: Floats, v: int, count: int, again: bool) -> Floats:
         """A weight's collectives may go together with those of others, ahead of their use or beside backward: the links
-        carry their bytes, and that is all that is certain. When it is gathered again for backward is not."""
+        carry their bytes, and that is all that is certain. `again`: as one of a block."""
         parameter = self.formulation.values[v].tensor in self.parameters
         parts = self._parts(v, by_rate=True)
         for (phase, axes), seconds in parts.seconds.items():
-            if axes and phase != GATHER and not (phase == SUM and parameter):
+            if axes and (again if phase == EXCHANGED else phase != GATHER) and not (phase == SUM and parameter):
                 found[self._rows(axes, phase != FORWARD)] += seconds / count
+        if again:
+            for row, seconds in self._again(v).items():
+                found[row] += np.minimum(seconds, _least_positive(seconds))
         if parameter and parts.summed.any():
             self._add_buckets(found, v, parts, count)
         return found
+
+    def _block_again(self, v: int, position: int) -> str:
+        """The block of the one reader of a weight, where its backward surely gathers it again but in the block that is
+        used last, whose weights stay whole; "" for other values. A cast on the way is made again with it."""
+        value, tensor = self.formulation.problem.values[v], self.formulation.values[v].tensor
+        consumer = self.formulation.sites[value.consumers[position]]
+        if len(value.consumers) != 1 or consumer.kind != "op" or consumer.name not in self.path.needed:
+            return ""
+        if self._gathers_again(tensor, value.consumers[position]):
+            return block_of(self.graph.by_op[consumer.name].module)
+        op = self.graph.by_op[consumer.name]
+        cast = tensor in self.graph.weights and op.target == CAST
+        after = self.values_of.get(op.results[0], []) if cast else []
+        return self._block_again(after[0], 0) if len(after) == 1 else ""
+
+    def _again(self, v: int) -> dict[int, Floats]:
+        """Row -> (sources, targets): the seconds of gathering a weight once more."""
+        rows: dict[int, Floats] = {}
+        for (phase, axes), seconds in self._parts(v, by_rate=True).seconds.items():
+            if phase == GATHER and axes:
+                for row in self._rows(axes, backward=True):
+                    rows[row] = rows[row] + seconds if row in rows else seconds
+        return rows
+
+    def stays_whole(self) -> Floats:
+        """(2 R,): the most that the block which is not gathered again, whichever it is, was counted with."""
+        found: dict[str, Floats] = {}
+        for v, value in enumerate(self.formulation.problem.values):
+            block = self._block_again(v, 0) if len(value.consumers) == 1 else ""
+            if block and not self.formulation.values[v].tied:
+                own = found.setdefault(block, np.zeros(2 * self.count))
+                for row, seconds in self._again(v).items():
+                    own[row] += _least_positive(seconds)
+        most: Floats = np.max([np.zeros(2 * self.count), *found.values()], axis=0)
+        return most
 
     def _whole(self, v: int, again: bool) -> Floats:
         found = self._empty(v)
@@ -226,15 +269,15 @@ class ResourceTables:
         exposed = EXPOSED if tensor in self.graph.weights else {}
         late = tensor in self.parameters
         for (phase, axes), seconds in parts.seconds.items():
-            if phase != GATHER or again:
+            if phase not in AGAIN or again:
                 backward = phase != FORWARD
                 found[self._rows(axes, backward)] += seconds
                 hidden = phase in exposed and axes != () and (phase != SUM or late)
                 found[self._row(IN_ROW, backward)] += seconds * (exposed[phase] if hidden else 1.0)
-            if phase == GATHER and exposed:  # what FORWARD has of these already
-                found[self._row(IN_ROW, False)] -= seconds * (1 - exposed[GATHER])
+            if phase in AGAIN and exposed:  # what FORWARD has of these already
+                found[self._row(IN_ROW, False)] -= seconds * (1 - exposed.get(phase, 1.0))
         for phase, tasks in parts.tasks.items():
-            if not ((phase == SUM and late) or (phase == GATHER and not again)):
+            if not ((phase == SUM and late) or (phase in AGAIN and not again)):
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
         return found
 
@@ -245,12 +288,11 @@ class ResourceTables:
         """Gradients that stay partial until a bucket reduces them, at the rate of large messages."""
         tensor = self.graph.tensor(self.formulation.values[v].tensor)
         size = parts.elements.astype(float)[:, None] * DTYPE_BYTES[tensor.dtype]
-        for bits in set(parts.summed.flat) - {0}:
-            axes = axes_of(int(bits))
-            for certain in (True, False):
-                where = (parts.summed == bits) & ((parts.alone & (count == 1)) == certain)
-                for row, rate in self._rates(axes, certain).items():
-                    found[row] += np.where(where, size * rate / count, 0.0)
+        known = (parts.deferred > 0) & (count == 1)
+        for certain, where, summed in ((True, known, parts.deferred), (False, ~known, parts.summed)):
+            for bits in set(summed[where].flat) - {0}:
+                for row, rate in self._rates(axes_of(int(bits)), certain).items():
+                    found[row] += np.where(where & (summed == bits), size * rate / count, 0.0)
 
     def _rates(self, axes: Axes, certain: bool) -> dict[int, float]:
         """Seconds a byte of an all-reduce over the axes, by row; the least of those over some of them unless it is
@@ -277,6 +319,11 @@ class ResourceTables:
 
     def _per_byte(self, axes: Axes, kind: str) -> float:
         return per_byte_seconds(self.hardware, self.mesh, axes, kind)
+
+
+def _least_positive(seconds: Floats) -> float:
+    """What is counted of gathering again, at most: the less that is, the less is taken off for one block."""
+    return float(seconds[seconds > 0].min(initial=np.inf)) if (seconds > 0).any() else 0.0
 
 
 def _through_last(certain: Sequence[bool]) -> int:

@@ -22,7 +22,10 @@ from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, s
 
 FORWARD, BACKWARD = "forward", "backward"
 GATHER = "gather"  # the all-gathers of the forward once more: a weight is gathered again for backward
+EXCHANGED = "exchanged"  # the same of exchanges: these go by themselves
 SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket: R -> R+
+AGAIN = (GATHER, EXCHANGED)
+_EXCHANGES = ("all_to_all", "all_gather")  # what an exchange sends
 Axes = tuple[int, ...]
 PerByte = Callable[[Axes, str], float]
 
@@ -30,16 +33,17 @@ PerByte = Callable[[Axes, str], float]
 @dataclass(frozen=True, eq=False)
 class WayParts:
     """`seconds[phase, axes][source, target]`: of collectives over the joined `axes`, of local passes where there are
-    none; those of GATHER are in FORWARD too. `tasks[phase][source, target]`: how many a host issues.
-    `summed[source, target]`: the axes of SUM, as bits, on ways by the table.
+    none; those of GATHER and EXCHANGED are in FORWARD too. `tasks[phase][source, target]`: how many a host issues.
+    `summed[source, target]`: the axes of SUM, as bits.
 
-    `alone[source, target]`: no other step of the way is over an axis of `summed`. `elements[source]`: the local ones.
+    `deferred[source, target]`: those of them over which the way has no other step, so that what a parameter's only use
+    leaves to a bucket is just these. `elements[source]`: the local ones.
     """
 
     seconds: dict[tuple[str, Axes], Floats]
     tasks: dict[str, Floats]
     summed: Integers
-    alone: NDArray[np.bool_]
+    deferred: Integers
     elements: Integers
 
 
@@ -57,7 +61,9 @@ def way_parts(
     walk.follow(starts, stops, previous, direct)
     if terms.all_to_all and direct.any():
         _add_direct(walk, prices, sources, targets, direct)
-    return WayParts(dict(walk.seconds), dict(walk.tasks), walk.summed, walk.alone, prices.space.elements[starts])
+    return WayParts(
+        dict(walk.seconds), dict(walk.tasks), walk.summed, walk.summed & ~walk.others, prices.space.elements[starts]
+    )
 
 
 class _Walk:
@@ -68,8 +74,7 @@ class _Walk:
         self.seconds: dict[tuple[str, Axes], Floats] = defaultdict(lambda: np.zeros(shape))
         self.tasks: dict[str, Floats] = defaultdict(lambda: np.zeros(shape))
         self.summed = np.zeros(shape, np.int64)
-        self.alone = np.ones(shape, bool)
-        self.others = np.zeros(shape, np.int64)  # axes of steps that are no sums
+        self.others = np.zeros(shape, np.int64)  # axes of steps that are no sums, and of second ones
         self.placed = [_numbered([letter.placement for letter in own]) for own in self.space.letters]
         self.codes = [np.array([letter.code for letter in own]) for own in self.space.letters]
 
@@ -83,7 +88,6 @@ class _Walk:
                 break
             self.count(going, before[going].astype(np.int64), here[going].astype(np.int64))
             here = np.where(before >= 0, before, here)
-        self.alone &= (self.summed & self.others) == 0
 
     def count(self, where: NDArray[np.bool_], start: Integers, stop: Integers) -> None:
         """One step of each of the ways `where`."""
@@ -111,7 +115,7 @@ class _Walk:
         there = np.zeros(where.shape, bool)
         there[where] = np.isin(position, some)
         if sums:
-            self.alone &= ~(there & ((self.summed & bits) > 0))
+            self.others[there] |= self.summed[there] & bits
             self.summed[there] |= bits
         else:
             self.others[there] |= bits
@@ -170,10 +174,14 @@ def _add_direct(
             (start, i), (stop, j) = (np.unique(x, return_inverse=True) for x in (before[row], after[column]))
             price = prices.term_seconds_once(term, start, stop)
             seconds = np.broadcast_to(price, (len(start), len(stop)))[i, j]
-            back = SUM if term.primitive == "all_reduce" else BACKWARD  # no bits are known: a bucket may have it
+            back = SUM if term.primitive == "all_reduce" else BACKWARD
+            if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
+                walk.summed[row, column] |= sum(1 << axis for axis in term.axes)
             phase = back if term.backward else FORWARD
             walk.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()][row, column] += seconds
             walk.tasks[phase][row, column] += seconds > 0
+            if phase == FORWARD and term.primitive in _EXCHANGES:
+                walk.seconds[EXCHANGED, term.axes][row, column] += seconds
 
 
 def _numbered(items: Sequence[object]) -> Integers:

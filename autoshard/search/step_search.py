@@ -7,6 +7,7 @@ weights only prices change; shares of readers and plans are kept (`solvers/relax
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,8 @@ _FAR = 0.75  # of the way from what is in a row to what the plans so far occupy 
 _CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
+_HOPEFUL = 1.05  # times the best estimate: a plan that is worth simulating
+_MOST_TRIED = 2  # plans of the bound that are simulated
 _ENTRIES = 20_000_000
 
 
@@ -105,6 +108,7 @@ class StepSearch:
         self.weights = np.tile(np.array([name == IN_ROW for name in self.resources.names], float), 2)
         self.found: list[tuple[str, Choice]] = []
         self.used: list[Floats] = []
+        self.bounded: StepBound | None = None
 
     def first(self) -> Choice | None:
         """The plan that takes least in a row; None where tables are too large, or there is no time for them."""
@@ -123,10 +127,23 @@ class StepSearch:
         if between is not None:
             self._take("between two of them", between)
             yield self.found[-1]
+        yield from self._of_bound()
 
     def bound(self, known: Sequence[Choice]) -> StepBound:
         """Begun with the resources that the plans `known` occupy most."""
-        return step_bound(self.resources, known)
+        if self.bounded is None:
+            self.bounded = step_bound(self.resources, known)
+        return self.bounded
+
+    def _of_bound(self) -> Iterator[tuple[str, Choice]]:
+        """The least plans of the bound's weights, those that are near the best so far by the estimate."""
+        longest = min(map(self.resources.longest, self.used), default=math.inf)
+        tried = dict.fromkeys(tuple(choice) for _, choice in self.bound([c for _, c in self.found]).tried)
+        used = {choice: self.resources.longest(self.resources.roughly_used(choice)) for choice in tried}
+        near = sorted((own, choice) for choice, own in used.items() if own <= _HOPEFUL * longest)
+        for _, choice in near[:_MOST_TRIED]:
+            self._take("least of the bound's weights", choice)
+            yield self.found[-1]
 
     def _next(self, name: str, rounds: int) -> Choice | None:
         return self._solved(name, self.resources.likely(self.weights), rounds)

@@ -10,21 +10,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.dependency_path import longest
+from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.formulation.resource_tables import ResourceTables
 from autoshard.formulation.step_resources import IN_ROW, StepResources, follows, step_resources
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats, objective
+from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.step_search import StepSearch, heaviest, step_bound
+from autoshard.simulate import simulate
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.heuristics.random_plans import random_choice
+from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
 
 MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
@@ -141,7 +146,7 @@ def test_what_the_host_issues_is_no_longer_than_a_step(name: str, mesh: str) -> 
     assert 0 < bound.seconds <= step_seconds(formulation, best) * (1 + 1e-9)
 
 
-def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int) -> Floats:
+def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int, again: bool) -> Floats:
     for (phase, axes), seconds in tables._parts(v).seconds.items():
         found[tables._rows(axes, phase != "forward")] += seconds / count
         found[tables._row(IN_ROW, phase != "forward")] += seconds / count
@@ -211,3 +216,31 @@ def test_without_time_nothing_is_proved() -> None:
     resources, some = step_resources(formulation), random_choice(formulation.problem, 0)
     with watched(Clock(0.0)):
         assert step_bound(resources, [some]).seconds == 0.0
+
+
+def in_blocks(layers: int) -> Graph:
+    """Each linear layer, with what follows it, is a block of its own."""
+    graph = mlp_graph(layers=layers, batch=4096, hidden=4096)
+    block, ops = -1, []
+    for op in graph.ops:
+        block += op.target == "aten.linear"
+        ops.append(replace(op, module=f"layers.{max(block, 0)}"))
+    return replace(graph, ops=tuple(ops))
+
+
+def test_weights_of_all_blocks_but_one_are_gathered_again() -> None:
+    """Fully sharded: the links' seconds of the backward are those that the simulator gives them."""
+    formulation = formulate(in_blocks(6), Mesh.parse("dp=8"), load_hardware("h100-80g-sxm"), float("inf"))
+    keep = STYLES["fsdp"].keep(formulation)
+    assert not isinstance(keep, str)
+    small = narrowed(formulation, keep)
+    choice = solvers.solve(small.problem).choice
+    plan = plan_of(small, Solution(small.problem, choice, 0.0, "test"), Origin("test"), 1e18, "test")
+    timeline = simulate(lower(plan, small.graph), small.graph, small.hardware)
+    sent = [e for e in timeline.events if e.phase == "backward" and e.axes]
+    gathered = [e for e in sent if e.collective == "all_gather"]
+    assert len(gathered) == 5  # of six blocks
+    resources = step_resources(small)
+    row = len(resources.names) + next(i for i, name in enumerate(resources.names) if name.startswith(("axis", "link")))
+    counted, simulated = float(resources.least_used(choice)[row]), sum(e.duration_seconds for e in sent)
+    assert 0.85 * simulated < counted <= simulated * (1 + 1e-9)
