@@ -23,7 +23,7 @@ from autoshard.ir.problem import Floats, objective
 from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.step_search import StepSearch, heaviest, step_bound
-from autoshard.simulate import simulate
+from autoshard.simulation import simulate
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
