@@ -47,7 +47,7 @@ BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end
 
 def ways(model: str, processes: int) -> dict[str, tuple[str, str, str]]:
     """Those that can be."""
-    fitting = [way for way in WAYS if processes == 4 or way != "emitted 2x2"]
+    fitting = [way for way in WAYS if way != {2: "emitted 2x2", 4: "emitted tp"}.get(processes)]  # two heads of keys
     return {way: WAYS[way] for way in fitting if model != "gpt2" or way in ("emitted dp", "emitted zero")}
 
 

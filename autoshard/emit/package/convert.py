@@ -106,7 +106,7 @@ def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
         state[f"model.{name}"] = value.detach().to(dtype).reshape(held.split_shape)
     partial = Path(f"{folder}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    dcp.save(state, checkpoint_id=partial, no_dist=True)
+    dcp.save(state, checkpoint_id=partial)
     (partial / "training.json").write_text(json.dumps({"step": 0, "groups": [{}]}, indent=1))
     if Path(folder).exists():
         shutil.rmtree(folder)
@@ -124,7 +124,7 @@ def to_original(folder: str | Path, target: str | Path) -> None:
         if key not in saved:
             raise ValueError(f"{folder} lacks {name}: not a checkpoint of this model")
         whole = torch.empty(saved[key].size, dtype=saved[key].properties.dtype)
-        dcp.load({key: whole}, checkpoint_id=folder, no_dist=True)
+        dcp.load({key: whole}, checkpoint_id=folder)
         state[name] = whole.reshape(held.shape)
         ties |= dict.fromkeys(held.ties, name)
     state |= {tie: state[name] for tie, name in ties.items()}

@@ -156,13 +156,14 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
             raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {own.shape}")
-    alone = any(own.mesh.stages is not None for _, own in wanted.values())  # stages want other tensors
+    # Stages want other tensors; an option that older torch lacks is not named where it is not needed.
+    alone = {"no_dist": True} if any(own.mesh.stages is not None for _, own in wanted.values()) else {}
     same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
-    dcp.load(same, checkpoint_id=folder, no_dist=alone)
+    dcp.load(same, checkpoint_id=folder, **alone)
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
             whole = torch.empty(shapes[key], dtype=x.dtype)
-            dcp.load({key: whole}, checkpoint_id=folder, no_dist=alone)
+            dcp.load({key: whole}, checkpoint_id=folder, **alone)
             local(x).copy_(own.part(whole))
     training = json.loads((Path(folder) / "training.json").read_text())
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
