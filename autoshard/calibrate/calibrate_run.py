@@ -112,7 +112,8 @@ def _check_nodes(request: Request, hardware: Hardware) -> None:
         raise UsageError("--processes and torchrun both start processes", "one of them")
     local, world = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if world > hardware.max_devices:
-        raise UsageError(f"torchrun started {world} processes: {hardware.name} has at most {hardware.max_devices}")
+        told = f"torchrun started {world} processes: {hardware.name} has at most {hardware.max_devices}"
+        raise UsageError(told, "fewer nodes, or a copy of the profile with larger links")
     if world > local:
         level_between_nodes(hardware)
         if local != hardware.devices_per_node:
