@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.html_report.picture.stage_row import part_words
 from autoshard.html_report.picture.stages_picture import about_step, stages_svg
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
-from autoshard.program.weight_buckets import block_of
 from autoshard.simulation.program_step import simulate_plan_step
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.units import format_bytes, format_seconds
@@ -44,7 +44,7 @@ def _rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, .
     rows: list[tuple[str, ...]] = []
     for stage in range(timeline.stages):
         parts = [timeline.costs.part(stage, chunk) for chunk in range(timeline.costs.chunks)]
-        names = [_modules(plan, graph, chunk * timeline.stages + stage) for chunk in range(timeline.costs.chunks)]
+        names = [part_words(plan, graph, chunk * timeline.stages + stage) for chunk in range(timeline.costs.chunks)]
         rows.append(
             (
                 str(stage),
@@ -58,17 +58,6 @@ def _rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, .
             )
         )
     return rows
-
-
-def _modules(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
-    """`the start, h.0 … h.5`: of a part of the model, and its blocks."""
-    names = [op.name for op in graph.ops]
-    first = [names.index(part.first_op) for part in plan.step.parts] or [0]
-    ops = graph.ops[first[number] : (*first, len(names))[number + 1]]
-    blocks = [path for path in dict.fromkeys(block_of(op.module) for op in ops) if path]
-    said = [blocks[0] if len(blocks) == 1 else f"{blocks[0]} … {blocks[-1]}"] if blocks else []
-    said = (["the start"] if number == 0 else []) + said + (["the end"] if number == len(first) - 1 else [])
-    return ", ".join(said), blocks
 
 
 def _again(plan: Plan, blocks: set[str]) -> str:

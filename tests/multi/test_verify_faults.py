@@ -74,7 +74,7 @@ FAULTS = {
     "dropout operators numbered wrongly": (MODEL, r"index=self.first_random \+ 1", "index=self.first_random", LOSS),
     "a mean of means over ignored labels": (MODEL, r"rows=\(self.dp,\)", "rows=()", LOSS),
     "gradients pile up": ("train.py", r"optimizer.zero_grad\(.*\)", "pass", "in step 2"),
-    "a norm that is off": ("runtime/gradients.py", r"norm = total.sqrt\(\)", "norm = total.sqrt() / 2", "global norm"),
+    "a norm that is off": ("runtime/gradients.py", r"(norm = .*\.sqrt\(\))", r"\1 / 2", "global norm"),
     "a clip factor above 1": ("runtime/gradients.py", r"\.clamp\(max=1.0\)", "", "in step 2"),
     "nothing is clipped": ("runtime/gradients.py", r"torch._foreach_mul_\(.*\)", "pass", "in step 1"),
     "a bucket left out": ("runtime/gradients.py", r"in buckets\]", "in buckets[1:]]", "gradient "),

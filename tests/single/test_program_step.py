@@ -11,6 +11,7 @@ import pytest
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.graph_capture.capture import capture
+from autoshard.html_report.picture.plan_picture import plan_svg
 from autoshard.html_report.whole_step_view import whole_step
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -87,6 +88,11 @@ def test_the_report_is_of_the_whole_step() -> None:
         ("the start, transformer.h.0 … transformer.h.1", "all"), ("transformer.h.2 … transformer.h.3, the end", "all"),
     ]  # fmt: skip
     assert view["about"].startswith("6 micro-batches through 2 stages in ")
+    drawn = plan_svg(plan, graph, hardware())
+    assert all(f">stage {stage}</text>" in drawn for stage in (0, 1)) and "stage 1 has transformer.h.2 …" in drawn
+    size = plan.mesh.size
+    assert f">ranks {size} to {2 * size - 1}</text>" in drawn
+    assert ">stage 0</text>" not in plan_svg(planned(), graph, hardware())
     assert view["picture"].count(">5</text>") == 4  # the last micro-batch, there and back, on both
     assert whole_step(planned(), lower(planned(), graph), graph, hardware()) is None
 

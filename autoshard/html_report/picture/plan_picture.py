@@ -13,6 +13,7 @@ from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, TensorSh
 from autoshard.html_report.picture.shard_glyph import WIDTH as GLYPH
 from autoshard.html_report.picture.shard_glyph import glyph, shape_text
 from autoshard.html_report.picture.shard_glyph import words as shard_words
+from autoshard.html_report.picture.stage_row import stage_row, stage_words
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -27,16 +28,22 @@ def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") ->
     """The picture as one SVG document; `key` tells its names from those of another on the same page."""
     mesh, model = plan.mesh, plan.model or graph.name
     body = [svg.text(MARGIN, 26, f"{model} on {mesh} of {plan.hardware}", class_="head")]
-    told = (
-        f"predicted {format_seconds(plan.predicted_seconds)} a step, {format_bytes(plan.predicted_peak_bytes)} a device"
-    )
+    seconds = plan.step.predicted_seconds or plan.predicted_seconds
+    peak = plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
+    told = f"predicted {format_seconds(seconds)} a step, {format_bytes(peak)} a device"
     body.append(svg.text(MARGIN, 43, f"{told}; boxes: what runs; orange: what crosses devices, forward and backward"))
     drawn = cluster(mesh, hardware)
-    body.append(_at(MARGIN, 56, drawn.body))
-    y = 56 + drawn.height + 8
+    stages, stages_width, stages_height = stage_row(plan, graph, MARGIN, 58)
+    body += stages
+    body.append(_at(MARGIN, 56 + stages_height, drawn.body))
+    y = 56 + stages_height + drawn.height + 8
     panels = [_panel(flow, mesh) for flow in flows(plan, graph)]
     shapes, width, height = _shelved(panels, y)
-    wide = max(width, drawn.width + 2 * MARGIN, MARGIN + svg.width_of(f"{model} on {mesh} of {plan.hardware}", 13))
+    wide = max(
+        width,
+        max(drawn.width, stages_width) + 2 * MARGIN,
+        MARGIN + svg.width_of(f"{model} on {mesh} of {plan.hardware}", 13),
+    )
     title, words = f"The plan of {model}", about(plan, graph, hardware)
     return svg.document(wide, height + MARGIN, title, words, [*body, *shapes], key)
 
@@ -44,6 +51,8 @@ def plan_svg(plan: Plan, graph: Graph, hardware: Hardware, key: str = "plan") ->
 def about(plan: Plan, graph: Graph, hardware: Hardware) -> str:
     """The picture in words, for readers who don't see it."""
     lines = [words for _, words in axis_words(plan.mesh, hardware)]
+    if plan.step.stages > 1:
+        lines += [f"stage {stage} has {stage_words(plan, graph, stage)}" for stage in range(plan.step.stages)]
     for flow in flows(plan, graph):
         said = [_said(box, plan.mesh) for box in flow.boxes if box.kind in ("op", "move")]
         lines.append(f"{flow.title}: {'; '.join(said)}")
