@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.formulation.cost_breakdown import Split, repeats
+from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers.common.result import TOLERANCE, Solution, peak, proved, status
@@ -104,18 +104,6 @@ def _ratio_problem(formulation: Formulation) -> Problem:
             shared[key] = np.maximum(node.seconds - computed, 0.0) + repeated
         nodes.append(replace(node, seconds=shared[key]))
     return replace(formulation.problem, nodes=tuple(nodes))
-
-
-def useful_seconds(formulation: Formulation) -> float:
-    """The unsharded work of the step, an equal part of it for each device: what level 0 divides by."""
-    split = Split(formulation)
-    total = 0.0
-    for n, site in enumerate(formulation.sites):
-        if site.kind == "op":
-            computed, repeated = split.seconds(n)
-            whole = int(np.argmax([repeats(strategy, formulation.mesh) for strategy in site.strategies]))
-            total += float(computed[whole] - repeated[whole])
-    return total
 
 
 def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> Levelled:

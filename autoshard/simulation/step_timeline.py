@@ -100,11 +100,6 @@ class StepTimeline:
     def step_seconds(self) -> float:
         return max(self.stage_seconds)
 
-    @property
-    def last_stage(self) -> int:
-        """The one that ends the step."""
-        return self.stage_seconds.index(self.step_seconds)
-
     def busy_seconds(self, stage: int) -> float:
         """Of its slots and tail; the rest of the step it waits."""
         return sum(p.duration_seconds for p in self.by_stage[stage]) + self.costs.stages[stage].tail_seconds

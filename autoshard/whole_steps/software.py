@@ -36,11 +36,6 @@ def names() -> tuple[str, ...]:
     return (KERNELS, *tables().get("software", {}))
 
 
-def attention_names() -> tuple[str, ...]:
-    """Of known attention kernels."""
-    return tuple(tables()["attention"])
-
-
 def generation(hardware: Hardware) -> str:
     """Of the devices, by their peak: `ampere`; "" where it is none of the table."""
     peaks = dict(hardware.peaks)

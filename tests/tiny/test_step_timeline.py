@@ -35,7 +35,7 @@ def test_a_hand_made_step_of_two_stages() -> None:
     assert [(p.stage, p.slot.kind, p.start_seconds, p.end_seconds) for p in made.placed] == [
         (0, "F", 0.0, 1.5), (1, "F", 1.5, 2.5), (1, "B", 2.5, 5.0), (0, "B", 5.0, 7.0),
     ]  # fmt: skip
-    assert made.stage_seconds == (8.25, 5.0) and made.last_stage == 0
+    assert made.stage_seconds == (8.25, 5.0)
     assert made.memory[0] == ((0.0, 104.0), (0.0, 117.0), (1.5, 114.0), (5.0, 117.0), (7.0, 104.0))
     assert made.peak_bytes == (117.0, 74.0)  # a buffer for a gradient on the first, for an input on the second
 
