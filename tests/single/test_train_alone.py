@@ -232,6 +232,15 @@ def test_matrices_decay_and_norms_do_not(package: LoadedPackage, start: Start) -
     )
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_the_optimizer_takes_the_rate(name: str, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package.train, "OPTIMIZER", name)
+    mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    optimizer = package.train.make_optimizer(package.model.build_model(mesh), lr=0.0625)
+    assert type(optimizer).__name__.lower() == name
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0625]
+
+
 def test_it_is_evaluated_on_batches_of_its_own(start: Start, folder: Path) -> None:
     options = ("--steps", 3, "--data", f"{folder.parent / 'data.py'}:make", "--lr", 0.0)
     held_out = ("--eval-data", f"{folder.parent / 'data.py'}:make", "--eval-every", 2, "--eval-batches", 3)
