@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from autoshard.emit.runtime import ParallelMesh, init_parameter, initialisation, local, shard_buffer, sharding
+from autoshard.emit.runtime import (
+    ParallelMesh,
+    WeightFiles,
+    init_parameter,
+    initialisation,
+    local,
+    shard_buffer,
+    sharding,
+)
 
 CASES = [
     ((40, 24), "S0 R", None),
@@ -81,3 +90,20 @@ def test_a_device_draws_its_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     init_parameter(held((1 << 12, 2048), "S0 S0", None, 3), ("normal", 0.0, 1.0))
     assert sum(drawn) == (1 << 12) * 2048 // 4
+
+
+def test_weights_of_every_rank_are_read_in_part_or_whole(tmp_path: Path) -> None:
+    """Numbers without a dim too: counters of batch norm, the scale of logits."""
+    from safetensors.torch import save_file
+
+    saved = {"count": torch.tensor(7), "scale": torch.tensor(2.5), "bias": torch.arange(5.0), "w": torch.randn(4, 6)}
+    save_file(saved, tmp_path / "model.safetensors")
+    files = WeightFiles(tmp_path)
+    assert set(files) == saved.keys() and len(files) == 4
+    for name, value in saved.items():
+        assert files[name].shape == tuple(value.shape)
+        whole = files[name][tuple(slice(None) for _ in value.shape)]
+        assert whole.dtype == value.dtype and torch.equal(whole, value) and torch.equal(files[name][()], value)
+    assert torch.equal(files["w"][1:3, 2:], saved["w"][1:3, 2:]) and torch.equal(
+        files["bias"][(slice(4, 5),)], torch.tensor([4.0])
+    )

@@ -20,11 +20,12 @@ class SavedTensor:
     """A tensor in a file; `self[...]` reads that part of it alone."""
 
     def __init__(self, file: Any, name: str) -> None:
-        self._slice = file.get_slice(name)
-        self.shape = tuple(self._slice.get_shape())
+        self._file, self._name = file, name
+        self.shape = tuple(file.get_slice(name).get_shape())
 
     def __getitem__(self, part: tuple[slice, ...]) -> Tensor:
-        read: Tensor = self._slice[part] if part else self._slice[:]
+        whole = not self.shape or not part  # a number has no slice
+        read: Tensor = self._file.get_tensor(self._name) if whole else self._file.get_slice(self._name)[part]
         return read
 
 
