@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from autoshard.calibrate.cost_model_file import costmodel_text
+from autoshard.calibrate.cost_model_file import Entry, costmodel_text, figure_text
 from autoshard.calibrate.fitted_models import MEMORY_KINDS
 from autoshard.calibrate.machine_fit import KIND, Calibration, Family, calibrate
 from autoshard.calibrate.network_fit import NetworkFit, level_between_nodes, network_fit, with_network
@@ -69,7 +69,7 @@ def run(request: Request) -> CalibrationFiles | None:
     if request.measured:
         measured = _checked(_read(request.measured), request.measured)
     else:
-        measured = measure_here(request, hardware) if under_torchrun() else measure(request)
+        measured = measure_here(request) if under_torchrun() else measure(request)
     if under_torchrun() and os.environ["RANK"] != "0":
         return None
     source = f"autoshard calibrate, {measured['machine']}, {request.dtype}"
@@ -123,7 +123,7 @@ def _check_nodes(request: Request, hardware: Hardware) -> None:
             )
 
 
-def measure_here(request: Request, hardware: Hardware) -> dict[str, Any]:
+def measure_here(request: Request) -> dict[str, Any]:
     """The same on every process of torchrun, each on its own device."""
     from autoshard.calibrate.measure_worker import check_device, measured
 
@@ -214,7 +214,7 @@ def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path,
     constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries, dtypes=request.dtype)
     own = _COSTS.split(hardware.text)[0].rstrip() + "\n"
     launch = f"{made.launch_seconds * 1e6:.4g} us"
-    figure = f'{{ value = "{launch}", kind = "measured", source = "{source}" }}'
+    figure = figure_text(Entry("launch_overhead", launch, "measured", source))
     for key, value in (
         ("name", f'"{request.out.stem}"'),
         ("costmodel", f'"{costs.name}"'),

@@ -68,11 +68,12 @@ def costmodel_text(
         if group != table:
             parts.append(f"\n[constants.{group}]\n")
             table = group
-        parts.append(f"{key} = {_figure(by_key[constant.key])}\n")
+        parts.append(f"{key} = {figure_text(by_key[constant.key])}\n")
     return "".join(parts)
 
 
-def _figure(entry: Entry) -> str:
+def figure_text(entry: Entry) -> str:
+    """The value of a figure in a profile: an inline table of TOML."""
     value = f'"{entry.value}"' if isinstance(entry.value, str) else repr(entry.value)
     source = entry.source.replace("\\", "\\\\").replace('"', '\\"')
     return f'{{ value = {value}, kind = "{entry.kind}", source = "{source}" }}'

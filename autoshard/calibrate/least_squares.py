@@ -11,6 +11,7 @@ from autoshard.calibrate.fitted_models import Model, Rows
 
 NOISE = 0.06  # relative spread of a measurement around the formula, against which the widths of constants are weighed
 DRAWS = 10
+HELD_OUT = 0.3  # of the rows, in each draw of `held_out_error`
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,13 @@ def cross_validate(
         places.append(np.flatnonzero(out))
         errors.append(model.seconds(constants, take(rows, out)) / rows["seconds"][out] - 1)
     return np.concatenate(places), np.concatenate(errors)
+
+
+def held_out_error(model: Model, rows: Rows) -> float:
+    """The mean absolute relative error on rows drawn by chance that were held out."""
+    count = len(rows["seconds"])
+
+    def chosen(generator: np.random.Generator) -> np.ndarray:
+        return np.isin(np.arange(count), generator.permutation(count)[: max(1, round(HELD_OUT * count))])
+
+    return float(np.abs(cross_validate(model, rows, chosen)[1]).mean())

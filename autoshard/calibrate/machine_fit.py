@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,11 @@ from autoshard.calibrate.fitted_models import (
     Products,
     Rows,
 )
-from autoshard.calibrate.least_squares import DRAWS, cross_validate, fit
+from autoshard.calibrate.least_squares import DRAWS, fit, held_out_error
 from autoshard.cluster.hardware import Hardware
 from autoshard.cluster.topology import ring_share
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS
 
-HELD_OUT = 0.3  # of the rows, in each draw
 KIND = {"all_gather": RING, "reduce_scatter": RING, "all_reduce": ALL_REDUCE, "all_to_all": EXCHANGE}
 Table = Sequence[Mapping[str, Any]]
 
@@ -108,15 +106,7 @@ def _collectives(table: Table, hardware: Hardware) -> Family:
 
 
 def _fitted(name: str, model: Model, rows: Rows) -> Family:
-    count = len(rows["seconds"])
-    _, errors = cross_validate(model, rows, partial(_some, count), DRAWS)
-    return Family(name, count, fit(model, rows).constants, float(np.abs(errors).mean()))
-
-
-def _some(count: int, generator: np.random.Generator) -> np.ndarray:
-    chosen = np.zeros(count, dtype=bool)
-    chosen[generator.permutation(count)[: max(1, round(HELD_OUT * count))]] = True
-    return chosen
+    return Family(name, len(rows["seconds"]), fit(model, rows).constants, held_out_error(model, rows))
 
 
 def _entries(family: Family, source: str) -> list[Entry]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from autoshard.calibrate.cost_model_file import Entry, figure_text
 from autoshard.calibrate.fitted_models import Free, Rows
-from autoshard.calibrate.least_squares import DRAWS, cross_validate, fit
+from autoshard.calibrate.least_squares import fit, held_out_error
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import link_terms
 from autoshard.costs.formulas import transfer
@@ -22,7 +22,6 @@ from autoshard.costs.links import AxisLink, Crossing, joint_link
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 
-HELD_OUT = 0.3  # of the rows, in each draw
 LEAST_LATENCY_SECONDS = 1e-9
 Table = Sequence[Mapping[str, Any]]
 
@@ -98,8 +97,6 @@ def network_fit(measured: Mapping[str, Any], hardware: Hardware) -> NetworkFit:
     kind, nodes, bytes (of a group's whole message), seconds."""
     level = level_between_nodes(hardware)
     model, rows = _model(measured["between"], hardware, level, (0,))
-    count = len(rows["seconds"])
-    _, errors = cross_validate(model, rows, partial(_some, count), DRAWS)
     constants = fit(model, rows).constants
     whole, whole_rows = _model(measured["whole"], hardware, level, (0, 1))
     whole_errors = whole.seconds(constants, whole_rows) / whole_rows["seconds"] - 1
@@ -107,8 +104,8 @@ def network_fit(measured: Mapping[str, Any], hardware: Hardware) -> NetworkFit:
         hardware.links[level].name,
         constants["bandwidth"],
         constants["latency"],
-        count,
-        float(np.abs(errors).mean()),
+        len(rows["seconds"]),
+        held_out_error(model, rows),
         float(np.abs(whole_errors).mean()),
     )
 
@@ -130,12 +127,6 @@ def _mesh(nodes: int, devices: int) -> Mesh:
     return Mesh((("node", nodes), ("device", devices)))
 
 
-def _some(count: int, generator: np.random.Generator) -> np.ndarray:
-    chosen = np.zeros(count, dtype=bool)
-    chosen[generator.permutation(count)[: max(1, round(HELD_OUT * count))]] = True
-    return chosen
-
-
 def with_network(profile: str, fitted: NetworkFit, hardware: Hardware, source: str) -> str:
     """The text of a profile whose links between nodes are as measured; what it said before stands in the source."""
     level = level_between_nodes(hardware)
@@ -143,15 +134,15 @@ def with_network(profile: str, fitted: NetworkFit, hardware: Hardware, source: s
     own = hardware.links[level]
     was = f"{own.bandwidth * own.efficiency / 1e9:.4g} GB/s and {own.latency_seconds * 1e6:.4g} us in {hardware.name}"
     told = f"{source}: {fitted.rows} collectives across nodes, held-out error {fitted.error:.1%}; {was}"
-    figures = {
-        "bandwidth": f'"{fitted.bandwidth / 1e9:.4g} GB/s"',
-        "latency": f'"{fitted.latency_seconds * 1e6:.4g} us"',
-        "efficiency": "1.0",
+    figures: dict[str, float | str] = {
+        "bandwidth": f"{fitted.bandwidth / 1e9:.4g} GB/s",
+        "latency": f"{fitted.latency_seconds * 1e6:.4g} us",
+        "efficiency": 1.0,
     }
     text = re.sub(r"^ports = .*\n", "", tables[level], flags=re.M)  # the share of a device is what was measured
     for key, value in figures.items():
         start = re.search(rf"^{key} = .*$", text, flags=re.M)
         assert start, key  # the profile was read
-        line = f'{key} = {{ value = {value}, kind = "measured", source = "{told}" }}'
+        line = f"{key} = {figure_text(Entry(key, value, 'measured', told))}"
         text = text[: start.start()] + line + text[start.end() :]
     return before + "".join([*tables[:level], text, *tables[level + 1 :]])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,22 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     files = files_of(kind)
     assert old in files[name], f"{name} has no {old!r} any more"
     assert said in faults(kind, {**files, name: files[name].replace(old, new)})
+
+
+def test_each_copy_of_the_runtime_has_its_operator():
+    """Packages of several models in one process; the names are the same in every run."""
+    script = """
+import importlib, sys
+from pathlib import Path
+import torch
+import autoshard.emit.runtime as runtime
+from importlib.util import module_from_spec, spec_from_file_location
+folder = Path(runtime.__file__).parent
+for name in ("one", "two"):
+    spec = spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+print([name for name in vars(torch.ops) if name.startswith("parallel_runtime")])
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.strip() == "['parallel_runtime_0', 'parallel_runtime_1', 'parallel_runtime_2']", ran.stderr

@@ -15,7 +15,7 @@ from autoshard.calibrate.fitted_models import GROUPS, MEMORY_KINDS, Free, Memory
 from autoshard.calibrate.least_squares import take
 from autoshard.calibrate.machine_fit import KIND, calibrate
 from autoshard.calibrate.measured_shapes import attentions, group_sizes, message_bytes, products
-from autoshard.calibrate.network_fit import level_between_nodes, network_fit, with_network
+from autoshard.calibrate.network_fit import NetworkFit, level_between_nodes, network_fit, with_network
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.costs import collective_seconds
@@ -263,3 +263,30 @@ def test_the_network_is_found(name):
 def test_a_profile_of_one_node_has_no_network():
     with pytest.raises(UsageError, match="describes no links between nodes of 16"):
         level_between_nodes(CPU)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "world", "local", "options", "told"),
+    [
+        ("a100-80g-sxm", 16, 8, ("--processes", "2"), "--processes and torchrun both start processes"),
+        ("a100-80g-sxm", 16, 4, (), "torchrun started 4 processes a node, a100-80g-sxm has 8"),
+        ("cpu-local", 32, 32, (), "torchrun started 32 processes: cpu-local has at most 16"),
+        ("cpu-local", 4, 2, (), "describes no links between nodes of 16"),
+    ],
+)
+def test_what_torchrun_started_is_what_the_profile_describes(
+    hardware, world, local, options, told, tmp_path, monkeypatch, capsys
+):
+    for key, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local, "RANK": 0}.items():
+        monkeypatch.setenv(key, str(value))
+    assert main(["calibrate", "--hardware", hardware, "--out", str(tmp_path / "own.toml"), *options]) == 2
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_source_with_quotes_is_written_as_toml():
+    """The machine's name comes from outside."""
+    datasheet = load_hardware("a100-80g-sxm")
+    fitted = NetworkFit(datasheet.links[-1].name, 1e9, 1e-5, 7, 0.01, 0.01)
+    written = parse_hardware(with_network(datasheet.text, fitted, datasheet, 'a "quoted" name \\ of mine'))
+    assert written.links[-1].bandwidth == 1e9

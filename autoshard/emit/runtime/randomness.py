@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -71,8 +72,15 @@ def _drawn_keep(like: Tensor, number: int, index: int, layout: str, p: float) ->
         return torch.empty_like(like).bernoulli_(1 - p)
 
 
-# An operator of its own, for each copy of this file that a process has loaded.
-_traced_keep = torch.library.custom_op(f"parallel_runtime_{id(_drawn_keep)}::keep", _drawn_keep, mutates_args=())
+def _free_namespace() -> str:
+    """Where no copy of this file that the process has loaded before (another package) keeps its operator."""
+    numbers = itertools.count()
+    return next(
+        name for name in map("parallel_runtime_{}".format, numbers) if not hasattr(getattr(torch.ops, name), "keep")
+    )
+
+
+_traced_keep = torch.library.custom_op(f"{_free_namespace()}::keep", _drawn_keep, mutates_args=())
 _traced_keep.register_fake(lambda like, *_: torch.empty_like(like))
 
 
