@@ -1,26 +1,33 @@
 """Lower bounds of large pairwise problems by sequential tree-reweighted message passing (Kolmogorov, TPAMI 2006).
 
-Every node tells its neighbours what each of their choices costs at least on its side. A sweep in one direction and one
-back never lower the bound; at the end it is near that of the tight linear relaxation. Each sweep also rounds to a plan.
+A sweep in one direction and one back never lower the bound; at the end it is near that of the tight linear relaxation.
+Each sweep also rounds to a plan, node by node. Beliefs, messages and bound as in `common/trws`.
 
-    belief_n(x) = a_n(x) + sum over neighbours m of M_{m -> n}(x)
-    M_{n -> m}(y) = min_x [ b_nm(x, y) + g_n belief_n(x) - M_{m -> n}(x) ],  g_n = 1 / max(edges forwards, backwards)
-    bound = sum of the minima of beliefs and messages, each taken out where it is met
+    x_n = argmin over x of a_n(x) + sum over m before n of b_mn(x_m, x) + sum over m after n of M_{m -> n}(x)
 
-Implemented in `trws_pairs.Messages._sweep`; the rounding, x_n = argmin given the nodes before, in
-`trws_pairs.Messages.rounded`.
+Implemented in `trws_pairs.Messages._sweep`, the rounding in `trws_pairs.Messages.rounded`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
+from autoshard.solvers.common.trws import send_messages
 from autoshard.solvers.pairwise.isolated_nodes import Lonely
 from autoshard.solvers.pairwise.presolve import PairGraph
+
+_Sent = tuple[int, int, int, Floats]  # neighbour, row there, row here, cost (own choices, its choices)
+
+
+def _message(own: Floats, edge: _Sent, belief: Floats) -> Floats:
+    """From a node with the messages `own`."""
+    least: Floats = (edge[3] + (belief - own[edge[2]])[:, None]).min(axis=0)
+    return least
 
 
 class Messages:
@@ -53,27 +60,17 @@ class Messages:
         """A sweep from the first node to the last; the lower bound."""
         return self.lonely.least(unary) + self._sweep(unary, self.joined, self.send_on)
 
-    def _sweep(
-        self, unary: Sequence[Floats], nodes: Sequence[int], send: list[list[tuple[int, int, int, Floats]]]
-    ) -> float:
+    def _sweep(self, unary: Sequence[Floats], nodes: Sequence[int], send: list[list[_Sent]]) -> float:
         total = 0.0
-        into = self.into
         for n in nodes:
             clock.check()
-            own = into[n]
-            belief = own.sum(axis=0)
+            belief = self.into[n].sum(axis=0)
             belief += unary[n]
-            least = belief.min()
-            total += least
-            belief -= least
-            belief *= self.share[n]
-            for other, there, here, cost in send[n]:
-                message = (cost + (belief - own[here])[:, None]).min(axis=0)
-                least = message.min()
-                total += least
-                message -= least
-                into[other][there] = message
-        return float(total)
+            total += send_messages(belief, self.share[n], send[n], partial(_message, self.into[n]), self._keep)
+        return total
+
+    def _keep(self, edge: _Sent, message: Floats) -> None:
+        self.into[edge[0]][edge[1]] = message
 
     def rounded(self, unary: Sequence[Floats]) -> Integers:
         """After `back`: each node's best choice given those before it and the messages of those after it."""

@@ -5,12 +5,11 @@ of a value, not the product of its ends' choices. Of a value with k consumers ea
 shares of a target add up to 1, so that the sum stays below what is paid once. At first they are even; then they move to
 those that need the target.
 
-    belief_n(x) = a_n(x) + sum over its values of the messages to n
     M_{n -> m}(t) = min_r [ share x b_v(r, t) + min_{x in r} ( g_n belief_n(x) - M_{m -> n}(r) ) ]
 
-from layouts r to layouts t (or back), g_n = 1 / max(edges forwards, edges backwards); the minima of beliefs and
-messages, each taken out where it is met, add up to the bound. Implemented in `trws_layouts.Beliefs._send`, a round both
-ways in `trws_layouts.Beliefs.round`; the shares move in `trws_layouts.Beliefs.shift`.
+from layouts r to layouts t (or back); beliefs and bound as in `common/trws`. Implemented in
+`trws_layouts.Beliefs._send`, a round both ways in `trws_layouts.Beliefs.round`; the shares move in
+`trws_layouts.Beliefs.shift`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers, Value
 from autoshard.solvers.common import clock
+from autoshard.solvers.common.trws import send_messages
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled, unary
 
 _STEP = 0.5  # of the way to an even split among those that need a target, at first
@@ -90,21 +90,21 @@ class Beliefs:
     def _send(self, n: int, edges: list[int]) -> float:
         """Messages from node n over these edges; what they raise the bound by."""
         clock.check()
-        belief = self.belief(n)
-        total = float(belief.min())
-        belief = (belief - total) * self.share[n]
-        for e in edges:
+
+        def message(e: int, belief: Floats) -> Floats:
             edge = self.edges[e]
             if n == edge.producer:
                 costs = _least(belief - self.to_producer[e], edge.source, len(edge.there))
-                message = (edge.back + costs).min(axis=1)[edge.target]
-            else:
-                costs = _least(belief - self.to_consumer[e], edge.target, len(edge.back))
-                message = (edge.there + costs).min(axis=1)[edge.source]
-            least = message.min()
-            total += float(least)
-            (self.to_consumer if n == edge.producer else self.to_producer)[e] = message - least
-        return total
+                told: Floats = (edge.back + costs).min(axis=1)
+                return told[edge.target]
+            costs = _least(belief - self.to_consumer[e], edge.target, len(edge.back))
+            told = (edge.there + costs).min(axis=1)
+            return told[edge.source]
+
+        def keep(e: int, sent: Floats) -> None:
+            (self.to_consumer if n == self.edges[e].producer else self.to_producer)[e] = sent
+
+        return send_messages(self.belief(n), self.share[n], edges, message, keep)
 
     def marginals(self) -> list[Floats]:
         """Seconds that no plan with a choice of a node is below, of every choice.
