@@ -21,7 +21,7 @@ from autoshard.ir.program import Program
 __all__ = ["Header", "emit", "header_of", "package"]
 
 _HERE = Path(__file__).parent
-_LINTER = 'line-length = 120\nlint.ignore = ["BLE001"]\n'  # what a thread raises, whatever it is, is its reader's
+_LINTER = "line-length = 120\n"
 _LINT_MARK = (
     "# mypy: ignore-errors\n# ruff: noqa: I001\n"  # these files import what only stands beside the emitted copies
 )

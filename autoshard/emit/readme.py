@@ -87,6 +87,7 @@ torchrun ... train.py --eval-data data.py:make_held_out --eval-every 500 --eval-
 torchrun ... train.py --log-json run.jsonl --tensorboard runs --log-every 10
 torchrun ... train.py --profile trace --profile-steps 3:5    # trace/rank-N.json, for Perfetto and `autoshard compare`
 torchrun ... train.py --timeout 600 --matmul-precision high  # seconds of a collective; TF32
+torchrun ... train.py --compile                              # each block one graph of torch.compile's inductor
 ```
 
 ## Weights and checkpoints

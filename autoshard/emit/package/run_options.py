@@ -42,6 +42,8 @@ def _add_run(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help=timeout)
     precision = "of float32 products: high is TF32 (on Ascend HF32) where the device has it"
     parser.add_argument("--matmul-precision", choices=("highest", "high", "medium"), default="highest", help=precision)
+    compiled = "each block whole, by torch.compile's inductor or another backend of it"
+    parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help=compiled)
     parser.add_argument("--dry-run", action="store_true", help="build the model, say what it holds, and stop")
 
 

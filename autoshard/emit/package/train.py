@@ -57,6 +57,7 @@ from runtime import (
     TrainingLog,
     accumulating,
     clip_gradients,
+    compile_blocks,
     finish_saving,
     gathered_together,
     label_shares,
@@ -308,6 +309,10 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         if first:
             describe(model, mesh)
         return
+    if options.compile is not None:
+        count = compile_blocks(model, options.compile)
+        if first:
+            print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
     optimizer = make_optimizer(model, weight_decay=options.weight_decay)
     done = prepare(model, optimizer, options, mesh.global_rank)
     for group in optimizer.param_groups:  # what is asked for goes before what the checkpoint holds

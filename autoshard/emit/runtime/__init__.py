@@ -20,6 +20,7 @@ from .checkpoint import (
     loader_state,
     save_checkpoint,
 )
+from .compiling import compile_blocks
 from .convolution import (
     halo_avg_pool,
     halo_convolution,
@@ -106,6 +107,7 @@ __all__ = [
     "assign",
     "cast_weight",
     "clip_gradients",
+    "compile_blocks",
     "copy",
     "counted",
     "dispatched_experts",

@@ -52,5 +52,5 @@ class Prefetched(Iterator[list[Tensor]]):
                 if self.closed.is_set():
                     return
             read.put(StopIteration())
-        except BaseException as error:  # it is the reader's to raise
+        except BaseException as error:  # noqa: BLE001 (it is the reader's to raise)
             read.put(error)
