@@ -12,7 +12,6 @@ import importlib
 import sys
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
