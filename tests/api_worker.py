@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import autoshard
 from autoshard.emit.runtime import leave
-from autoshard.errors import UsageError
+from autoshard.errors import UserError
 
 WORLD = 4
 STEPS = 3
@@ -121,7 +122,7 @@ def batches() -> None:
 def refused(call: Callable[[], object], words: str) -> None:
     try:
         call()
-    except UsageError as error:
+    except UserError as error:
         assert words in str(error), str(error)
     else:
         raise AssertionError(words)
@@ -139,7 +140,72 @@ def rank_0_fails() -> None:
     refused(lambda: autoshard.parallelize(mlp(), plan), "has 2 devices, but 4 processes were started")
 
 
-CASES = {case.__name__: case for case in (loss_beside, outputs, batches, rank_0_fails)}
+def from_disk() -> None:
+    """A plan that rank 0 wrote, read back by a program that has the model only: called, trained, refused as before."""
+    ids, labels = torch.randint(0, 12, (8, 4)), torch.randint(0, 12, (8,))
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    model, beside = Tied(), mlp()
+    batch = {"ids": ids, "labels": labels}
+    where: Any = {"hardware": "cpu-local", "mesh": "dp=2,tp=2", "strategy": "random:2"}
+    written = [
+        autoshard.plan(model, {**batch, "scale": 0.5}, **where),
+        autoshard.plan(beside, x, targets=t, loss=cross_entropy, **where),
+    ]
+    folder = [tempfile.mkdtemp() if not dist.get_rank() else ""]
+    dist.broadcast_object_list(folder)
+    for number, made in enumerate(written):
+        if not dist.get_rank():
+            autoshard.write(made, f"{folder[0]}/{number}")
+    dist.barrier()
+    if dist.get_rank():  # the folder is rank 0's alone
+        folder = ["nowhere"]
+    own = autoshard.parallelize(model, autoshard.load_plan(f"{folder[0]}/0"))
+    expected = copy.deepcopy(model)
+    assert list(own(ids, labels=labels, scale=0.5)) == ["logits", "loss"]
+    expected(**batch, scale=0.5)
+    follows(expected, own, lambda each: each(**batch, scale=0.5)["loss"])
+    refused(lambda: own(**batch), "planned with scale=0.5, and is called with scale=its default")
+    refused(lambda: own(ids), "planned for ids, labels, and is called with ids")
+    read = autoshard.load_plan(f"{folder[0]}/1")
+    follows(
+        copy.deepcopy(beside),
+        own := autoshard.parallelize(beside, read),
+        lambda each: each(x, t) if each is own else cross_entropy(each(x), t),
+    )
+    refused(lambda: autoshard.parallelize(nn.Sequential(beside, nn.Linear(8, 8)), read), "no parameter or buffer 0.0.")
+    refused(lambda: autoshard.parallelize(mlp()[:2], read), "the model has no parameter or buffer 2.")
+    refused(lambda: autoshard.load_plan("no/such"), "there is no package")
+
+
+def micro_batches() -> None:
+    """Three micro-batches with labels that are ignored unevenly: the step of their labels together."""
+    ids, labels = torch.randint(0, 12, (24, 4)), torch.randint(0, 12, (24,))
+    labels[:5] = -100
+    model = Tied()
+    model.norm = nn.Identity()  # its averages would be those of a micro-batch
+    parts = [{"ids": ids[i : i + 8], "labels": labels[i : i + 8]} for i in (0, 8, 16)]
+    for strategy in ("megatron", "fsdp", "random:3"):
+        where: Any = {"hardware": "cpu-local", "mesh": "dp=2,tp=2", "strategy": strategy}
+        plan = autoshard.plan(model, parts[0], **where, global_batch=24)
+        own, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
+        pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2)) for each in (expected, own)]
+        for _ in range(STEPS):
+            whole = expected(ids, labels)["loss"]
+            whole.backward()
+            near(whole.detach(), own.backward(parts), "loss")
+            for each, optimizer in pairs:
+                nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        for name, value in own.full_state_dict().items():
+            near(value.double(), expected.state_dict()[name].double(), (strategy, name))
+        near(own(**parts[1])["loss"].detach(), expected(**parts[1])["loss"].detach(), "one of them")
+    refused(lambda: own.backward(parts[:2]), "step has 3 micro-batches, got 2")
+    staged = autoshard.plan(model, parts[0], hardware="cpu-local", mesh="tp=2", stages=2, micro_batches=2)
+    refused(lambda: autoshard.parallelize(model, staged), "runs on one stage, and this plan's step has 2")
+
+
+CASES = {case.__name__: case for case in (loss_beside, outputs, batches, from_disk, micro_batches, rank_0_fails)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

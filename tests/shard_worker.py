@@ -157,7 +157,7 @@ def data() -> None:
     cut = autoshard.shard(torch.matmul, dataset_strategy=((a, b), (b, 1)), mesh={"outer": a, "inner": b})
     i, j = divmod(rank, b)
     piece = whole.chunk(a)[i].chunk(b, 1)[j]
-    rows = w.detach().chunk(b)[i if b > 1 else 0]  # outer axes come first
+    rows = w.detach().chunk(b)[i if b == a else j]  # of the axes of that size, the outermost
     assert math.prod(piece.shape) == 128 // world
     near(cut(piece, rows), wanted, "parts of two dims")
     placed = distribute_tensor(whole, init_device_mesh("cpu", (world,)), [Shard(1)])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from autoshard.graph_capture.call_form import (
     LossFunction,
     ModelCall,
     arguments_of,
+    by_name,
     call_by,
     model_call,
     own_forward,
@@ -26,8 +26,6 @@ from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.load_model import find_callable
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.ir.graph import Graph
-
-_EMPTY = inspect.Parameter.empty
 
 
 def live_model(
@@ -72,33 +70,6 @@ def on_cpu(live: LiveModel) -> LiveModel:
 def _real(x: Tensor) -> Tensor:
     made = torch.zeros_like(x, device="cpu") if x.is_meta else x.detach().to("cpu", copy=True)
     return nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
-
-
-def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
-    """All arguments by keyword, in the order of the forward, so that it does not matter how a caller gives them.
-
-    Those that are their default are left out. As they are where the forward takes arguments by position only.
-    """
-    return _by_name(own_forward(model), arguments)
-
-
-def _by_name(function: Callable[..., Any], arguments: Arguments) -> Arguments:
-    signature = inspect.signature(function)
-    kinds = {p.kind for p in signature.parameters.values()}
-    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
-        return arguments
-    try:
-        bound = signature.bind(*arguments.args, **arguments.kwargs)
-    except TypeError as error:
-        raise UsageError(f"the inputs are no call of the model: {error}", f"its forward takes {signature}") from None
-    named: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        parameter = signature.parameters[name]
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            named |= value
-        elif parameter.default is _EMPTY or value is not parameter.default:
-            named[name] = value
-    return Arguments((), named, arguments.targets, arguments.labels)
 
 
 def called_with(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -17,14 +16,15 @@ from autoshard.api import ranks
 from autoshard.api.boundary import local_shape, part_of, undistributed, whole_of
 from autoshard.api.live_model import called_with, same_tensors
 from autoshard.api.planned import PlannedModel
-from autoshard.api.rank_model import RankModel, fill, rank_model, stored
+from autoshard.api.rank_model import RankModel, check_one_stage, fill, rank_model, stored
+from autoshard.api.step_gradients import STEPS, step_gradients
 from autoshard.emit.runtime import full_state_dict, load_full_state_dict, reducing, regathering
 from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError
-from autoshard.graph_capture.call_form import ModelCall, own_forward, rebuilt
+from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
+from autoshard.graph_capture.call_record import read
 from autoshard.graph_capture.plain_attributes import keep_tensors
 
-_STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
 _AGAIN = "autoshard.plan(model, inputs, …) with a batch of this form"
 
 
@@ -34,18 +34,24 @@ def parallelize(model: nn.Module, plan: PlannedModel, *, device: str | torch.dev
     It is called as the original: with the global batch, the same on every rank, or with this rank's part of it. It
     returns what the original does; a loss is that of the global batch, on every rank. Parameters are DTensors with the
     original's names, filled from rank 0's `model`: give them to any optimizer. After a backward their gradients are
-    complete. `device`: CPU, GPU or Ascend; default: what the process group is for, else what there is.
+    complete. A step of several micro-batches is taken by its `backward`. `device`: CPU, GPU or Ascend; default: what
+    the process group is for, else what there is.
     """
+    check_one_stage(plan.plan)
     own = same_tensors(model)
     keep_tensors(own)
     live = plan.live
-    if live is None:
-        raise UsageError("this plan was not made of a model in this program", "plan = autoshard.plan(model, inputs, …)")
+    planned, call = (live.module, live.call) if live is not None else (own, _call_of(plan))
     kind = ranks.device_type(device)
     mesh = ranks.parallel_mesh(plan.plan.mesh, kind)
     made = rank_model(plan.plan, plan.graph, plan.simulated.program, mesh)
     fill(made, dict([*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False)]))
-    return ParallelModule(model, made, live.call, live.module)
+    return ParallelModule(model, made, call, planned, plan.plan.step.micro_batches)
+
+
+def _call_of(plan: PlannedModel) -> ModelCall:
+    """Of a plan that was read back."""
+    return read(plan.graph.call, plan.graph.inputs, str(plan.folder or "this plan"))
 
 
 class _Holder(nn.Module):
@@ -58,8 +64,11 @@ class _Holder(nn.Module):
 class ParallelModule(nn.Module):
     """This rank's part of a model, called as the original is."""
 
-    def __init__(self, original: nn.Module, made: RankModel, call: ModelCall, planned: nn.Module) -> None:
+    def __init__(
+        self, original: nn.Module, made: RankModel, call: ModelCall, planned: nn.Module, micro_batches: int = 1
+    ) -> None:
         super().__init__()
+        self.micro_batches = micro_batches
         self._made: list[Any] = [made, call, planned]  # in a list: nn.Module would list the rank's module as a child
         self._step = GradientStep(made)
         register(self, made)
@@ -89,16 +98,33 @@ class ParallelModule(nn.Module):
         """Takes this rank's part of the original's state dict, which every rank gives."""
         load_full_state_dict(self._made[0].module, state)
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def backward(self, batches: Sequence[Any]) -> Tensor:
+        """The gradients of a step: forward and backward of each of its `micro_batches`; returns their mean loss.
+
+        A batch is a tensor, a tuple of positional arguments, or a dict of keyword arguments, as a call takes them.
+        Gradients are summed over devices once; a mean over labels is one over those of all micro-batches.
+        """
+        made, call, _ = self._made
+        if made.program.loss is None or call.summed:
+            raise UsageError(
+                "this plan has no loss to go backward from", "a loss in the model or loss=…; or loss.backward()"
+            )
+        if len(batches) != self.micro_batches:
+            told = f"this plan's step has {self.micro_batches} micro-batches, got {len(batches)}"
+            raise UsageError(told, "a list with a batch for each, or a plan with other micro_batches=…")
+        return step_gradients(made, [self._locals(*_arguments(batch)) for batch in batches])
+
+    def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """This rank's parts of the inputs of a call."""
         made, call, planned = self._made
         given, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
         if given.form != call.form:
-            raise UsageError(
-                f"this model was planned for {', '.join(call.names)}, and is called with {', '.join(given.names)} or "
-                "other constants", _AGAIN
-            )  # fmt: skip
-        locals_ = [self._local(name, x) for name, x in zip(made.program.inputs, tensors, strict=True)]
-        outputs = run_on_ranks(made, locals_, self._step)
+            raise UsageError(difference(call, given), _AGAIN)
+        return [self._local(name, x) for name, x in zip(made.program.inputs, tensors, strict=True)]
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        made, call, _ = self._made
+        outputs = run_on_ranks(made, self._locals(args, kwargs), self._step)
         wholes = [
             whole_of(x, made.program.value(name).shape, str(made.program.value(name).layout), made.mesh)
             for name, x in zip(made.program.outputs, outputs, strict=True)
@@ -128,6 +154,32 @@ class ParallelModule(nn.Module):
                 f"input {name}: expected the global shape {value.shape} or this rank's {own}, {got}", _AGAIN
             )
         return x
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), batch
+    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+
+
+def difference(planned: ModelCall, given: ModelCall) -> str:
+    """What tells two calls apart, in words."""
+    constants = [dict(_constants(call.form)) for call in (planned, given)]
+    for name in sorted({*constants[0], *constants[1]}):
+        own, other = (found.get(name, "its default") for found in constants)
+        if own != other and planned.names == given.names:
+            return f"this model was planned with {name}={own}, and is called with {name}={other}"
+    names = f"{', '.join(planned.names)}, and is called with {', '.join(given.names)}"
+    return f"this model was planned for {names}{'' if planned.names != given.names else ' in another form'}"
+
+
+def _constants(form: Form) -> Iterator[tuple[str, Any]]:
+    """Those that have a name."""
+    if isinstance(form, Container):
+        for key, item in zip(form.keys, form.items, strict=False):
+            if isinstance(item, FixedValue):
+                yield str(key), item.value
+            yield from _constants(item)
 
 
 def _targets(call: ModelCall) -> int:
@@ -162,7 +214,7 @@ def register(holder: nn.Module, made: RankModel) -> None:
 def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
     """The local outputs in the original's order, from local inputs."""
     program = made.program
-    made.mesh.random.step = next(_STEPS)
+    made.mesh.random.step = next(STEPS)
     with regathering() if torch.is_grad_enabled() else contextlib.nullcontext():
         result = made.module(*inputs)
     outputs = list(result) if isinstance(result, tuple) else [result]

@@ -45,11 +45,16 @@ class RankModel:
         return {sharding(p).name: p for p in self.module.parameters()}
 
 
+def check_one_stage(plan: Plan) -> None:
+    """UsageError for a plan with stages."""
+    if plan.step.parts:
+        told = f"a model in a program of your own runs on one stage, and this plan's step has {plan.step.stages}"
+        raise UsageError(told, "autoshard.write and the package's train.py; or a plan without stages: micro_batches=8")
+
+
 def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -> RankModel:
     """The model of this rank, uninitialised."""
-    if plan.step.micro_batches > 1 or plan.step.parts:
-        told = "a model in a program of your own runs one micro-batch on one stage, and this plan's step has more"
-        raise UsageError(told, "the package that `autoshard.write` makes of it, and its train.py")
+    check_one_stage(plan)
     source = _run(model_file(program, header_of(program, plan, graph)), plan_hash(plan))
     return RankModel(source.build_model(mesh), source, mesh, program)
 
@@ -74,7 +79,14 @@ def _run(text: str, name: str) -> ModuleType:
 
 
 def fill(model: RankModel, state: Mapping[str, Tensor]) -> None:
-    """Each parameter and buffer from the whole tensors of rank 0, which every rank has room for one after the other."""
+    """Each parameter and buffer from the whole tensors of rank 0, which every rank has room for one after the other.
+
+    UsageError where the model has others than the plan.
+    """
+    known = {path for one, _ in stored(model.program) for path in (one.path, *one.ties)}
+    unknown = sorted(set(state) - known)
+    if unknown:
+        raise UsageError(f"the plan has no parameter or buffer {unknown[0]}, which the model has", _OTHER)
     for tensor in (*model.module.parameters(), *model.module.buffers()):
         own = sharding(tensor)
         name = next((name for name in (own.name, *own.ties) if name in state), None)

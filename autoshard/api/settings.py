@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
+from autoshard.constraints.step_request import StepRequest, read_stage_pins
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.objectives import parse_level
@@ -17,6 +18,7 @@ from autoshard.styles.parallel_mode import BEST, of_mode, read_mode
 from autoshard.units import parse_quantity
 
 FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all")
+STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name != "pins")
 
 
 def search_request(
@@ -30,7 +32,7 @@ def search_request(
     mode: str = "auto",
 ) -> SearchRequest:
     """UsageError names the setting that can't be."""
-    known = {field.name for field in dataclasses.fields(SearchRequest)} & set(FURTHER)
+    known = {*FURTHER, *STEP}
     for name in further:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
@@ -39,10 +41,15 @@ def search_request(
     strategy, own = of_mode(read_mode(mode), further.get("strategy", BEST), read_mesh(mesh), devices, has_pins)
     if own is None and devices is None:
         raise UsageError("neither a mesh nor a number of devices is given", 'mesh="dp=2,tp=2", or devices=4')
-    if own is not None and devices not in (None, own.size):
-        raise UsageError(f"the mesh {own} has {own.size} devices, but devices={devices}", f'mesh="{own}" alone')
+    step = _step_request({name: value for name, value in further.items() if name in STEP}, pin_texts(pins), own)
+    stages = step.fixed_stages()
+    if own is not None and devices not in (None, own.size * stages):
+        of = f" on each of {stages} stages" if stages > 1 else ""
+        raise UsageError(f"the mesh {own} has {own.size} devices{of}, but devices={devices}", f'mesh="{own}" alone')
     given: dict[str, Any] = {
-        name: Path(value) if name == "pins_file" and value else value for name, value in further.items()
+        name: Path(value) if name == "pins_file" and value else value
+        for name, value in further.items()
+        if name not in STEP
     }
     return SearchRequest(
         mesh=own,
@@ -51,8 +58,18 @@ def search_request(
         pins=pin_texts(pins),
         memory_limit_bytes=_quantity(memory_limit, "bytes"),
         time_limit_seconds=_quantity(time_limit, "seconds"),
+        step=step,
         **given | {"strategy": strategy},
     )
+
+
+def _step_request(said: Mapping[str, Any], pins: tuple[str, ...], mesh: Mesh | None) -> StepRequest:
+    step = StepRequest(**said, pins=read_stage_pins(pins))
+    step.check()
+    if step.open_ or (step.global_batch is not None and mesh is None):
+        told = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
+        raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
+    return step
 
 
 def read_mesh(mesh: str | Mesh | Mapping[str, int] | None) -> Mesh | None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from autoshard.api import ranks
 from autoshard.api.boundary import part_of, undistributed, whole_of
 from autoshard.api.function_module import FunctionModule
-from autoshard.api.live_model import by_name, same_tensors
+from autoshard.api.live_model import same_tensors
 from autoshard.api.parallel_module import owner_of, register, run_on_ranks
 from autoshard.api.rank_model import RankModel, fill
 from autoshard.api.shard_plan import Border, CallKind, ShardRequest, TensorSpec, Variant, request_of, variant_of
@@ -25,7 +25,7 @@ from autoshard.api.stale_parameters import stand_in
 from autoshard.api.strategies import FULL, strategies
 from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
 from autoshard.errors import UsageError
-from autoshard.graph_capture.call_form import Arguments, model_call, own_forward, rebuilt
+from autoshard.graph_capture.call_form import Arguments, by_name, model_call, own_forward, rebuilt
 from autoshard.graph_capture.plain_attributes import keep_tensors
 
 

@@ -166,7 +166,9 @@ def _told(made: PlannedModel) -> Told:
     return *texts, made.ignored, call.returned if call else None, bool(call and call.summed)
 
 
-def _heard(told: Told, model: Model, inputs: Any, targets: Any, loss: Any, training: bool) -> PlannedModel:
+def _heard(
+    told: Told, model: Any = None, inputs: Any = None, targets: Any = None, loss: Any = None, training: bool = True
+) -> PlannedModel:
     plan_text, graph_text, hardware_text, ignored, returned, summed = told
     live: LiveModel | None = None
     if isinstance(model, nn.Module):
@@ -179,9 +181,15 @@ def _heard(told: Told, model: Model, inputs: Any, targets: Any, loss: Any, train
 
 
 def load_plan(path: str | Path) -> PlannedModel:
-    """The plan of a package that was written before (its folder, or its plan.json), checked."""
-    plan, graph, hardware = read_package(Path(path))
-    return PlannedModel(plan, graph, hardware, folder=root_of(Path(path)))
+    """The plan of a package that was written before (its folder, or its plan.json), checked.
+
+    Under torchrun rank 0 reads it and every rank gets it.
+    """
+    own = Path(path)
+    if ranks.started() == 1:
+        return PlannedModel(*read_package(own), folder=root_of(own))
+    told = ranks.from_rank_0(lambda: _told(PlannedModel(*read_package(own))), ranks.device_type(None))
+    return replace(_heard(told), folder=root_of(own))
 
 
 def simulate(plan: PlannedModel) -> Timeline:

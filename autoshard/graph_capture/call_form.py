@@ -183,7 +183,7 @@ class ModelCall:
         parameters = [inspect.Parameter(name, kind) for name in self.names]
         flat: Any = forward
         flat.__signature__ = inspect.Signature(parameters)
-        flat.own_forward = original
+        flat.own_forward, flat.call = original, self
         return forward
 
     def _flat(self, result: Any) -> Any:
@@ -245,6 +245,29 @@ def own_forward(model: nn.Module) -> Callable[..., Any]:
     """The forward that the person wrote."""
     own: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
     return own
+
+
+def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
+    """All arguments by keyword, in the order of the forward, so that it does not matter how a caller gives them.
+
+    Those that are their default are left out. As they are where the forward takes arguments by position only.
+    """
+    signature = inspect.signature(own_forward(model))
+    kinds = {p.kind for p in signature.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
+        return arguments
+    try:
+        bound = signature.bind(*arguments.args, **arguments.kwargs)
+    except TypeError as error:
+        raise UsageError(f"the inputs are no call of the model: {error}", f"its forward takes {signature}") from None
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif parameter.default is inspect.Parameter.empty or value is not parameter.default:
+            named[name] = value
+    return Arguments((), named, arguments.targets, arguments.labels)
 
 
 def call_by(model: nn.Module, call: ModelCall) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
 from autoshard.graph_capture.constructor.recipes import recipes_of
 from autoshard.graph_capture.input_ranges import input_ranges
@@ -114,7 +115,8 @@ def _capture(
         program, assumed = export(model, inputs)
         graph = _finish(program, model, watcher, source, precision, optimizer, training)
         ranges = input_ranges(graph, inputs, watcher.recorder.calls)
-        return replace(graph, assumed=(*graph.assumed, *assumed), input_ranges=ranges)
+        own = replace(graph, assumed=(*graph.assumed, *assumed), input_ranges=ranges)
+        return replace(own, call=record(model, inputs, program))
     finally:
         for module, mode in modes:
             module.training = mode

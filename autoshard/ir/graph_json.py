@@ -16,7 +16,9 @@ from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.graph"
 # Fields that older files lack; written only where they say something.
-_LATER = ("discovered", "registrations", "recipes", "input_ranges", "strategies")
+_LATER: dict[str, Any] = {
+    "discovered": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [], "call": "",
+}  # fmt: skip
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 
@@ -37,7 +39,7 @@ def loads(text: str, where: str = "graph") -> Graph:
         problem = f"{where} is a graph of schema version {version!r}, this autoshard reads version {SCHEMA_VERSION}"
         raise InvalidFileError(problem, _AGAIN)
     given = {key: value for key, value in data.items() if key not in ("kind", "schema_version")}
-    body = {name: [] for name in _LATER} | given
+    body = _LATER | given
     try:
         graph: Graph = decode(Graph, body, "graph")
         check(graph)
@@ -76,8 +78,9 @@ def check_has_code(model: str) -> None:
 
 
 def graph_hash(graph: Graph) -> str:
-    """SHA-256 (hex) of the graph's canonical JSON: changes with anything the graph says."""
-    canonical = json.dumps(_fields(graph), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """SHA-256 (hex) of the graph's canonical JSON: changes with anything that the graph says of what is computed."""
+    said = {name: value for name, value in _fields(graph).items() if name != "call"}
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"{KIND} {SCHEMA_VERSION} {canonical}".encode()).hexdigest()
 
 

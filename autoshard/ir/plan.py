@@ -72,9 +72,13 @@ class PlanStep:
         return f"{' '.join(self.before)} → {' '.join(self.after)} over {' and '.join(self.axes)}"
 
 
+OUTPUT, BUFFER_UPDATE = "output", "buffer update"  # consumers that are no operator
+
+
 @dataclass(frozen=True)
 class RedistributionPlan:
-    """One materialisation: graph tensor `tensor` from `source` to `target` for `consumers` (op names), step by step.
+    """One materialisation: graph tensor `tensor` from `source` to `target`, step by step, for `consumers`: names of
+    operators, OUTPUT or BUFFER_UPDATE.
 
     Seconds are predicted, forward and backward.
     """

@@ -20,7 +20,7 @@ from autoshard.ir.layout import (
     parse_placement,
 )
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import OpPlan, Plan, PlanStep, RedistributionPlan
+from autoshard.ir.plan import OUTPUT, OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
 from autoshard.program.gradient_buckets import gradient_buckets
@@ -234,8 +234,8 @@ class _Lowering:
 
     def _output(self, name: str) -> str:
         """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
-        wanted = [r for r in self.plan.redistributions if r.tensor == name and "output" in r.consumers]
-        return self._value_in(name, wanted[0].target, "", "output") if wanted else self.origin[name]
+        wanted = [r for r in self.plan.redistributions if r.tensor == name and OUTPUT in r.consumers]
+        return self._value_in(name, wanted[0].target, "", OUTPUT) if wanted else self.origin[name]
 
 
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:

@@ -12,7 +12,7 @@ from autoshard.errors import InvalidFileError, UserError
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import Layout, Shard, parse_placement
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan, PlanStep, RedistributionPlan, TensorPlan
+from autoshard.ir.plan import BUFFER_UPDATE, OUTPUT, Plan, PlanStep, RedistributionPlan, TensorPlan
 from autoshard.program.lower import chosen_strategies
 from autoshard.program.step_check import check_step
 from autoshard.redistribute import BACKWARD, BY_INDEX, FORWARD
@@ -21,7 +21,6 @@ from autoshard.rules.algebra.strategy import Strategy
 _AGAIN = "make the plan again with `autoshard plan`"
 _SIGNED = ("runner_up_seconds",)  # what another choice would cost more, or less
 _ENDLESS = ("capacity_bytes",)  # of a plan that was not searched for
-_OUTPUT = "output"
 _DOES = {*FORWARD.values(), *BACKWARD.values(), *BY_INDEX}
 
 
@@ -118,7 +117,7 @@ def _bad_way(way: RedistributionPlan, mesh: Mesh, graph: Graph, origin: Mapping[
     if way.source != origin[way.tensor]:
         yield f"{what} starts at `{way.source}`, but the tensor is made as `{origin[way.tensor]}`"
     for consumer in way.consumers:
-        if consumer not in graph.by_op and consumer != _OUTPUT and consumer not in graph.by_name:
+        if consumer not in graph.by_op and consumer not in (OUTPUT, BUFFER_UPDATE, *graph.by_name):
             yield f"{what}: the model has no operator {consumer}"
     current = way.source
     for step in way.steps:

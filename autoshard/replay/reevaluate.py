@@ -10,7 +10,7 @@ from autoshard.cluster.hardware import list_profiles, load_hardware
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.layout import Layout
-from autoshard.ir.plan import OpPlan, Plan, TensorPlan
+from autoshard.ir.plan import OUTPUT, OpPlan, Plan, TensorPlan
 from autoshard.ir.problem import objective
 from autoshard.search.build_plan import priced, with_parts
 from autoshard.search.objectives import level_value
@@ -120,7 +120,7 @@ def choice_of(plan: Plan, formulation: Formulation) -> tuple[int, ...] | None:
     """The plan's choice at every node, None where one is not offered."""
     found = chosen(plan, formulation)
     made = _layouts(formulation, found)
-    ends = {move.tensor: move.target for move in plan.redistributions if "output" in move.consumers}
+    ends = {move.tensor: move.target for move in plan.redistributions if OUTPUT in move.consumers}
     buffers = {buffer.name: buffer.layout for buffer in plan.buffers}
     for n, site in enumerate(formulation.sites):
         if site.kind == "sink":

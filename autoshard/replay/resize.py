@@ -12,7 +12,15 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.graph_json import graph_hash
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan, PlanStep, RedistributionPlan, StepPlan, TensorPlan
+from autoshard.ir.plan import (
+    BUFFER_UPDATE,
+    OUTPUT,
+    Plan,
+    PlanStep,
+    RedistributionPlan,
+    StepPlan,
+    TensorPlan,
+)
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution
 from autoshard.search.whole_step import balanced_parts
@@ -139,10 +147,10 @@ def _needed(draft: Plan, plan: Plan, full: Graph, graph: Graph, strategies: dict
     for position, name in enumerate(graph.outputs):
         place = (("", "output", position), 0)
         if place in known:
-            ask(name, known[place].target, "output", place)
+            ask(name, known[place].target, OUTPUT, place)
     stored = {t.name: t.layout for t in draft.buffers}
     for position, (buffer, name) in enumerate(graph.buffer_updates):
-        ask(name, stored[buffer], "buffer update", (("", "update", position), 0))
+        ask(name, stored[buffer], BUFFER_UPDATE, (("", "update", position), 0))
     return list(needs.values())
 
 
@@ -154,7 +162,7 @@ def _known_steps(plan: Plan, full: Graph) -> dict[Place, RedistributionPlan]:
             if consumer in keys:
                 operands = full.by_op[consumer].operands
                 known |= {(keys[consumer], i): r for i, name in enumerate(operands) if name == r.tensor}
-            elif consumer == "output":
+            elif consumer == OUTPUT:
                 known[("", "output", full.outputs.index(r.tensor)), 0] = r
     return known
 

@@ -12,7 +12,18 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import graph_hash
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Certificate, OpPlan, Parts, Plan, PlanStep, RedistributionPlan, Search, TensorPlan
+from autoshard.ir.plan import (
+    BUFFER_UPDATE,
+    OUTPUT,
+    Certificate,
+    OpPlan,
+    Parts,
+    Plan,
+    PlanStep,
+    RedistributionPlan,
+    Search,
+    TensorPlan,
+)
 from autoshard.solvers.common.result import Solution
 
 
@@ -149,7 +160,7 @@ def _redistributions(formulation: Formulation, choice: Sequence[int]) -> tuple[R
 
 
 def _label(site: Site) -> str:
-    return site.name if site.kind == "op" else "output" if site.name.startswith("output") else "buffer update"
+    return site.name if site.kind == "op" else OUTPUT if site.name.startswith("output") else BUFFER_UPDATE
 
 
 def redistribution(

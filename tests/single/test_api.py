@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import autoshard
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
+from autoshard.graph_capture import call_record
 from autoshard.ir.plan_json import dumps
 from tests.api_worker import Tied
 
@@ -58,6 +59,17 @@ def test_from_a_model_to_a_package(tmp_path: Path) -> None:
     assert autoshard.load_plan(folder).plan == plan.plan
     assert not model.training and all(torch.equal(model.state_dict()[name], old) for name, old in before.items())
     assert type(model.forward) is type(Tied().forward)  # the model is as it was
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_plan_is_read_back(tmp_path: Path, seed: int) -> None:
+    """One that moves a buffer's new value to where it is stored, too; with the way its model is called."""
+    plan = autoshard.plan(Tied(), BATCH, **WHERE, strategy=f"random:{seed}")
+    read = autoshard.load_plan(autoshard.write(plan, tmp_path / "package"))
+    assert read.plan == plan.plan and read.graph == plan.graph
+    call = call_record.read(read.graph.call, read.graph.inputs, "it")
+    assert plan.live is not None
+    assert (call.form, call.returned) == (plan.live.call.form, plan.live.call.returned)
 
 
 def test_the_same_as_the_command_line(tmp_path: Path) -> None:

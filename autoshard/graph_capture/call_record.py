@@ -1,0 +1,138 @@
+"""How a model is called and what it returns, as JSON text in a graph: a plan that was read back is called alike.
+
+Classes stand there by name. They are looked up among what the program has imported; a file brings no code along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoshard.errors import InvalidFileError, UsageError
+from autoshard.graph_capture.call_form import (
+    Arguments,
+    Container,
+    FixedValue,
+    Form,
+    ModelCall,
+    Taken,
+    TensorSlot,
+    by_name,
+    model_call,
+    rebuilt,
+)
+
+_AGAIN = "plan the model again"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A constant that JSON does not have, by its text: equal to what has the same."""
+
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return self.text == (other.text if isinstance(other, Described) else repr(other))
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
+    """Of `model`, just exported with these flat inputs as `program`; "" where its call can't be told by names.
+
+    Arguments are those of the model's own forward, by keyword where it takes them so.
+    """
+    call: ModelCall | None = getattr(model.forward, "call", None)
+    markers = tuple(torch.empty(0, device="meta") for _ in inputs)
+    given = Arguments(markers) if call is None else rebuilt(call.form, markers)
+    own, order = model_call(by_name(model, given), call.names[: len(given.args)] if call else ())
+    slots = [next(i for i, marker in enumerate(markers) if marker is x) for x in order]
+    returned = _plain_result(program) if call is None else call.returned
+    if returned is None or len(set(slots)) != len(inputs):
+        return ""
+    told = {
+        "arguments": _text_of(own.form, slots),
+        "returned": _text_of(returned),
+        "has_loss": call is not None and call.loss is not None,
+        "summed": call is not None and call.summed,
+    }
+    return json.dumps(told, separators=(",", ":"), allow_nan=False)
+
+
+def _plain_result(program: Any) -> Form | None:
+    """What a model returns that is exported as it is; tensors count as `Graph.outputs` lists them, each once."""
+    (returned,) = next(iter(reversed(program.graph.nodes))).args
+    markers: dict[Any, torch.Tensor] = {}
+    leaves = [
+        markers.setdefault(leaf, torch.empty(0, device="meta")) if isinstance(leaf, torch.fx.Node) else leaf
+        for leaf in returned
+    ]
+    taken = Taken()
+    form = taken.form(torch.utils._pytree.tree_unflatten(leaves, program.call_spec.out_spec), "", shared=True)
+    in_order = [x is y for x, y in zip(taken.tensors, markers.values(), strict=False)]
+    return form if all(in_order) and len(taken.tensors) == len(markers) else None
+
+
+def _text_of(form: Form, slots: list[int] | None = None) -> Any:
+    if isinstance(form, TensorSlot):
+        return {"tensor": form.index if slots is None else slots[form.index]}
+    if isinstance(form, FixedValue):
+        value = form.value
+        plain = isinstance(value, _PLAIN) and not (isinstance(value, float) and not math.isfinite(value))
+        return {"value": value} if plain and type(value) in _PLAIN else {"described": repr(value)}
+    kind = f"{form.kind.__module__}:{form.kind.__qualname__}"
+    keys = [_text_of(FixedValue(key)) for key in form.keys]
+    return {"kind": kind, "keys": keys, "items": [_text_of(item, slots) for item in form.items]}
+
+
+def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
+    """The call of a graph with these inputs. UsageError where the text says nothing, or a class is not imported."""
+    if not text:
+        raise UsageError(f"{where} does not say how its model is called", f"{_AGAIN}: autoshard.plan(model, inputs, …)")
+    try:
+        told = json.loads(text)
+        arguments, returned = _form(told["arguments"]), _form(told["returned"])
+        has_loss, summed = bool(told["has_loss"]), bool(told["summed"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidFileError(f"{where} is damaged: its call is {type(error).__name__}: {error}", _AGAIN) from None
+    return ModelCall(arguments, names, _takes_all if has_loss else None, "never", returned, summed)
+
+
+def _takes_all(output: Any, *targets: Any, **labels: Any) -> Any:
+    """Stands for the loss function, which the program of the plan holds."""
+    raise AssertionError("the loss is part of the plan's program")
+
+
+def _form(told: Any) -> Form:
+    if "tensor" in told:
+        return TensorSlot(int(told["tensor"]))
+    if "value" in told or "described" in told:
+        return FixedValue(_constant(told))
+    return Container(_class(told["kind"]), tuple(_constant(key) for key in told["keys"]),
+                     tuple(_form(item) for item in told["items"]))  # fmt: skip
+
+
+def _constant(told: Any) -> Any:
+    return told["value"] if "value" in told else Described(str(told["described"]))
+
+
+def _class(name: str) -> type:
+    """A container that is imported already. UsageError names the module where it is not."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise UsageError(f"the model takes or returns a {path} of {module}, which is not imported", f"import {module}")
+    if not (dataclasses.is_dataclass(found) or issubclass(found, list | tuple | Mapping)):
+        raise InvalidFileError(f"{name} is no container", _AGAIN)
+    return found
