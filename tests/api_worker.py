@@ -177,6 +177,20 @@ def from_disk() -> None:
     refused(lambda: autoshard.load_plan("no/such"), "there is no package")
 
 
+def images() -> None:
+    """Cut by height and width: a rank gives its slices, or the whole of some dims; a call with a gradient, whole."""
+    layer, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 8, 12)
+    plan = autoshard.plan(layer, x, hardware="cpu-local", mesh="h=2,w=2", dataset_strategy=((1, 1, 2, 2),))
+    own = autoshard.parallelize(layer, plan)
+    slices = own.input_parts()["input"]
+    i, j = divmod(dist.get_rank(), 2)
+    assert slices == (slice(0, 2), slice(0, 3), slice(4 * i, 4 * i + 4), slice(6 * j, 6 * j + 6))
+    for given in (x, x[slices], x[:, :, slices[2]]):
+        near(own(given).detach(), layer(x).detach(), given.shape)
+    refused(lambda: own(x[:, :, :3]), "input input: expected the global shape (2, 3, 8, 12) or this rank's")
+    refused(lambda: own(x[:, :, slices[2]].clone().requires_grad_()), "expected the global shape")
+
+
 def micro_batches() -> None:
     """Three micro-batches with labels that are ignored unevenly: the step of their labels together."""
     ids, labels = torch.randint(0, 12, (24, 4)), torch.randint(0, 12, (24,))
@@ -205,7 +219,9 @@ def micro_batches() -> None:
     refused(lambda: autoshard.parallelize(model, staged), "runs on one stage, and this plan's step has 2")
 
 
-CASES = {case.__name__: case for case in (loss_beside, outputs, batches, from_disk, micro_batches, rank_0_fails)}
+CASES = {
+    case.__name__: case for case in (loss_beside, outputs, batches, from_disk, images, micro_batches, rank_0_fails)
+}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

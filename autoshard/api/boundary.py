@@ -15,6 +15,32 @@ def local_shape(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tupl
     return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
 
 
+def held_slices(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[slice, ...]:
+    """This device's part, dim by dim; the whole dim where it is cut in blocks."""
+    return tuple(_slice(held_indices(size, dim, layout, mesh).tolist()) for dim, size in enumerate(shape))
+
+
+def _slice(held: list[int]) -> slice:
+    if not held:
+        return slice(0, 0)
+    in_line = held[-1] - held[0] + 1 == len(held)
+    return slice(held[0], held[-1] + 1) if in_line else slice(None)
+
+
+def fits(got: tuple[int, ...], shape: tuple[int, ...], own: tuple[int, ...]) -> bool:
+    """Is each dim the global one, or this device's?"""
+    return all(size in (whole, part) for size, whole, part in zip(got, shape, own, strict=True))
+
+
+def rest_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
+    """This device's part of a tensor without a gradient, of which each dim is whole or this device's already."""
+    for dim, size in enumerate(shape):
+        held = held_indices(size, dim, layout, mesh)
+        if len(held) < size == x.shape[dim]:
+            x = x.index_select(dim, held.to(x.device))
+    return x
+
+
 def part_of(x: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
     """This device's part of a whole tensor, whose gradient is whole and equal on all devices."""
     cuts = shard_cuts(layout, mesh)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from autoshard.api import ranks
-from autoshard.api.boundary import local_shape, part_of, undistributed, whole_of
+from autoshard.api.boundary import fits, held_slices, local_shape, part_of, rest_of, undistributed, whole_of
 from autoshard.api.live_model import called_with, same_tensors
 from autoshard.api.planned import PlannedModel
 from autoshard.api.rank_model import RankModel, check_one_stage, fill, rank_model, stored
@@ -90,6 +90,13 @@ class ParallelModule(nn.Module):
         super().train(mode)
         return self
 
+    def input_parts(self) -> dict[str, tuple[slice, ...]]:
+        """Of each input, the slices that this rank needs: what its loader may read alone. A dim that is cut in blocks
+        is whole."""
+        program, mesh = self._made[0].program, self._made[0].mesh
+        values = {name: program.value(name) for name in program.inputs}
+        return {name: held_slices(one.shape, str(one.layout), mesh) for name, one in values.items()}
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
         return full_state_dict(self._made[0].module)
@@ -120,7 +127,7 @@ class ParallelModule(nn.Module):
         given, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
         if given.form != call.form:
             raise UsageError(difference(call, given), _AGAIN)
-        return [self._local(name, x) for name, x in zip(made.program.inputs, tensors, strict=True)]
+        return [self._local(name, x) for name, x in zip(made.program.inputs, call.in_order(tensors), strict=True)]
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         made, call, _ = self._made
@@ -147,13 +154,11 @@ class ParallelModule(nn.Module):
         x = x.to(device=mesh.device, dtype=dtype)
         if tuple(x.shape) == value.shape:
             return part_of(x, layout, mesh)
-        own = local_shape(value.shape, layout, mesh)
-        if tuple(x.shape) != own:
-            got = f"got {tuple(x.shape)}"
-            raise UsageError(
-                f"input {name}: expected the global shape {value.shape} or this rank's {own}, {got}", _AGAIN
-            )
-        return x
+        own, got = local_shape(value.shape, layout, mesh), tuple(x.shape)
+        if got != own and (len(got) != len(own) or x.requires_grad or not fits(got, value.shape, own)):
+            told = f"input {name}: expected the global shape {value.shape} or this rank's {own}, got {got}"
+            raise UsageError(told, _AGAIN)
+        return rest_of(x, value.shape, layout, mesh)
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

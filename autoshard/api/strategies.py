@@ -130,6 +130,22 @@ def _parameter_pin(graph: Graph, name: str, how: How, lifted: Mapping[str, str])
     return f"input:{lifted[name]}={_pin(how)}" if name in lifted else f"parameter:{name}={_pin(how)}"
 
 
+def dataset_pins(dataset_strategy: Any, graph: Graph, devices: int) -> tuple[str, ...]:
+    """A plan's inputs as its batches come: pins. `full_batch` says nothing, for each rank cuts what it is given."""
+    dataset = strategies(None, None, None, dataset_strategy).dataset
+    if dataset == FULL:
+        return ()
+    shapes = {name: graph.tensor(name).shape for name in graph.inputs}
+    if isinstance(dataset, str):
+        return tuple(f"input:{name}=(({devices}{', 1' * (len(s) - 1)},),)" for name, s in shapes.items() if s)
+    if len(dataset) != len(shapes):
+        told = f"dataset_strategy has {len(dataset)} entries, but there are {len(shapes)} inputs: {', '.join(shapes)}"
+        raise UsageError(told, "one entry for each input")
+    for (name, shape), counts in zip(shapes.items(), dataset, strict=True):
+        _check_rank(f"input {name}", counts, shape)
+    return tuple(f"input:{name}={_pin(counts)}" for name, counts in zip(shapes, dataset, strict=True))
+
+
 def outside(said: Strategies, number: int, rank: int, mesh: Mesh, name: str) -> Layout:
     """How input or output `number` lies in the eager program; what has no dims is whole everywhere."""
     if said.dataset == FULL or rank == 0:

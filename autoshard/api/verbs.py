@@ -19,6 +19,7 @@ from autoshard.api.live_model import captured as graph_of
 from autoshard.api.live_model import live_model, on_cpu
 from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
 from autoshard.api.settings import read_hardware, search_request
+from autoshard.api.strategies import FULL, dataset_pins
 from autoshard.cluster.hardware import Hardware, check_precision
 from autoshard.emit import emit
 from autoshard.errors import UsageError
@@ -88,6 +89,7 @@ def plan(
     pins: Sequence[str] | Mapping[str, Any] = (),
     memory_limit: str | float | None = None,
     time_limit: str | float | None = None,
+    dataset_strategy: Any = FULL,
     cache: str | Path | None = None,
     targets: Any = None,
     loss: LossFunction | str | None = None,
@@ -101,9 +103,11 @@ def plan(
 
     `mesh`: `"dp=2,tp=4"` or `{"dp": 2, "tp": 4}`, or `devices` to search for one. `pins`: `{what: how}`, or texts
     `WHAT=HOW`. `mode`: auto, semi-auto (data parallel but for pins), data-parallel or stand-alone. `memory_limit` per
-    device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `search` are further fields of
-    `SearchRequest`: strategy, solver, ilp_engine, pins_file, pareto, all_to_all. `cache`: a folder of earlier plans,
-    the same for the same graph and request; default: $AUTOSHARD_CACHE, or none.
+    device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `dataset_strategy`: how often each dim
+    of each input is cut, `((4, 1, 2, 1), (4,))`, or `"data_parallel"`; default: what the search finds. `search` are
+    further settings: strategy, solver, ilp_engine, pins_file, pareto, all_to_all; micro_batches or global_batch,
+    stages, virtual_stages, schedule, recompute. `cache`: a folder of earlier plans, the same for the same graph and
+    request; default: $AUTOSHARD_CACHE, or none.
 
     Under torchrun rank 0 plans and every rank gets its plan.
     """
@@ -115,13 +119,17 @@ def plan(
     options: dict[str, Any] = {"targets": targets, "loss": loss, "arguments": arguments, "precision": precision}
     options |= {"optimizer": optimizer, "training": training}
 
-    def captured_model() -> CapturedModel:
-        return capture(model, inputs, **options)
+    def made_here() -> PlannedModel:
+        captured_model = capture(model, inputs, **options)
+        size = wanted.mesh.size if wanted.mesh is not None else wanted.devices
+        assert size is not None
+        given = dataset_pins(dataset_strategy, captured_model.graph, size)
+        return planned(captured_model, own, replace(wanted, pins=(*wanted.pins, *given)), cache)
 
     if ranks.started() == 1:
-        return planned(captured_model(), own, wanted, cache)
+        return made_here()
     device = ranks.device_type(None)
-    made = ranks.from_rank_0(lambda: _told(planned(captured_model(), own, wanted, cache)), device)
+    made = ranks.from_rank_0(lambda: _told(made_here()), device)
     return _heard(made, model, inputs, targets, loss, training)
 
 

@@ -70,7 +70,8 @@ def make_loader():
         yield {{{items}}}  # or a tuple: {names}
 ```
 
-Every rank may yield the same global batch, of which it takes its part, or its local part alone. Global shapes:
+Every rank may yield the same global batch, of which it takes its part, or its local part alone: the shapes tell which,
+dim by dim. `make_loader(parts)` is told the slices of each input that its rank needs. Global shapes:
 
 | input | shape | dtype | layout |
 |---|---|---|---|

@@ -120,7 +120,8 @@ LossFunction = Callable[..., Any]
 def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossFunction | None = None) -> Arguments:
     """`inputs`: a tensor, a tuple of positional arguments, or a dict of keyword arguments (a batch).
 
-    Keys of a batch that the forward does not take are the loss function's. UsageError for one that neither takes.
+    Keys of a batch that the forward does not take are the loss function's; where it takes any (`**kwargs`), those that
+    the loss function names and it does not. UsageError for one that neither takes.
     """
     given = () if targets is None else tuple(targets) if isinstance(targets, tuple | list) else (targets,)
     if loss is None and given:
@@ -128,8 +129,13 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
         raise UsageError("targets are given, but no loss function", hint)
     if not isinstance(inputs, Mapping):
         return Arguments(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, given)
-    taken = _keywords(own_forward(model))
-    own = {str(key): value for key, value in inputs.items() if taken is None or key in taken}
+    taken, named = _keywords(own_forward(model)), _named(own_forward(model))
+    of_loss = [] if loss is None else _named(loss)[1:]  # after the model's output
+    own = {
+        str(key): value
+        for key, value in inputs.items()
+        if (key in taken if taken is not None else key in named or key not in of_loss)
+    }
     other = {str(key): value for key, value in inputs.items() if str(key) not in own}
     if other:
         wanted = None if loss is None else _keywords(loss)
@@ -138,6 +144,15 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
             what = f"the forward of {type(model).__name__} takes no {unknown[0]!r}"
             raise UsageError(f"{what}, nor does a loss function" if loss is not None else what, _UNUSED)
     return Arguments((), own, given, other)
+
+
+def _named(function: Callable[..., Any]) -> list[str]:
+    """The parameters that a function names, in order."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def _keywords(function: Callable[..., Any]) -> set[str] | None:
@@ -157,7 +172,7 @@ class ModelCall:
 
     `loss` is called with the model's output, the targets, and the labels by name. `sums`: "never"; "missing", where
     the model returns no number; or "always" returns the sum of all floating outputs as the loss, for a caller that
-    goes on with them.
+    goes on with them. `order`: where a graph has the tensors among its inputs; () as they come.
     """
 
     form: Form
@@ -167,6 +182,12 @@ class ModelCall:
     returned: Form | None = None
     summed: bool = False
     left_out: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+
+    def in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of a call as the graph's inputs."""
+        places = self.order or range(len(tensors))
+        return [x for _, x in sorted(zip(places, tensors, strict=True), key=lambda pair: pair[0])]
 
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
         """A forward of flat tensors, in the order of `names`, that returns flat tensors by name (one alone: itself)."""
@@ -264,7 +285,7 @@ def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
     for name, value in bound.arguments.items():
         parameter = signature.parameters[name]
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            named |= value
+            named |= dict(sorted(value.items()))
         elif parameter.default is inspect.Parameter.empty or value is not parameter.default:
             named[name] = value
     return Arguments((), named, arguments.targets, arguments.labels)

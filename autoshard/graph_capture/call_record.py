@@ -6,6 +6,7 @@ Classes stand there by name. They are looked up among what the program has impor
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import sys
@@ -21,6 +22,7 @@ from autoshard.graph_capture.call_form import (
     Container,
     FixedValue,
     Form,
+    LossFunction,
     ModelCall,
     Taken,
     TensorSlot,
@@ -60,7 +62,8 @@ def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
     if returned is None or len(set(slots)) != len(inputs):
         return ""
     told = {
-        "arguments": _text_of(own.form, slots),
+        "arguments": _text_of(own.form),
+        "order": slots,
         "returned": _text_of(returned),
         "has_loss": call is not None and call.loss is not None,
         "summed": call is not None and call.summed,
@@ -82,16 +85,16 @@ def _plain_result(program: Any) -> Form | None:
     return form if all(in_order) and len(taken.tensors) == len(markers) else None
 
 
-def _text_of(form: Form, slots: list[int] | None = None) -> Any:
+def _text_of(form: Form) -> Any:
     if isinstance(form, TensorSlot):
-        return {"tensor": form.index if slots is None else slots[form.index]}
+        return {"tensor": form.index}
     if isinstance(form, FixedValue):
         value = form.value
         plain = isinstance(value, _PLAIN) and not (isinstance(value, float) and not math.isfinite(value))
         return {"value": value} if plain and type(value) in _PLAIN else {"described": repr(value)}
     kind = f"{form.kind.__module__}:{form.kind.__qualname__}"
     keys = [_text_of(FixedValue(key)) for key in form.keys]
-    return {"kind": kind, "keys": keys, "items": [_text_of(item, slots) for item in form.items]}
+    return {"kind": kind, "keys": keys, "items": [_text_of(item) for item in form.items]}
 
 
 def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
@@ -102,14 +105,26 @@ def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
         told = json.loads(text)
         arguments, returned = _form(told["arguments"]), _form(told["returned"])
         has_loss, summed = bool(told["has_loss"]), bool(told["summed"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        order = tuple(int(place) for place in told["order"])
+        own = tuple(names[place] for place in order)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidFileError(f"{where} is damaged: its call is {type(error).__name__}: {error}", _AGAIN) from None
-    return ModelCall(arguments, names, _takes_all if has_loss else None, "never", returned, summed)
+    loss = _loss_of(arguments) if has_loss else None
+    return ModelCall(arguments, own, loss, "never", returned, summed, order=order)
 
 
-def _takes_all(output: Any, *targets: Any, **labels: Any) -> Any:
-    """Stands for the loss function, which the program of the plan holds."""
-    raise AssertionError("the loss is part of the plan's program")
+def _loss_of(arguments: Any) -> LossFunction:
+    """Stands for the loss function, which the program of the plan holds, and takes what that took."""
+
+    def loss(output: Any, *targets: Any, **labels: Any) -> Any:
+        raise AssertionError("the loss is part of the plan's program")
+
+    kind = inspect.Parameter
+    labels = [kind(str(key), kind.KEYWORD_ONLY) for key in arguments.items[arguments.keys.index("labels")].keys]
+    own: Any = loss
+    first = [kind("output", kind.POSITIONAL_ONLY), kind("targets", kind.VAR_POSITIONAL)]
+    own.__signature__ = inspect.Signature([*first, *labels])
+    return loss
 
 
 def _form(told: Any) -> Form:

@@ -21,7 +21,7 @@ def rule_text(graph: Graph, op: Op) -> str:
 
     Raises NoRule where there is none.
     """
-    rule = record(op.target).rule or graph.rule_of.get(op.name)
+    rule = graph.rule_of.get(op.name) or record(op.target).rule
     if rule is None:
         raise NoRule(op.target)
     return rule if isinstance(rule, str) else rule(call(graph, op))
@@ -43,6 +43,17 @@ def instance(graph: Graph, op: Op) -> Instance:
         return bound(graph, op, rule_text(graph, op))
     except (NoRule, RuleError):
         return unbound(*_facts(graph, op), False)
+
+
+def fits(graph: Graph, op: Op) -> bool:
+    """Is the rule of the table one for this overload? It may be written for another of the same name."""
+    try:
+        bound(graph, op, rule_text(graph, op))
+    except RuleError:
+        return False
+    except NoRule:
+        return True  # says so itself: not with these arguments
+    return True
 
 
 def depends_on_nothing(graph: Graph, op: Op) -> bool:

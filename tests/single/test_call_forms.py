@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from autoshard.api.live_model import called_with
 from autoshard.cli.commands import main
-from autoshard.errors import CaptureError, UsageError, UserError
+from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
+from autoshard.graph_capture import call_record
 from autoshard.graph_capture.call_form import Taken, arguments_of, call_by, model_call, rebuilt
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.model_spec import LOSS
@@ -39,6 +41,30 @@ def head() -> tuple[nn.Module, dict[str, Any], Tensor]:
 def labelled() -> tuple[nn.Module, dict[str, Any]]:
     model, batch, labels = head()
     return model, {**batch, "labels": labels}
+
+
+class Open(nn.Module):
+    """As models of transformers: its forward takes any keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor, **others: Any) -> tuple[Tensor, dict[str, Any]]:
+        assert not set(others) - {"mask"}, others
+        return self.layer(x) * others.get("mask", 1), {"x": x, "kept": (None, 3)}
+
+
+def open_ended() -> tuple[nn.Module, dict[str, Any]]:
+    return Open(), {"mask": torch.ones(4, 1), "x": torch.randn(4, 8), "labels": torch.randint(0, 6, (4,))}
+
+
+def plain() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Open(), (torch.randn(4, 8),)
+
+
+def first_by_name(output: tuple[Tensor, Any], labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output[0], labels)
 
 
 def language_model() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -69,6 +95,7 @@ def three_without_loss() -> tuple[nn.Module, Tensor, Tensor]:
     [
         ("head", "cross_entropy", ["batch_x", "batch_more_0", "target"]),
         ("labelled", "by_name", ["batch_x", "batch_more_0", "labels"]),
+        ("open_ended", "first_by_name", ["mask", "x", "labels"]),
         ("language_model", "", ["input_ids", "labels"]),
     ],
 )
@@ -110,6 +137,49 @@ def test_values_keep_their_form() -> None:
     assert rebuilt(form, ["first", "second"]) == [{"a": "first", "b": (1, None, "second")}, "first"]
     other = Taken()
     assert other.form([{"a": y, "b": (1, None, x)}, x], "", shared=True) != form  # another tensor comes twice
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "given"),
+    [
+        ("labelled", "by_name", lambda: labelled()[1]),
+        ("open_ended", "first_by_name", lambda: open_ended()[1]),
+        ("plain", "", lambda: plain()[1]),
+        ("language_model", "", lambda: language_model()[1]),
+    ],
+)
+def test_a_graph_tells_how_its_model_is_called(name: str, loss: str, given: Callable[[], Any]) -> None:
+    """What is read back takes the same call, in any order of its keywords, and no other; it returns the same."""
+    graph = capture(HERE + name, {LOSS: HERE + loss} if loss else {}, training=bool(loss) or name == "language_model")
+    call = call_record.read(graph.call, graph.inputs, "it")
+    model, batch = globals()[name]()[0], given()
+    args, kwargs = ((), dict(reversed(batch.items()))) if isinstance(batch, dict) else (batch, {})
+    same, tensors = called_with(model, call, args, kwargs, targets=0)
+    assert same.form == call.form
+    assert [x.shape for x in call.in_order(tensors)] == [graph.tensor(n).shape for n in graph.inputs]
+    more = "scale" if name == "labelled" else "further"
+    other, _ = called_with(model, call, args, {**kwargs, more: 1}, targets=0)
+    assert other.form != call.form
+    assert call.returned is not None
+    found = rebuilt(call.returned, [f"output {i}" for i in range(len(graph.outputs))])
+    if not loss:
+        assert type(found) is type(model(*args, **kwargs))
+    if name == "plain":
+        assert found == ("output 0", {"x": "output 1", "kept": (None, 3)})
+    if name == "language_model":
+        assert found.loss == "output 0" and found.logits == "output 1"
+
+
+def test_what_a_damaged_call_says() -> None:
+    for text, kind, words in (
+        ("", UsageError, "does not say how its model is called"),
+        ("{}", InvalidFileError, "is damaged: its call is KeyError"),
+        ('{"arguments": {"kind": "os:system", "keys": [], "items": []}}', UsageError, "a system of os"),
+        ('{"arguments": {"kind": "pathlib:Path", "keys": [], "items": []}}', InvalidFileError, "no container"),
+        ('{"arguments": {"kind": "no.such:Output", "keys": [], "items": []}}', UsageError, "which is not imported"),
+    ):
+        with pytest.raises(kind, match=words):
+            call_record.read(text, (), "the graph")
 
 
 def test_a_call_leaves_what_it_stands_for() -> None:

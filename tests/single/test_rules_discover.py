@@ -18,6 +18,7 @@ from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.enumerate import derive
+from autoshard.rules.operator_check import check_rules
 from autoshard.rules.operator_table import instance
 from autoshard.rules.proof import discover as room
 from autoshard.rules.proof.case_words import case, case_id, floats
@@ -183,6 +184,23 @@ def test_sizes_are_reduced_unless_an_argument_names_one() -> None:
     named = case("aten.layer_norm", floats((4, 5, 6), None, None), normalized_shape=(6,), eps=1e-5)
     assert reduced(named) == named
     assert not is_right(large, "a b -> a b")
+
+
+class Largest(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.max(x, y) + torch.min(x, y)
+
+
+def test_an_overload_that_the_rule_is_not_for(tmp_path: Path) -> None:
+    """`max` of two tensors is `maximum`, not the reduction; under that one's name its rule is found by experiment."""
+    graph = capture_model(Largest(), (torch.randn(4, 6), torch.randn(4, 6)), training=False)
+    targets = [op.target for op in graph.ops]
+    assert targets == ["aten.maximum", "aten.minimum", "aten.add"]
+    first = replace(graph.ops[0], target="aten.max")
+    other, warnings = with_discovered(replace(graph, ops=(first, *graph.ops[1:])), tmp_path)
+    assert dict(other.discovered) == {first.name: "f0 f1, f0 f1 -> f0 f1"} and not warnings
+    check_rules(other)
+    assert instance(other, first).known
 
 
 def test_graphs_without_discovered_rules_are_written_as_before() -> None:

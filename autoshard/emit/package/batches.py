@@ -33,13 +33,30 @@ def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
 
 
 def local_part(name: str, x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """This rank's part of a global input."""
+    """This rank's part of an input, of which each dim is global or local already."""
     shape, _, layout, *_ = INPUTS[name]
     for dim, size in enumerate(shape):
         held = held_indices(size, dim, layout, mesh)
-        if len(held) < size:
+        if len(held) < size == x.shape[dim]:
             x = x.index_select(dim, held.to(x.device))
     return x
+
+
+def parts(mesh: ParallelMesh) -> dict[str, tuple[slice, ...]]:
+    """Of each input, the slices that this rank needs: what a loader reads of an image cut by rows, say. A dim that is
+    cut in blocks is whole."""
+    found = {}
+    for name, (shape, _, layout, *_) in INPUTS.items():
+        every = [held_indices(size, dim, layout, mesh).tolist() for dim, size in enumerate(shape)]
+        found[name] = tuple(_slice(held) for held in every)
+    return found
+
+
+def _slice(held: list[int]) -> slice:
+    if not held:
+        return slice(0, 0)
+    in_line = held[-1] - held[0] + 1 == len(held)
+    return slice(held[0], held[-1] + 1) if in_line else slice(None)
 
 
 def synthetic_batches(mesh: ParallelMesh, seed: int, start: int) -> Iterator[list[Tensor]]:
@@ -84,12 +101,11 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
     dtype: torch.dtype = getattr(torch, INPUTS[name][1])
     if x.dtype.is_floating_point != dtype.is_floating_point:
         raise BatchError(f"input {name!r}: expected {dtype}, got {x.dtype}")
-    if tuple(x.shape) == tuple(shape):
-        x = local_part(name, x, mesh)
-    elif tuple(x.shape) != own:
+    fits = len(x.shape) == len(shape) and all(n in either for n, *either in zip(x.shape, shape, own, strict=True))
+    if not fits:
         got = tuple(x.shape)
         raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
-    return x.to(dtype=dtype)
+    return local_part(name, x, mesh).to(dtype=dtype)
 
 
 def load_function(spec: str, option: str = "--data") -> Callable[..., Any]:
@@ -119,13 +135,13 @@ def loader_batches(
 ) -> Iterator[Read]:
     """Batches of a user's loader, from batch `start` on; an ended loader begins again.
 
-    The function gets those of the keywords `mesh`, `rank`, `seed` and `inputs` that it takes. A loader with
+    The function gets those of the keywords `mesh`, `rank`, `seed`, `inputs` and `parts` that it takes. A loader with
     `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
     has of it; of others the batches before `start` are read and thrown away. `saved_after`: the batches, counted from
     1, after which the state is wanted.
     """
     make_loader = load_function(spec, option)
-    offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS}
+    offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}
     taken = inspect.signature(make_loader).parameters
     keywords = {name: value for name, value in offered.items() if name in taken}
     loader = make_loader(**keywords)

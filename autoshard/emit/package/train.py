@@ -9,7 +9,8 @@ Without --data it makes synthetic batches from the seed. A loader is a function 
     torchrun --nproc-per-node 4 train.py --backend nccl --steps 1000 --data data.py:make_loader
 
 A batch is a tuple in the order of model_parallel.INPUTS, or a dict with its names. Every rank may yield the same global
-batch (it takes its own part) or only its local part; the shapes tell which. A step takes MICRO_BATCHES of them.
+batch (it takes its own part) or only its local part; the shapes tell which, dim by dim. A step takes MICRO_BATCHES of
+them. `make_loader(parts)` is told the slices of each input that its rank needs: rows of a large image, say.
 """
 
 from __future__ import annotations

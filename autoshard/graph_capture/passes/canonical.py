@@ -85,6 +85,11 @@ def _slice(op: Op, tensors: Tensors) -> Op:
     return _with(op, start=start, end=max(start, stop))
 
 
+def _of_two(op: Op, tensors: Tensors) -> Op:
+    """`max` and `min` of two tensors are `maximum` and `minimum`; of one they are reductions."""
+    return replace(op, target=f"{op.target}imum") if len(op.operands) == 2 else op
+
+
 def _repeat_interleave(op: Op, tensors: Tensors) -> Op:
     """The length of the result is no argument of its own, where the repeats are a number."""
     return _with(op, output_size=None) if isinstance(dict(op.attributes).get("repeats"), int) else op
@@ -180,6 +185,7 @@ _RULES: dict[str, Rule] = {
     "aten.view": _view,
     "aten.slice": _slice,
     "aten.repeat_interleave": _repeat_interleave,
+    **_each("max min", _of_two),
     "aten.arange": _arange,
     "aten.full": _explicit_dtype,
 }  # fmt: skip

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.ir.graph import Attribute, Graph, Op
 from autoshard.ir.mesh import Mesh
+from autoshard.rules.operator_table import fits
 from autoshard.rules.operators import constants, record
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.operator_call import call
@@ -60,7 +61,8 @@ def with_discovered(
     folder = cache or user_cache()
     for op in graph.ops:
         known = record(op.target)
-        if known.rule is not None or known.repeated or not op.target.count(".") or _is_constant(graph, op):
+        has_rule = known.repeated or (known.rule is not None and fits(graph, op))
+        if has_rule or not op.target.count(".") or _is_constant(graph, op):
             continue
         case = case_of(graph, op)
         if case not in found:
