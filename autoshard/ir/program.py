@@ -139,8 +139,8 @@ class WeightBucket:
     `gathers` are the positions of their collectives. The buckets of a block are gathered where the block before it
     comes into use, and waited for at the first of their collectives; in backward, for the weights that are gathered
     again, where the block after it does. The reduce-scatter starts with the last gradient of the bucket, and is waited
-    for as the next one starts, or at the end. `kept`: what is gathered in forward stays whole until backward has used
-    it.
+    for as the next block's starts, or at the end. `kept`: what is gathered in forward stays whole until backward has
+    used it.
     """
 
     axes: tuple[str, ...]

@@ -1,34 +1,24 @@
 """A step that was chosen, as a plan: the split of every block on the mesh of one stage, its parts, what blocks keep.
 
-Every operator takes the choice of the block that stands for its kind on the tensor-parallel axis, and the batch on the
-replicas' axis; redistributions and storage follow by the solver. The graph is that of one micro-batch of all replicas.
+The graph is that of one micro-batch of all replicas.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
-from autoshard.formulation.formulate import Allowed, Formulation, formulate
-from autoshard.ir.graph import Graph, Op
-from autoshard.ir.layout import Shard
-from autoshard.ir.mesh import Mesh
+from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Certificate, Plan, StagePart, StepPlan
-from autoshard.ir.problem import Node
 from autoshard.joint.block_line import shortened
 from autoshard.joint.joint_search import JointResult, StepFound
-from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.rebatch import batch_dims, rebatched
+from autoshard.joint.replicated_split import replicated_split
+from autoshard.rules.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.result import FEASIBLE
-from autoshard.solvers.common.solver_options import Options
 from autoshard.units import format_seconds
 
-DATA, TENSOR = 0, 1  # axes of a stage's mesh
 MOST_PLANS = 3  # made of what was found
 
 
@@ -37,10 +27,10 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
     best, line = found.best, found.line
     choice = best.problem.choice
     graph = rebatched(line.graph, choice.replicas * choice.micro_batch)
-    mesh = Mesh((("dp", choice.replicas), ("tp", choice.tensor)))
-    formulation = formulate(graph, mesh, hardware, float("inf"), _allowed(found, graph, mesh))
-    stored = _stored(formulation, choice.zero == 3)
-    solution = solvers.solve(stored.problem, "auto", Options(rough=True))
+    assert best.split is not None
+    stored, solution = replicated_split(
+        replace(line, graph=graph), shortened(line), best.split, choice.replicas, choice.zero == 3, hardware
+    )
     plan = plan_of(stored, solution, origin, best.problem.capacity_bytes, "search")
     step = StepPlan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found)
@@ -94,52 +84,3 @@ def _kept(best: StepFound, found: JointResult) -> tuple[BlockPolicy, ...]:
         if keep != "all":
             policies.append(BlockPolicy(found.line.blocks[k].module, keep))
     return tuple(policies)
-
-
-def _allowed(found: JointResult, graph: Graph, mesh: Mesh) -> Allowed:
-    """Strategies with the split's choice on the tensor-parallel axis, which cut the batch on the other."""
-    short, split = shortened(found.line), found.best.split
-    assert split is not None
-    chosen = {own.op: own.strategy for own in split.plan.ops}
-    wanted: dict[str, str] = {}
-    for block in found.line.blocks:
-        stands = short.line.blocks[short.represents[block.kind]]
-        pairs = zip(found.line.ops(block), short.line.ops(stands), strict=True)
-        wanted |= {op.name: chosen[other.name] for op, other in pairs}
-    batch = batch_dims(graph)
-
-    def allowed(op: Op, strategy: Strategy) -> bool:
-        if mesh.sizes[TENSOR] > 1 and str(strategy.choices[TENSOR]) != wanted[op.name]:
-            return False
-        return mesh.sizes[DATA] == 1 or _cuts_batch(op, strategy, batch)
-
-    return allowed
-
-
-def _cuts_batch(op: Op, strategy: Strategy, batch: dict[str, int]) -> bool:
-    """Is every operand and result that has the batch cut there over the replicas, and nothing else? What has none, such
-    as a cast of a weight, may be done on shards."""
-    if batch.keys().isdisjoint((*op.operands, *op.results)):
-        return True
-    pairs = [*zip(op.operands, strategy.operands, strict=True), *zip(op.results, strategy.results, strict=True)]
-    for name, layout in pairs:
-        if name is None or layout is None:
-            continue
-        own = layout.placements[DATA]
-        if name in batch and not (isinstance(own, Shard) and own.dim == batch[name]):
-            return False
-        if name not in batch and isinstance(own, Shard):
-            return False
-    return True
-
-
-def _stored(formulation: Formulation, sharded: bool) -> Formulation:
-    """Parameters in shards over the replicas, where they can be, or whole there."""
-    nodes: list[Node] = []
-    for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
-        if site.kind == "parameter":
-            cut = np.array([isinstance(layout.placements[DATA], Shard) for layout in site.layouts])
-            wanted = cut if sharded and cut.any() else ~cut
-            node = replace(node, seconds=np.where(wanted, node.seconds, np.inf))
-        nodes.append(node)
-    return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
-from autoshard.joint.block_costs import BlockCosts, block_costs
+from autoshard.joint.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
+from autoshard.joint.block_measure import block_costs, sharded_costs
 from autoshard.joint.block_splits import BlockSplit, block_splits
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
@@ -30,6 +32,7 @@ from autoshard.units import format_bytes
 
 TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
 SIMULATED = 2  # plans of one stage problem
+MEASURED = 8  # replicas that weights in shards are measured with
 FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
@@ -82,40 +85,79 @@ class JointResult:
         return self.model_seconds / self.model_bound - 1
 
 
-Costs = tuple[tuple[BlockSplit | None, tuple[BlockCosts, ...]], ...]
+@dataclass(frozen=True, eq=False)
+class SplitCosts:
+    """A split of the short graph and what its blocks cost, by block of it (`made`) and by kind of the whole line."""
+
+    micro_batch: int
+    split: BlockSplit
+    made: tuple[BlockCosts, ...]
+    costs: tuple[BlockCosts, ...]
 
 
 @dataclass
 class FrontStore:
-    """Splits and block costs by (tensor-parallel size, micro-batch), each made once. By kind of the whole line."""
+    """Splits and block costs by (tensor-parallel size, micro-batch), each made once. `replicas`: of which what is in
+    shards over them is measured."""
 
     line: BlockLine
     hardware: Hardware
-    made: dict[tuple[int, int], Costs] = field(default_factory=dict)
+    made: dict[tuple[int, int], tuple[SplitCosts, ...]] = field(default_factory=dict)
+    sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
+    measured: dict[tuple[str, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
+    replicas: int = 2
     tell: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
         self.short = shortened(self.line)
 
-    def costs(self, tensor: int, micro_batch: int) -> Costs:
+    def costs(self, tensor: int, micro_batch: int) -> tuple[SplitCosts, ...]:
         if (tensor, micro_batch) not in self.made:
             self.tell(f"splitting blocks over tp={tensor}, micro-batches of {micro_batch}")
             self.made[tensor, micro_batch] = self._costs(tensor, micro_batch)
         return self.made[tensor, micro_batch]
 
-    def _costs(self, tensor: int, micro_batch: int) -> Costs:
-        graph = rebatched(self.short.graph, micro_batch)
-        short = replace(self.short, line=BlockLine(graph, self.short.line.blocks))
-        found: list[tuple[BlockSplit | None, tuple[BlockCosts, ...]]] = []
-        for split in block_splits(graph, tensor, self.hardware):
-            own = by_kind(short, block_costs(short, split, self.hardware))
-            if all(own != other for _, other in found):
-                found.append((split, own))
+    def _costs(self, tensor: int, micro_batch: int) -> tuple[SplitCosts, ...]:
+        short = self._of(micro_batch)
+        found: list[SplitCosts] = []
+        for split in block_splits(short.graph, tensor, self.hardware):
+            own = block_costs(short, split, self.hardware)
+            if all(own != other.made for other in found):
+                found.append(SplitCosts(micro_batch, split, own, by_kind(short, own)))
         return tuple(found)
 
+    def _of(self, samples: int) -> ShortGraph:
+        return replace(self.short, line=BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks))
 
-def by_kind(short: ShortGraph, costs: tuple[BlockCosts, ...]) -> tuple[BlockCosts, ...]:
+    def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
+        """The same split with weights in shards over replicas, by kind. What shards change is measured with the first
+        micro-batch that is asked for: weights have no batch."""
+        if own in self.sharded_made:
+            return self.sharded_made[own]
+        key = str(own.split.mesh), *(op.strategy for op in own.split.plan.ops)
+        if key not in self.measured:
+            wide = self._of(self.replicas * own.micro_batch)
+            made = sharded_costs(wide, own.split, self.replicas, own.made, self.hardware)
+            self.measured[key] = own, by_kind(wide, made)
+        first, found = self.measured[key]
+        if first is not own:
+            changes = zip(first.costs, found, own.costs, strict=True)
+            found = tuple(carried_over(before, after, whole) for before, after, whole in changes)
+        self.sharded_made[own] = found
+        return found
+
+
+Own = TypeVar("Own")
+
+
+def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
     return tuple(costs[short.represents[kind]] for kind in range(len(short.represents)))
+
+
+def measured_replicas(choices: Iterable[OuterChoice]) -> int:
+    """Of those that are asked for the most up to 8: more change nothing but collectives, which are priced apart."""
+    counts = {choice.replicas for choice in choices if choice.replicas > 1}
+    return max((n for n in counts if n <= MEASURED), default=min(counts, default=2))
 
 
 def joint_search(
@@ -130,16 +172,22 @@ def joint_search(
 ) -> JointResult:
     """The best of `space`. `stage_of`: blocks that a pin puts on a stage. InfeasibleError where none fits."""
     line = block_line(graph)
-    store = FrontStore(line, hardware, tell=tell)
+    log = Divided()
+    choices = list(outer_choices(space, hardware, log))
+    store = FrontStore(line, hardware, replicas=measured_replicas(choices), tell=tell)
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and not not_again(graph, block.module, 2)}
     keeps = tuple(space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
-    log, problems = Divided(), []
-    for choice in outer_choices(space, hardware, log):
-        for split, costs in store.costs(choice.tensor, choice.micro_batch):
+    for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
+        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero == 3 else ():
+            store.sharded(own)
+    problems = []
+    for choice in choices:
+        for own in store.costs(choice.tensor, choice.micro_batch):
             allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
-            problem = StepProblem(choice, kinds, costs, keeps, hardware, capacity_bytes, allowed)
-            problems.append((problem, split))
+            sharded = store.sharded(own) if choice.zero == 3 else ()
+            problem = StepProblem(choice, kinds, own.costs, keeps, hardware, capacity_bytes, allowed, sharded)
+            problems.append((problem, own.split))
     if not problems:
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"

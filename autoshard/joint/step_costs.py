@@ -9,9 +9,22 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
+from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats
-from autoshard.joint.block_costs import BlockCosts
-from autoshard.joint.block_fronts import STAGES, BlockFront, block_front, exposed_seconds, step_mesh
+from autoshard.joint.block_costs import BlockCosts, ShardedCosts
+from autoshard.joint.block_fronts import (
+    ALL,
+    STAGES,
+    BlockFront,
+    Moved,
+    block_front,
+    ends_seconds,
+    exposed_seconds,
+    moved,
+    sharded_front,
+    static_bytes,
+    step_mesh,
+)
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
@@ -20,7 +33,7 @@ from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
 @dataclass(frozen=True, eq=False)
 class StepProblem:
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
-    be on stage s."""
+    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO 3)."""
 
     choice: OuterChoice
     kinds: tuple[int, ...]
@@ -29,17 +42,39 @@ class StepProblem:
     hardware: Hardware
     capacity_bytes: float
     allowed: np.ndarray | None = None
+    sharded: tuple[ShardedCosts, ...] = ()
+
+    @property
+    def mesh(self) -> Mesh:
+        return step_mesh(self.choice.stages, self.choice.replicas, self.choice.tensor)
 
     @cached_property
     def fronts(self) -> tuple[BlockFront, ...]:
         """By kind."""
-        choice = self.choice
-        mesh = step_mesh(choice.stages, choice.replicas, choice.tensor)
-        alone = self.kinds.count(self.kinds[0]) == 1
+        kinds, zero = self.kinds, self.choice.zero
+        first = self.kinds.count(kinds[0]) == 1
+        if zero == 3:
+            return tuple(
+                sharded_front(own, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
+                for kind, own in enumerate(self.sharded)
+            )
         return tuple(
-            block_front(own, mesh, choice.zero, self.hardware, self.keeps[kind], alone and kind == self.kinds[0])
+            block_front(own, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
             for kind, own in enumerate(self.costs)
         )
+
+    def _ends(self, plan: StagePlan) -> tuple[float, float]:
+        """Seconds of (forward, backward) that the blocks' own do not have."""
+        if self.choice.zero < 3 or self.choice.stages > 1 or len(self.kinds) < 2:
+            return 0.0, 0.0
+
+        def near(block: int) -> Moved | None:
+            kind = self.kinds[block]
+            if self.keeps[kind][plan.points[block]] != ALL:
+                return None
+            return moved(self.sharded[kind].together.moves, self.mesh, self.hardware)
+
+        return ends_seconds(near(1), near(-2), self.sharded[self.kinds[0]].together.backward_seconds)
 
     @cached_property
     def least_seconds(self) -> float:
@@ -68,9 +103,8 @@ class StepProblem:
         """Of what enters a block, from the stage before."""
         if self.choice.stages == 1:
             return 0.0
-        mesh = step_mesh(self.choice.stages, self.choice.replicas, self.choice.tensor)
         size = self.costs[self.kinds[block]].received_bytes
-        return joint_seconds(self.hardware, mesh, (STAGES,), "send_receive", size)
+        return joint_seconds(self.hardware, self.mesh, (STAGES,), "send_receive", size)
 
     @cached_property
     def stage_problem(self) -> StageProblem:
@@ -102,8 +136,12 @@ class StepProblem:
             for stage in range(choice.stages):
                 ends = 2 * choice.virtual_stages - (stage == 0) - (stage == choice.stages - 1)
                 room[stage] -= ends * entering * choice.micro_batches
-            room[-1] -= sum(self.costs[kind].shared_bytes for kind in self.kinds)
+            room[-1] -= sum(self._shared_bytes(kind) for kind in self.kinds)
         return room
+
+    def _shared_bytes(self, kind: int) -> float:
+        """Of the copies of parameters that a block before reads too."""
+        return static_bytes(self.costs[kind].shared, self.choice.zero, self.choice.replicas)
 
     def step_costs(self, plan: StagePlan) -> StepCosts:
         """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides
@@ -116,19 +154,22 @@ class StepProblem:
             blocks = [k for part in own for k in range(part.first, part.stop)]
             fronts = [(self.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
             static = sum(float(f.front.static_bytes[p]) for f, p in fronts)
-            shared = sum(f.costs.shared_bytes for f, _ in fronts) if choice.stages > 1 else 0.0
-            last = blocks[: own[0].stop - own[0].first]  # of the chunk whose backward is the step's last
+            copies = [self.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
+            shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
+            last = [self.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
             late = exposed_seconds(
-                [float(self.fronts[self.kinds[k]].front.backward_seconds[plan.points[k]]) for k in last],
-                [self.fronts[self.kinds[k]].late_seconds for k in last],
+                [float(f.front.backward_seconds[p]) for f, (_, p) in zip(last, fronts, strict=False)],
+                [f.copy_seconds for f in last],
+                [f.late_seconds for f in last],
             )
-            update = sum(f.update_seconds for f, _ in fronts)
+            share = choice.replicas if choice.zero else 1
+            update = sum(f.update_seconds for f, _ in fronts) + sum(own.update_seconds / share for own in copies)
             tail = (("gradients and weights between replicas", late), ("optimizer", update))
             stages.append(StageCosts(static + shared, tail))
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
 
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
-        found = PartCosts(0.0, 0.0)
+        found, most = PartCosts(*self._ends(plan)), 0.0
         for block in range(part.first, part.stop):
             front, point = self.fronts[self.kinds[block]].front, plan.points[block]
             found = replace(
@@ -136,8 +177,9 @@ class StepProblem:
                 forward_seconds=found.forward_seconds + float(front.forward_seconds[point]),
                 backward_seconds=found.backward_seconds + float(front.backward_seconds[point]),
                 kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
-                working_bytes=max(found.working_bytes, float(front.working_bytes[point])),
             )
+            most = max(most, found.kept_bytes + float(front.working_bytes[point]))  # later blocks keep nothing then
+        found = replace(found, working_bytes=most - found.kept_bytes)
         if part.first == 0 or self.choice.stages == 1:
             return found
         received = self.costs[self.kinds[part.first]].received_bytes

@@ -149,10 +149,19 @@ def block_of(module: str) -> str:
 
 
 def given_at(buckets: Sequence[WeightBucket]) -> dict[int, int]:
-    """Gather -> the instruction after whose backward its parameter has its gradient: with the next bucket complete."""
+    """Gather -> the instruction after whose backward its parameter has its gradient: with the first bucket of the next
+    block complete."""
+    return {position: end for bucket, end in scattered_until(buckets) for position in bucket.gathers}
+
+
+def scattered_until(buckets: Sequence[WeightBucket]) -> list[tuple[WeightBucket, int]]:
+    """In the order of backward: each, and the instruction whose backward completes the first one of the next block, at
+    which its reduce-scatter is waited for; 0 without one."""
     order = sorted(buckets, key=lambda bucket: -min(bucket.gathers))
-    ends = [*(min(bucket.gathers) for bucket in order[1:]), 0][: len(order)]
-    return {position: end for bucket, end in zip(order, ends, strict=True) for position in bucket.gathers}
+    return [
+        (bucket, next((min(later.gathers) for later in order[i + 1 :] if later.block != bucket.block), 0))
+        for i, bucket in enumerate(order)
+    ]
 
 
 def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:

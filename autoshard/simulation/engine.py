@@ -21,11 +21,12 @@ from autoshard.simulation.timeline import COMPUTE, Timeline, axis_stream
 from autoshard.simulation.weight_streams import WeightStreams
 
 
-def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
-    """The predicted step of `program`. Raises UsageError for a mesh or dtype that the hardware does not have."""
+def simulate(program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset()) -> Timeline:
+    """The predicted step of `program`. What is communicated over axes of which one is `free` takes no time to speak
+    of. Raises UsageError for a mesh or dtype that the hardware does not have."""
     check_mesh(hardware, program.mesh)
     schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
-    pricer = TaskPricer(program, graph, hardware)
+    pricer = TaskPricer(program, graph, hardware, free)
     weights = WeightStreams(program, schedule, pricer)
     starts: list[float] = []
     for index, instruction in enumerate(program.instructions):

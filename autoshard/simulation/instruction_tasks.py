@@ -24,6 +24,8 @@ from autoshard.simulation.stream_schedule import StreamTask
 from autoshard.simulation.timeline import COMPUTE, Phase, axis_stream
 from autoshard.simulation.working_memory import local_tensor
 
+NONE = 1e-15  # seconds: an event is there, with its bytes
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -34,10 +36,11 @@ class Bucket:
 
 
 class TaskPricer:
-    """The tasks of each instruction, with their seconds."""
+    """The tasks of each instruction, with their seconds; collectives over a `free` axis take none to speak of."""
 
-    def __init__(self, program: Program, graph: Graph, hardware: Hardware) -> None:
+    def __init__(self, program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset()) -> None:
         self.program, self.graph, self.hardware, self.mesh = program, graph, hardware, program.mesh
+        self.free = free
         self.together = frozenset(p for bucket in program.weight_buckets for p in bucket.gathers)
         self.again = storage(program, graph).again
 
@@ -115,7 +118,7 @@ class TaskPricer:
     ) -> StreamTask:  # fmt: skip
         """A collective over the axes joined: it occupies their streams, and the link that limits it."""
         over = tuple(self.mesh.index(axis) for axis in axes)
-        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size)
+        seconds = joint_seconds(self.hardware, self.mesh, over, primitive, size) if self.free.isdisjoint(axes) else NONE
         link = joint_link(self.hardware, self.mesh, over).name
         streams = tuple(map(axis_stream, axes))
         return StreamTask(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.program import Collective, Program, WeightBucket
+from autoshard.program.weight_buckets import scattered_until
 from autoshard.simulation.timeline import Held
 from autoshard.simulation.working_memory import local_bytes, local_tensor
 
@@ -28,15 +29,14 @@ def flat_weights(program: Program, again: dict[int, tuple[int, ...]]) -> Iterato
 
 
 def flat_gradients(program: Program) -> Iterator[Flat]:
-    """From the first whole gradient of a bucket to where the next one's reduce-scatter starts, or to the end."""
-    order = sorted(program.weight_buckets, key=lambda bucket: -min(bucket.gathers))
-    for bucket, following in zip(order, [*order[1:], None], strict=False):
+    """From the first whole gradient of a bucket to where the next block's reduce-scatter starts, or to the end."""
+    for bucket, until in scattered_until(program.weight_buckets):
         size = 0.0
         for step in (program.instructions[position] for position in bucket.gathers):
             assert isinstance(step, Collective)
             value = program.value(step.result)
             size += local_tensor(value, program.mesh).numel * DTYPE_BYTES[step.gradient_dtype or value.dtype]
-        end = 2 * len(program.instructions) if following is None else _mirror(program, min(following.gathers))
+        end = _mirror(program, until) if until else 2 * len(program.instructions)
         yield Held(f"gradients of block {bucket.block}", "gradient", size), _mirror(program, max(bucket.gathers)), end
 
 

@@ -1,7 +1,7 @@
 """Weights that go together, on the streams of a simulated step: gathered a block ahead, scattered beside backward.
 
 As the runtime: what a bucket gathers is waited for at its first use, and the rest of its block and the next block start
-then; one reduce-scatter is on its way at most, and waited for as the next one starts.
+then; the reduce-scatters of one block are on their way at most, and waited for as those of the next one start.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class WeightStreams:
         self.sent: dict[tuple[WeightBucket, Phase], tuple[int, ...]] = {}
         self.used: set[tuple[WeightBucket, Phase]] = set()
         self.scattering: tuple[int, ...] = ()
+        self.scattering_block = -1
 
     def gather(self, index: int) -> bool:
         """The forward of a collective that goes with others; False for any other instruction."""
@@ -50,8 +51,10 @@ class WeightStreams:
         if index == min(bucket.gathers):
             whole = sum(self._whole(position, "backward") for position in bucket.gathers)
             sent = self._send(bucket, "reduce_scatter", whole, "backward", "their gradients are summed")
-            self.schedule.wait_for(self.scattering)
-            self.scattering = sent
+            if bucket.block != self.scattering_block:
+                self.schedule.wait_for(self.scattering)
+                self.scattering, self.scattering_block = (), bucket.block
+            self.scattering = (*self.scattering, *sent)
         return True
 
     def _take(self, index: int, phase: Phase) -> None:

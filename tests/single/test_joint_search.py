@@ -21,8 +21,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
 from autoshard.ir.plan_json import load
-from autoshard.joint.block_costs import block_costs
 from autoshard.joint.block_line import block_line, shortened
+from autoshard.joint.block_measure import block_costs
 from autoshard.joint.block_splits import block_splits
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import FrontStore, JointResult, fastest_of_each, joint_search
@@ -87,8 +87,9 @@ def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float
     keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     best = np.inf
     for choice in outer_choices(result_space, hardware()):
-        for _, costs in store.costs(choice.tensor, choice.micro_batch):
-            problem = StepProblem(choice, kinds, costs, keeps, hardware(), capacity)
+        for own in store.costs(choice.tensor, choice.micro_batch):
+            sharded = store.sharded(own) if choice.zero == 3 else ()
+            problem = StepProblem(choice, kinds, own.costs, keeps, hardware(), capacity, None, sharded)
             seen = set()
             for plan in every_plan(problem.stage_problem):
                 counted = tuple(
@@ -188,10 +189,13 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
         {"stages": (2,), "tensor": (2,), "zero": (0,)},
         {"stages": (1,), "tensor": (4,)},
         {"stages": (2,), "tensor": (1,), "zero": (0,), "keeps": ("input",)},
+        {"stages": (1,), "tensor": (1,), "zero": (3,), "keeps": ("all",)},
+        {"stages": (1,), "tensor": (1,), "zero": (3,), "keeps": ("expensive",)},
+        {"stages": (2,), "tensor": (1,), "zero": (3,), "keeps": ("all",)},
     ],
 )
 def test_costs_of_blocks_are_those_of_the_plan_made_of_them(fixed: dict[str, Any]) -> None:
-    """Three layers measured once each against the whole program on all axes."""
+    """Three layers measured once each against the whole program on all axes; weights whole or in shards."""
     found = joint_search(wide(), hardware(), space(wide(), 4, 16, micro_batch=(2,), virtual_stages=(1,), **fixed), 8e10)
     _, plan = joint_plan(found, hardware(), Origin("gpt2"))
     assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)

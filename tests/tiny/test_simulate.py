@@ -14,8 +14,9 @@ from autoshard.costs.operator import compute_seconds
 from autoshard.errors import UsageError
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Collective, GradientBucket, Program
+from autoshard.ir.program import Collective, GradientBucket, Program, WeightBucket
 from autoshard.program.gradient_buckets import backward_ends
+from autoshard.program.weight_buckets import scattered_until
 from autoshard.simulation import COMPUTE, Timeline, axis_stream, chrome_trace, simulate, write
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.simulation.shared_storage import storage
@@ -181,6 +182,15 @@ def test_a_flat_gradient_is_there_from_its_first_part_on():
     assert flat.start == min(span.last for span in own) and flat.last == len(plan.bytes) - 1
     assert flat.held.bytes == sum({span.held.name: span.held.bytes for span in own}.values())
     assert all(span.start == span.last for span in own), "each is copied as soon as it is made"
+
+
+def test_gradients_of_a_block_are_waited_for_at_the_next_block() -> None:
+    """Not at the next bucket: one of another dtype follows at once in its own block."""
+    own = [(0, (1, 2), "bfloat16"), (0, (0,), "float32"), (1, (5,), "bfloat16"), (1, (4,), "float32")]
+    buckets = [WeightBucket(("dp",), dtype, gathers, block) for block, gathers, dtype in own]
+    until = {(bucket.block, bucket.dtype): end for bucket, end in scattered_until(buckets)}
+    assert until[1, "bfloat16"] == until[1, "float32"] == 1
+    assert until[0, "bfloat16"] == until[0, "float32"] == 0
 
 
 def test_a_bucket_over_two_axes_occupies_both():

@@ -1,7 +1,7 @@
 """Weights of a block on their way together: one flat all-gather for use, one flat reduce-scatter of their gradients.
 
 A block is gathered while the one before it is in use; in backward again, the other way around. Its gradients are
-scattered beside the rest of backward, and waited for as the next bucket's start. Which weights go together is the
+scattered beside the rest of backward, and waited for as the next block's start. Which weights go together is the
 model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself.
 """
 
@@ -42,7 +42,7 @@ class _Line:
 
     def __init__(self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
         self.buckets: list[_Bucket] = []
-        self.scattering: _Bucket | None = None
+        self.scattering: list[_Bucket] = []  # of one block
         for axes, dtype, names, block, kept in buckets:
             bucket = _Bucket(self, block, mesh.joint(axes), dtype, kept)
             bucket.weights = [Weight(bucket, name, parameters[name]) for name in names]
@@ -60,19 +60,20 @@ class _Line:
                 bucket.start()
 
     def scatter(self, bucket: _Bucket) -> None:
-        """At most one is on its way, for it holds whole gradients."""
-        before, self.scattering = self.scattering, bucket
+        """Those of one block at most are on their way, for they hold whole gradients."""
+        before = [other for other in self.scattering if other.block != bucket.block]
+        self.scattering = [*(other for other in self.scattering if other.block == bucket.block), bucket]
         bucket.start_scatter()
-        if before is not None:
-            before.give_gradients()
+        for other in before:
+            other.give_gradients()
 
     @torch.no_grad()
     def finish(self) -> None:
         for bucket in reversed(self.buckets):
             if bucket.scattered is None and bucket.flat_gradient is not None:
                 self.scatter(bucket)
-        if self.scattering is not None:
-            self.scattering.give_gradients()
+        for bucket in self.scattering:
+            bucket.give_gradients()
 
     def leave(self) -> None:
         for bucket in self.buckets:

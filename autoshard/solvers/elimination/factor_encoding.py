@@ -29,6 +29,7 @@ Flags = NDArray[np.bool_]
 Style = Literal["product", "sets", "gates", "shares"]  # the form that is preferred; shares: gates, but of hubs
 _MOST_SETS = 1 << 14
 _MOST_GATED = 4  # consumers
+_MOST_AXES = 32  # of a table: numpy 1 has no more
 _HUB = 8  # a value with more consumers is relaxed where shares are preferred: its sets would be around everything
 
 
@@ -112,7 +113,7 @@ class _Encoder:
 
     def add_value(self, v: int, value: Value) -> None:
         ends = self.ends(value)
-        product = len(ends.rows) * math.prod(map(len, ends.columns))
+        product = len(ends.rows) * math.prod(map(len, ends.columns)) if len(ends.columns) < _MOST_AXES else math.inf
         sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
         set_fits = sets <= _MOST_SETS and sets * len(ends.rows) <= self.largest
         pairs = max(map(len, ends.columns)) * max(len(ends.rows), *map(len, ends.columns))

@@ -1,0 +1,232 @@
+"""The costs of blocks, measured: the program of a split simulated, and what each block takes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
+from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
+from autoshard.ir.layout import largest_shape
+from autoshard.ir.program import Compute, Program, ProgramParameter
+from autoshard.joint.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
+from autoshard.joint.block_line import ShortGraph
+from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.replicated_split import DATA, replicated_split
+from autoshard.program.lower import lower
+from autoshard.program.module_scopes import results_of
+from autoshard.rules.operators import constants
+from autoshard.search.build_plan import Origin, plan_of
+from autoshard.simulation import simulate
+from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
+from autoshard.simulation.program_step import is_expensive
+from autoshard.simulation.timeline import Timeline
+from autoshard.simulation.working_memory import local_bytes
+
+
+def block_costs(short: ShortGraph, split: BlockSplit, hardware: Hardware) -> tuple[BlockCosts, ...]:
+    """Of every block of the short line."""
+    measured = _Measured(short, split.program, split.graph, hardware)
+    return tuple(measured.block(number) for number in range(len(short.line.blocks)))
+
+
+def sharded_costs(
+    wide: ShortGraph, split: BlockSplit, replicas: int, whole: tuple[BlockCosts, ...], hardware: Hardware
+) -> tuple[ShardedCosts, ...]:
+    """`wide`: the short graph of all `replicas` together; `whole`: the costs of `split` with whole weights. What shards
+    take beside collectives (casts of a shard, copies into flat tensors) is that of so many replicas."""
+    graph = wide.graph
+    formulation, solution = replicated_split(wide.line, wide, split, replicas, True, hardware)
+    plan = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
+    program = lower(plan, graph)
+    alone, together = (
+        _Measured(wide, own, graph, hardware, (plan.mesh.names[DATA],))
+        for own in (replace(program, weight_buckets=()), program)
+    )
+
+    def costs(measured: _Measured, number: int) -> BlockCosts:
+        own = measured.block(number)
+        return replace(own, held=whole[number].held, shared=whole[number].shared)
+
+    return tuple(ShardedCosts(costs(alone, number), costs(together, number)) for number in range(len(wide.line.blocks)))
+
+
+class _Measured:
+    """`apart`: axes whose collectives take no time here, and are the moves of blocks."""
+
+    def __init__(
+        self, short: ShortGraph, program: Program, graph: Graph, hardware: Hardware, apart: tuple[str, ...] = ()
+    ) -> None:
+        self.short, self.graph, self.hardware, self.apart = short, graph, hardware, apart
+        body = replace(program, gradient_buckets=())  # gradients wait for the step's end
+        self.program: Program = body
+        self.timeline: Timeline = simulate(body, graph, hardware, frozenset(apart))
+        self.memory: MemoryPlan = plan_memory(body, graph, accumulates=True)
+        self.count = len(body.instructions)
+        self.block_of = self._blocks_of_instructions()
+        self.first = [self.block_of.index(b) if b in self.block_of else -1 for b in range(len(short.line.blocks))]
+
+    def _blocks_of_instructions(self) -> list[int]:
+        """A collective belongs to the block whose operator comes next."""
+        owner = {
+            op.name: number for number, block in enumerate(self.short.line.blocks) for op in self.short.line.ops(block)
+        }
+        found, current = [0] * self.count, len(self.short.line.blocks) - 1
+        for i in range(self.count - 1, -1, -1):
+            instruction = self.program.instructions[i]
+            if isinstance(instruction, Compute):
+                current = owner[instruction.op]
+            found[i] = current
+        return found
+
+    @cached_property
+    def kept(self) -> list[tuple[int, Span]]:
+        """What is alive between forward and backward, with its block: where only later blocks keep it, the first that
+        does."""
+        turn, found = self.count - 1, []
+        for span in self.memory.spans:
+            if span.held.kind in ("activation", "extra") and span.start <= turn < span.last:
+                keeper = min(max(2 * self.count - 1 - span.last, span.start), turn)
+                found.append((self.block_of[keeper], span))
+        return found
+
+    @cached_property
+    def working(self) -> list[float]:
+        """Of each block, the most that is held while it runs beside what lasts."""
+        lasting = {id(span) for _, span in self.kept}
+        steps = len(self.memory.bytes)
+        rest = [
+            span
+            for span in self.memory.spans
+            if id(span) not in lasting and not (span.start == 0 and span.last >= steps - 2)
+        ]
+        level = levels(rest, steps)
+        found = [0.0] * len(self.short.line.blocks)
+        for i, block in enumerate(self.block_of):
+            found[block] = max(found[block], level[i], level[2 * self.count - 1 - i])
+        return found
+
+    def block(self, number: int) -> BlockCosts:
+        forward, backward = self._wall(number)
+        own = [i for i in range(self.count) if self.block_of[i] == number]
+        again_cheap = self._cheap_seconds(own)
+        everything = sum(span.held.bytes for block, span in self.kept if block == number)
+        entered = self._entered(number)
+        dear = sum(span.held.bytes for block, span in self.kept if block == number and self._is_dear(span))
+        kept = {"all": everything, "expensive": min(everything, dear + entered), "input": min(everything, entered)}
+        again = {"all": 0.0, "expensive": again_cheap, "input": forward}
+        working = {keep: self.working[number] + everything - size for keep, size in kept.items()}
+        return BlockCosts(
+            forward,
+            backward,
+            tuple(again.items()),
+            tuple(kept.items()),
+            tuple(working.items()),
+            self._received(number),
+            *self._held(number),
+            self._moves[number],
+        )
+
+    @cached_property
+    def _moves(self) -> list[tuple[Move, ...]]:
+        found: list[list[Move]] = [[] for _ in self.short.line.blocks]
+        for event in self.timeline.events:
+            if event.collective and event.instruction is not None and not {*self.apart}.isdisjoint(event.axes):
+                backward, wide = event.phase == "backward", len(event.axes) > len(self.apart)
+                found[self.block_of[event.instruction]].append(Move(event.collective, event.bytes, backward, wide))
+        return [tuple(own) for own in found]
+
+    def _wall(self, number: int) -> tuple[float, float]:
+        """Seconds from where the block starts to where the next one does, in both directions."""
+        own = [i for i in range(self.count) if self.block_of[i] == number]
+        if not own:
+            return 0.0, 0.0
+        starts, first, last = self.timeline.starts, own[0], own[-1]
+        forward = starts[last + 1] - starts[first]
+        turn = 2 * self.count - 1
+        backward = starts[turn - first + 1] - starts[turn - last]
+        return max(forward, 0.0), max(backward, 0.0)
+
+    def _cheap_seconds(self, own: list[int]) -> float:
+        """Of the forward of all but what is dear."""
+        starts, steps = self.timeline.starts, self.program.instructions
+        dear = {i for i in own if isinstance(step := steps[i], Compute) and is_expensive(step.target)}
+        return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
+
+    def _is_dear(self, span: Span) -> bool:
+        """Is what is kept a result of something dear? A collective runs again (see emit/runtime)."""
+        instruction = self.program.instructions[span.start]
+        return isinstance(instruction, Compute) and is_expensive(instruction.target)
+
+    @cached_property
+    def _made(self) -> dict[str, int]:
+        """Value -> the block that makes it."""
+        return {name: self.block_of[i] for i, ins in enumerate(self.program.instructions) for name in results_of(ins)}
+
+    @cached_property
+    def _read(self) -> dict[str, set[int]]:
+        """Value -> the blocks that read it."""
+        found: dict[str, set[int]] = {}
+        for i, instruction in enumerate(self.program.instructions):
+            operands = instruction.operands if isinstance(instruction, Compute) else (instruction.operand,)
+            for name in operands:
+                if name is not None:
+                    found.setdefault(name, set()).add(self.block_of[i])
+        return found
+
+    def _entered(self, number: int) -> float:
+        """Bytes of what the block reads of the one before."""
+        return sum(
+            local_bytes(self.program.value(name), self.program.mesh)
+            for name, made in self._made.items()
+            if made == number - 1 and number in self._read.get(name, ())
+        )
+
+    def _received(self, number: int) -> float:
+        """Bytes of all that is made before the block and read in it or after. What depends on nothing is made again."""
+        fixed = constants(self.graph)
+        return sum(
+            local_bytes(self.program.value(name), self.program.mesh)
+            for name, made in self._made.items()
+            if made < number
+            and any(reader >= number for reader in self._read.get(name, ()))
+            and self.program.value(name).tensor not in fixed
+        )
+
+    def _moved_bytes(self, stored: ProgramParameter, number: int) -> int:
+        """Of a number of a weight that is gathered for a block: where it is only cast, in what it is cast to."""
+        readers = [
+            step
+            for i, step in enumerate(self.program.instructions)
+            if self.block_of[i] == number and isinstance(step, Compute) and stored.value in step.operands
+        ]
+        if not readers or any(reader.target != CAST for reader in readers):
+            return DTYPE_BYTES[stored.dtype]
+        return max(DTYPE_BYTES[self.program.value(reader.results[0]).dtype] for reader in readers)
+
+    def _held(self, number: int) -> tuple[HeldParameters, HeldParameters]:
+        """Of the parameters, and of those shared with a block before."""
+        graph, mesh, program = self.graph, self.program.mesh, self.program
+        parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
+        buffers = {b.value for b in program.buffers}
+        total, shared = HeldParameters(), HeldParameters()
+        for stored in (*program.parameters, *program.buffers):
+            readers = self._read.get(stored.value, {0})
+            parameter = parameters[program.value(stored.value).tensor]
+            parts = parameter_parts(graph, parameter, stored.layout, mesh)
+            if number not in readers:
+                continue
+            numel = math.prod(largest_shape(stored.shape, stored.layout, mesh))
+            moved = numel * self._moved_bytes(stored, number)
+            if stored.value in buffers:
+                own = HeldParameters(buffer_bytes=parts[0])
+            else:
+                update = optimizer_seconds(self.hardware, graph, parameter, stored.layout, mesh)
+                own = HeldParameters(*parts, moved, update)
+            if number == min(readers):
+                total = held_together(total, own)
+            else:
+                shared = held_together(shared, own)
+        return total, shared

@@ -1,0 +1,85 @@
+"""A split of one replica on the mesh of all replicas: the batch cut over them, parameters whole or in shards there.
+
+Every operator takes the choice of the block that stands for its kind on the tensor-parallel axis, and the batch on the
+replicas' axis; redistributions and storage follow by the solver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.formulation.formulate import Allowed, Formulation, formulate
+from autoshard.ir.graph import Op
+from autoshard.ir.layout import Shard
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Node
+from autoshard.joint.block_line import BlockLine, ShortGraph
+from autoshard.joint.block_splits import BlockSplit
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.rebatch import batch_dims
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.solver_options import Options
+
+DATA, TENSOR = 0, 1  # axes of a stage's mesh
+
+
+def replicated_split(
+    line: BlockLine, short: ShortGraph, split: BlockSplit, replicas: int, sharded: bool, hardware: Hardware
+) -> tuple[Formulation, Solution]:
+    """Of the graph of `line`, which has the samples of all `replicas`; `short` is what was split. `sharded`: parameters
+    in shards over the replicas, where they can be."""
+    mesh = Mesh((("dp", replicas), ("tp", split.mesh.size)))
+    formulation = formulate(line.graph, mesh, hardware, float("inf"), _allowed(line, short, split, mesh))
+    stored = _stored(formulation, sharded)
+    return stored, solvers.solve(stored.problem, "auto", Options(rough=True))
+
+
+def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh) -> Allowed:
+    """Strategies with the split's choice on the tensor-parallel axis, which cut the batch on the other."""
+    chosen = {own.op: own.strategy for own in split.plan.ops}
+    wanted: dict[str, str] = {}
+    for block in line.blocks:
+        stands = short.line.blocks[short.represents[block.kind]]
+        pairs = zip(line.ops(block), short.line.ops(stands), strict=True)
+        wanted |= {op.name: chosen[other.name] for op, other in pairs}
+    batch = batch_dims(line.graph)
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        if mesh.sizes[TENSOR] > 1 and str(strategy.choices[TENSOR]) != wanted[op.name]:
+            return False
+        return mesh.sizes[DATA] == 1 or _cuts_batch(op, strategy, batch)
+
+    return allowed
+
+
+def _cuts_batch(op: Op, strategy: Strategy, batch: dict[str, int]) -> bool:
+    """Is every operand and result that has the batch cut there over the replicas, and nothing else? What has none, such
+    as a cast of a weight, may be done on shards."""
+    if batch.keys().isdisjoint((*op.operands, *op.results)):
+        return True
+    pairs = [*zip(op.operands, strategy.operands, strict=True), *zip(op.results, strategy.results, strict=True)]
+    for name, layout in pairs:
+        if name is None or layout is None:
+            continue
+        own = layout.placements[DATA]
+        if name in batch and not (isinstance(own, Shard) and own.dim == batch[name]):
+            return False
+        if name not in batch and isinstance(own, Shard):
+            return False
+    return True
+
+
+def _stored(formulation: Formulation, sharded: bool) -> Formulation:
+    """Parameters in shards over the replicas, where they can be, or whole there."""
+    nodes: list[Node] = []
+    for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
+        if site.kind == "parameter":
+            cut = np.array([isinstance(layout.placements[DATA], Shard) for layout in site.layouts])
+            wanted = cut if sharded and cut.any() else ~cut
+            node = replace(node, seconds=np.where(wanted, node.seconds, np.inf))
+        nodes.append(node)
+    return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))
