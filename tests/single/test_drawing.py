@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autoshard.emit import runtime
-from autoshard.emit.runtime.drawing import exact_values
+from autoshard.emit.runtime.drawing import chosen, exact_values, scaled_noise
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Op
@@ -56,6 +57,53 @@ def test_the_distributions(kind: str, first: float, second: float, mean: float, 
     assert values.mean().item() == pytest.approx(mean, abs=0.01)
     assert values.std().item() == pytest.approx(deviation, rel=0.01)
     assert torch.corrcoef(torch.stack([values.flatten()[:-1], values.flatten()[1:]]))[0, 1].abs() < 0.01
+
+
+# Verification substitutes the functions below on both sides: what they do wrong, it can't see.
+
+
+def test_what_uniform_numbers_choose_by_weights() -> None:
+    """Of weights 1, 0, 3 (need not sum to 1), drawn with repetition: a quarter is the first's, none the second's."""
+    uniform = torch.tensor([[0.0, 0.249, 0.251, 0.999], [0.5, 0.3, 0.1, 0.2]], dtype=torch.float64)
+    weights = torch.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 2.0]], dtype=torch.float64)
+    assert chosen(weights, uniform, 4, True).tolist() == [[0, 0, 2, 2], [2, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_categories_are_drawn_at_their_rates(replacement: bool) -> None:
+    """The first and the last of 40,000 draws. Without repetition the last is drawn by what the others leave."""
+    weights = torch.tensor([5.0, 0.0, 2.0, 1.0, 2.0], dtype=torch.float64)
+    shape = (40_000, 4 if replacement else 5)
+    uniform = exact_values(0, 0, 1, shape, "uniform", 0.0, 1.0)
+    drawn = chosen(weights.expand(40_000, 5), uniform, 4, replacement)
+    assert drawn.shape == (40_000, 4)
+    first, last = (drawn[:, i].bincount(minlength=5) / 40_000 for i in (0, -1))
+    torch.testing.assert_close(first, weights.float() / 10, atol=0.01, rtol=0)
+    if replacement:
+        torch.testing.assert_close(last, weights.float() / 10, atol=0.01, rtol=0)
+    else:
+        assert (drawn.sort(-1).values == torch.tensor([0, 2, 3, 4])).all(), "each at most once, that of weight 0 never"
+        torch.testing.assert_close(last, _last_of([5.0, 0.0, 2.0, 1.0, 2.0]), atol=0.01, rtol=0)
+
+
+def _last_of(weights: list[float]) -> Tensor:
+    """The probability of each to be drawn last, over all orders in which one after another is drawn."""
+    found = torch.zeros(len(weights))
+    held = [i for i, weight in enumerate(weights) if weight]
+    for order in itertools.permutations(held):
+        left = [sum(weights[i] for i in order[n:]) for n in range(len(order))]
+        found[order[-1]] += math.prod(weights[i] / rest for i, rest in zip(order, left, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_alpha_dropout_keeps_mean_and_variance(p: float) -> None:
+    x = exact_values(0, 0, 1, (400_000,), "normal", 0.0, 1.0)
+    noise = exact_values(0, 0, 2, (400_000,), "bernoulli", 1 - p, 0.0)
+    scale, offset = scaled_noise(noise, p)
+    dropped = x * scale + offset
+    assert dropped[noise == 0].unique().numel() == 1
+    assert dropped.mean().item() == pytest.approx(0, abs=0.01) and dropped.std().item() == pytest.approx(1, abs=0.01)
 
 
 def test_production_numbers_agree_on_replicas_differ_on_shards_and_do_not_depend_on_the_mesh() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Callable
@@ -273,6 +274,36 @@ def test_bytes_alive_after_forward() -> None:
     exchanged = run_lockstep({"a": 4}, lambda mesh: work(mesh, exchange_again))
     assert exchanged == again == [shard_bytes + activations_bytes + 8] * 4
     assert kept == [weight_bytes + shard_bytes + activations_bytes + 8] * 4
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
+def test_nothing_of_a_step_outlives_it(kept: bool, trains: bool) -> None:
+    """No whole weight where no backward lets go of it, no gradient that was dropped; no garbage collector comes."""
+
+    def work(mesh: ParallelMesh) -> tuple[int, int]:
+        parameter = runtime.shard_parameter("w", (64, 128), "S0", mesh, dtype=FLOAT64)
+        runtime.assign(parameter, random(64, 128))
+        with Allocated() as allocated, torch.set_grad_enabled(trains):
+            bucket = (("a",), FLOAT64, ["w"], 0, kept)
+            with runtime.gathered_together(mesh, {"w": parameter}, [bucket]), runtime.regathering():
+                loss = forward(mesh, parameter, random(2, 128), runtime.regather)
+                held = allocated.bytes()
+                if trains:
+                    loss.backward()
+                del loss
+            parameter.grad = None
+            mesh["a"].transport.barrier()
+            return held, allocated.bytes()
+
+    gc.disable()
+    try:
+        results = run_lockstep({"a": 4}, work)
+    finally:
+        gc.enable()
+    shard_bytes = 64 * 128 * 8 // 4
+    assert all((held >= 4 * shard_bytes) == kept for held, _ in results), results
+    assert [left for _, left in results] == [shard_bytes] * 4  # the parameter
 
 
 def test_an_error_between_leaves_the_gradients_of_earlier_batches() -> None:

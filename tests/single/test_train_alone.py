@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,6 +168,11 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
         found = convert.read_state_dict(tmp_path / name)
         assert found.keys() == model.state_dict().keys()
         assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"expected .safetensors, .pt or .bin, got 'back.txt'"):
+        convert.to_original(tmp_path / "saved" / "step-1", tmp_path / "back.txt")
+    assert not list(tmp_path.glob("back.txt*"))
+    with pytest.raises(ValueError, match=r"expected .safetensors, .pt or .bin, got 'back.txt'"):
+        convert.read_state_dict(tmp_path / "back.txt")
     state = model.state_dict()
     del state["free"]
     torch.save(state, tmp_path / "lacking.pt")
@@ -254,6 +261,28 @@ def test_it_is_evaluated_on_batches_of_its_own(start: Start, folder: Path) -> No
     assert code == 2 and "--eval-data data.py:make_held_out" in said
 
 
+def test_only_evaluation_is_without_dropout_and_gradients_of_a_step_end_with_it(
+    start: Start, package: LoadedPackage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each forward finds: whether random operators draw, and whether gradients of the step before still live."""
+    build, found = package.train.build_model, []
+
+    def built(mesh: Any) -> torch.nn.Module:
+        model: torch.nn.Module = build(mesh)
+
+        def note(*_: object) -> None:
+            held = any(parameter.grad is not None for parameter in model.parameters())
+            found.append((mesh.random.training, torch.is_grad_enabled() and held))
+
+        model.register_forward_pre_hook(note)
+        return model
+
+    monkeypatch.setattr(package.train, "build_model", built)
+    data = f"{folder.parent / 'data.py'}:make"
+    assert start("--steps", 3, "--eval-data", data, "--eval-every", 1, "--eval-batches", 2)[0] == 0
+    assert found == [(True, False), (False, False), (False, False)] * 3
+
+
 STATEFUL = """
 import torch
 class Loader:
@@ -295,13 +324,15 @@ def test_an_error_of_a_loader_that_is_read_ahead_is_told(start: Start, tmp_path:
     assert code == 2 and "the batch lacks labels" in told and not steps(said)
 
 
-def test_saved_in_the_background_it_is_what_it_was(start: Start, tmp_path: Path) -> None:
+def test_saved_in_the_background_it_is_what_it_was(start: Start, package: LoadedPackage, tmp_path: Path) -> None:
     options = ("--steps", 4, "--seed", 3, "--lr", 0.1, "--save-every", 1)
     code, straight, _ = start(*options, "--save", tmp_path / "now")
-    code, _, _ = start(*options, "--save", tmp_path / "later", "--save-async")
-    assert code == 0 and sorted(p.name for p in (tmp_path / "later").iterdir()) == [f"step-{n}" for n in (1, 2, 3, 4)]
+    code, _, _ = start(*options, "--save", tmp_path / "runs" / "later", "--save-async")
+    later = tmp_path / "runs" / "later"
+    assert code == 0 and sorted(path.name for path in later.iterdir()) == [f"step-{n}" for n in (1, 2, 3, 4)]
+    assert not package.train.finish_saving.__globals__["_HOST_GROUPS"], "nothing may hold a group as a process ends"
     for step in (1, 3):
-        code, resumed, _ = start("--steps", 4, "--resume", tmp_path / "later" / f"step-{step}")
+        code, resumed, _ = start("--steps", 4, "--resume", later / f"step-{step}")
         assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > step}
 
 
@@ -310,6 +341,36 @@ def test_a_few_steps_are_profiled(start: Start, tmp_path: Path) -> None:
     trace = json.loads((tmp_path / "trace" / "rank-0.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
     assert {"ProfilerStep#2", "ProfilerStep#1"} & set(names) and "aten::embedding" in names
+
+
+class Buffered(io.StringIO):
+    """A stream that a file or a pipe stands behind: what is not flushed nobody reads, and a killed run loses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.late = 0, list[str]()
+
+    def write(self, text: str) -> int:
+        waiting = self.getvalue()[self.seen :]
+        self.late += [waiting] if waiting.endswith("\n") else []
+        return super().write(text)
+
+    def flush(self) -> None:
+        self.seen = len(self.getvalue())
+
+
+def test_each_line_is_written_as_it_is_said(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Buffered()
+    monkeypatch.setattr(sys, "stdout", stream)
+    (tmp_path / "data.py").write_text(LOADER)
+    data = f"{tmp_path / 'data.py'}:make"
+    start("--dry-run")
+    start("--steps", 2, "--save", tmp_path / "saved", "--eval-data", data, "--compile", "eager")
+    start("--steps", 2, "--resume", tmp_path / "saved")
+    said = stream.getvalue()
+    told = ("plan ", "  input ids", "compiled ", "step 1: ", "step 2: evaluation ", "resumed ", "nothing to do")
+    assert all(f"\n{line}" in f"\n{said}" for line in told), said
+    assert not stream.late and stream.seen == len(said), [*stream.late, said[stream.seen :]]
 
 
 def test_hugging_face_shards_are_read_in_part(start: Start, tmp_path: Path) -> None:

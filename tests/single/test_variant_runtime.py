@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoshard.emit import runtime
@@ -87,6 +88,49 @@ def test_rings_use_the_fused_kernels_where_they_can() -> None:
         return [type(one).__name__ for one in (*chosen, whole.kernels(q, v[..., :4], None))]
 
     assert run_lockstep({"a": 4}, kinds)[3] == ["_Flash", "_Plain", "_Plain", "_Plain"]
+
+
+@pytest.mark.parametrize("rows", [(0, 8), (8, 16)])
+def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) -> None:
+    """Without a device: tensors of no values, by the operators' own schemas and shapes. Two query heads share a key's;
+    a block of the keys may be shorter than that of the queries."""
+
+    def work(local: ParallelMesh) -> list[list[tuple[int, ...]]]:
+        found = []
+        with FakeTensorMode():
+            q = torch.empty(2, 3, 2, 8, 16, dtype=torch.bfloat16, device="cuda")
+            own = ring._Ring((local["a"],), 16, rows, False, 0.25)
+            for length in (8, 5):
+                k, v = (torch.empty(2, 3, 1, length, 16, dtype=q.dtype, device="cuda") for _ in range(2))
+                kernels = own.kernels(q, v, None)
+                assert isinstance(kernels, ring._Flash)
+                out, sums = kernels.forward(k, v, (0, length))
+                assert out.dtype == sums.dtype == torch.float32 and sums.shape == (2, 3, 2, 8, 1)
+                grads = kernels.backward(k, v, (0, length), q, out.to(q.dtype), sums)
+                assert {grad.dtype for grad in grads} == {q.dtype} and out.shape == q.shape
+                found.append([tuple(grad.shape) for grad in grads])
+        return found
+
+    for found in run_lockstep({"a": 2}, work):
+        assert found == [[(2, 3, 2, 8, 16), *[(2, 3, 1, length, 16)] * 2] for length in (8, 5)]
+
+
+@pytest.mark.parametrize("size", [16, 13, 5])
+@pytest.mark.parametrize("text", ["a=4", "a=2,b=3", "a=3,b=2", "a=2,b=2,c=2"])
+def test_the_rows_that_a_device_holds(size: int, text: str) -> None:
+    """Each axis cuts what the last one left, as shards of a tensor lie; for this device and for any other."""
+    mesh, whole = Mesh.parse(text), torch.arange(size)
+    cut = Layout.parse(" ".join(["S0"] * len(mesh.axes)))
+
+    def work(local: ParallelMesh) -> list[tuple[int, int]]:
+        axes = [local[name] for name in mesh.names]
+        places = [mesh.coordinates(rank) for rank in range(mesh.size)]
+        return [attention.held_range(size, axes), *(attention.held_range(size, axes, at) for at in places)]
+
+    held = [part(whole, cut, mesh, rank).tolist() for rank in range(mesh.size)]
+    for rank, found in enumerate(run_lockstep(dict(mesh.axes), work)):
+        assert found[0] == found[1 + rank]
+        assert [list(range(*own)) for own in found[1:]] == held
 
 
 @pytest.mark.parametrize(

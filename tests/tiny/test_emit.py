@@ -140,6 +140,41 @@ def test_steps_over_several_axes_name_them_and_both_layouts() -> None:
         assert line in text, text
 
 
+def test_what_attention_reads_is_named_after_its_operands() -> None:
+    """Through every move on the way there; what is more than a move has a name of its own."""
+    make = Maker(Mesh.parse("dp=2"))
+    x, made = make.input("x", (4, 6, 8), "S0"), []
+    for n in range(3):
+        weight = make.parameter(f"w{n}", (8, 8), "R", "R+")
+        y = make.compute("aten.linear", (x, weight, None), [(f"linear_{n}", (4, 6, 8), "S0")])
+        y = make.compute("aten.reshape", (y,), [(f"reshape_{n}", (4, 6, 2, 4), "S0")], shape=(2, 6, 2, 4))
+        y = make.collective(f"whole_{n}", y, "dp", "R")
+        y = make.compute("aten.transpose", (y,), [(f"transpose_{n}", (4, 2, 6, 4), "R")], dim0=1, dim1=2)
+        made.append(make.collective(f"cut_{n}", y, "dp", "S0"))
+    out = make.compute("aten.scaled_dot_product_attention", tuple(made), [("attention", (4, 2, 6, 4), "S0")])
+    text = model_file(program := make.program((out,)), header(program))
+    for n, name in enumerate("qkv"):
+        assert re.findall(rf"^ +(\w+) = F\.linear\(x, local\(self\.w{n}\)\)", text, re.M) == [name], text
+        assert len(re.findall(rf"^ +{name} = \w+\({name}\b|^ +{name} = {name}\.", text, re.M)) == 4, text
+    assert "F.scaled_dot_product_attention(q, k, v)" in text
+
+
+def test_only_results_that_are_read_and_have_a_gradient_wait_for_a_weight() -> None:
+    """The new statistics of a batch norm pass by what its backward gathers; what nobody reads has no name."""
+    make = Maker(Mesh.parse("dp=2"))
+    x, shard = make.input("x", (8, 4), "S0"), make.parameter("weight", (4,), "S0")
+    mean, var = (make.parameter(name, (4,), "R", buffer=True) for name in ("mean", "var"))
+    weight = make.move("weight_1", shard, "R+", again=True)
+    results = [("out", (8, 4), "S0"), ("new_mean", (4,), "R"), ("new_var", (4,), "R")]
+    attributes = {"training": True, "momentum": 0.1, "eps": 1e-5}
+    out = make.compute("aten.batch_norm", (x, weight, None, mean, var), results, **attributes)
+    make.values = [replace(v, requires_grad=v.requires_grad and v.name != "new_mean") for v in make.values]
+    make.instructions[-1] = replace(make.instructions[-1], again=(weight,))  # type: ignore[call-arg]
+    text = model_file(program := make.program((out,), updates=((mean, "new_mean"),)), header(program))
+    assert re.search(r"^ +x, _, _, y, _ = .*batch_norm", text, re.M), text  # nobody reads the new variance
+    assert re.search(r"^ +regather_before\(x, weight\)$", text, re.M), text
+
+
 def test_a_sequential_root_keeps_its_numbered_names() -> None:
     make = Maker(Mesh.parse("dp=2"))
     make.modules += [("", "Sequential"), ("0", "Linear"), ("2", "Linear")]

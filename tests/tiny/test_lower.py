@@ -11,6 +11,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
+from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
 from autoshard.search.fixed_styles import random_plan
@@ -18,6 +19,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.coverage import covering_plans
 from tests.graphs import mlp_graph
+from tests.programs import Maker
 
 GRAPH = mlp_graph(batch=6, hidden=10)
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -67,6 +69,20 @@ def test_a_partial_gradient_is_reduced_once_in_a_bucket(monkeypatch: pytest.Monk
     assert paths == {parameter.path for parameter in program.parameters}
     assert all(bucket.axes == ("dp",) for bucket in program.gradient_buckets)
     assert not [i for i in program.instructions if not hasattr(i, "op")], "nothing moves in a data-parallel forward"
+
+
+@pytest.mark.parametrize(("text", "cut", "expected"), [("dp=2", "", [1, 25, 4]), ("dp=2,tp=2", " S0", [2, 28])])
+def test_the_first_bucket_has_a_mebibyte_of_a_device_and_others_25(text: str, cut: str, expected: list[int]) -> None:
+    """As DistributedDataParallel's: 30 layers of 1 MiB each, the last of which backward ends first."""
+    make = Maker(Mesh.parse(text))
+    x, paths = make.input("x", (2, 512), "R R"[: len(cut) + 1]), [f"w{n}" for n in range(30)]
+    for path in paths:
+        weight = make.parameter(path, (512, 512), f"R{cut}", f"R+{cut}")
+        x = make.compute("aten.linear", (x, weight, None), [(f"after_{path}", (2, 512), "R R"[: len(cut) + 1])])
+    values = {value.name: value for value in make.values}
+    buckets = gradient_buckets(make.parameters, make.instructions, values, make.mesh, {})
+    assert [len(bucket.parameters) for bucket in buckets] == expected
+    assert [path for bucket in buckets for path in bucket.parameters] == paths[::-1]
 
 
 def _data_parallel(monkeypatch: pytest.MonkeyPatch) -> Plan:

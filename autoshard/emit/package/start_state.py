@@ -104,5 +104,8 @@ def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argpars
             raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
     elif guessed and rank == 0:
         shown = ", ".join(guessed[:3]) + (", ..." if len(guessed) > 3 else "")
-        print(f"note: {len(guessed)} parameters start from a guess, how the model makes them is unknown: {shown}")
+        print(
+            f"note: {len(guessed)} parameters start from a guess, how the model makes them is unknown: {shown}",
+            flush=True,
+        )
     return 0

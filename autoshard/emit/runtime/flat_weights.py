@@ -76,7 +76,9 @@ class _Line:
             bucket.give_gradients()
 
     def leave(self) -> None:
+        """These objects refer to each other: what they still hold would live until a garbage collector comes."""
         for bucket in self.buckets:
+            bucket.wait = bucket.flat = bucket.flat_gradient = bucket.scattered = None
             for weight in bucket.weights:
                 weight.leave()
 

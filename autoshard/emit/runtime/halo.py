@@ -31,11 +31,13 @@ def chunk(size: int, parts: Sequence[int], coordinates: Coordinates) -> Bounds:
 
 
 class _Hop(NamedTuple):
-    """What one device sends along one axis (local rows for each peer), what it gets, and how that is put in order."""
+    """What one device sends along one axis (local rows for each peer), and how many rows it gets of each.
+
+    They come in order: the next device along an axis holds later rows.
+    """
 
     sent: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
-    order: tuple[int, ...]  # () where the rows come in order
     silent: bool  # nobody along this axis lacks anything
 
 
@@ -60,14 +62,11 @@ def plan(size: int, parts: tuple[int, ...], wanted: tuple[Bounds, ...], own: Coo
         before = {p: list(range(*chunk(size, parts, p))) if first else held(p, axis + 1) for p in line}
         after = {p: held(p, axis) for p in line}
         moved = {(a, b): [row for row in after[b] if row in set(before[a])] for a in line for b in line}
-        received = [row for peer in line for row in moved[peer, own]]
         position = {row: index for index, row in enumerate(before[own])}
-        order = sorted(range(len(received)), key=received.__getitem__)
         hops.append(
             _Hop(
                 tuple(tuple(position[row] for row in moved[own, peer]) for peer in line),
                 tuple(len(moved[peer, own]) for peer in line),
-                () if order == list(range(len(order))) else tuple(order),
                 not any(rows for (a, b), rows in moved.items() if a != b),
             )
         )
@@ -107,16 +106,12 @@ class _Exchange(torch.autograd.Function):
         pieces = [_pick(x, dim, rows) for rows in hop.sent]
         if hop.silent:
             return pieces[axis.index].clone()
-        joined = torch.cat(_swap(axis, dim, pieces, hop.counts), dim)
-        return _pick(joined, dim, hop.order) if hop.order else joined
+        return torch.cat(_swap(axis, dim, pieces, hop.counts), dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         axis, dim, hop, size = ctx.options
         grad = grads[0]
-        if hop.order:
-            inverse = sorted(range(len(hop.order)), key=hop.order.__getitem__)
-            grad = _pick(grad, dim, inverse)
         lengths = [len(rows) for rows in hop.sent]
         pieces = list(grad.split(list(hop.counts), dim))
         back = pieces if hop.silent else _swap(axis, dim, pieces, lengths)

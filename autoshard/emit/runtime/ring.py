@@ -146,13 +146,13 @@ class _Flash:
     ) -> tuple[Tensor, Tensor, Tensor]:
         causal = self.ring.causal and block == self.ring.rows
         lengths: tuple[Any, ...] = ()
+        state: tuple[Tensor, ...] = ()
         if self.q.is_cuda:  # no sequences of their own, and a state of the generator that without dropout nobody reads
-            state = torch.empty(2, dtype=torch.uint64, device=k.device)
+            state = torch.empty(2, dtype=torch.uint64, device=k.device).unbind()
             lengths = None, None, self.q.shape[-2], k.shape[-2]
         given = (self._heads(grad), self.q, self._heads(k), self._heads(v), self._heads(out))
-        options = (0.0, causal, *((state[0], state[1]) if lengths else ()))
         sums = logsumexp.reshape(1, -1, self.q.shape[-2]).contiguous()
-        grads = self.back(*given, sums, *lengths, *options, scale=self.ring.scale)
+        grads = self.back(*given, sums, *lengths, 0.0, causal, *state, scale=self.ring.scale)
         return grads[0].reshape(self.shape), *(
             g.reshape(*self.shape[:-2], *x.shape[-2:]).sum_to_size(x.shape)
             for g, x in zip(grads[1:], (k, v), strict=True)
