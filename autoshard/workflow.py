@@ -18,12 +18,11 @@ from autoshard.package.package_files import REPORT, VERIFICATION, build, read_be
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
-    from autoshard.formulation.formulate import Formulation
     from autoshard.ir.graph import Graph
     from autoshard.ir.plan import Plan
     from autoshard.search.pareto_front import Point
     from autoshard.search.search_request import SearchRequest
-    from autoshard.search.search_task import Log
+    from autoshard.search.search_task import Log, SearchTask
     from autoshard.search.style_plans import StylePlan
     from autoshard.solvers.common.solver_options import Clock
     from autoshard.verification.comparison.proof import Proof
@@ -147,11 +146,11 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         return Made(_with_step(plan, graph, wanted), ignored)
     log: Log = []
     clock = _clock(wanted)
-    plan, points, whole = _searched(graph, hardware, wanted, clock, log)
+    plan, points, task = _searched(graph, hardware, wanted, clock, log)
     plan = _with_step(plan, graph, wanted)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
     left = clock if clock.stopped or wanted.time_limit_seconds else None
-    styles = _styles(plan, graph, hardware, left, log, whole)
+    styles = _styles(plan, graph, hardware, left, log, task)
     return Made(plan, ignored, tuple(log), points, styles)
 
 
@@ -173,7 +172,7 @@ def _clock(wanted: SearchRequest) -> Clock:
 
 
 def _styles(
-    plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, log: Log, whole: Formulation | None
+    plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, log: Log, task: SearchTask | None
 ) -> tuple[StylePlan, ...]:
     """Known styles on the plan's mesh, in what is left of the user's time; Ctrl-C leaves the rest of them out."""
     from autoshard.search.search_task import timed
@@ -182,13 +181,15 @@ def _styles(
 
     own = clock or Clock()
     with timed(log, "simulating known styles"), interruptible(own):
-        return style_plans(plan, graph, hardware, own, whole)
+        if task is None:
+            return style_plans(plan, graph, hardware, own)
+        return style_plans(plan, graph, hardware, own, task.formulation, task.styles)
 
 
 def _searched(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
-) -> tuple[Plan, tuple[Point, ...], Formulation | None]:
-    """The plan, the front where it is asked for, and the formulation if it leaves nothing out."""
+) -> tuple[Plan, tuple[Point, ...], SearchTask | None]:
+    """The plan, the front where it is asked for, and the search if it leaves nothing out."""
     from autoshard.search import memory_fit, pareto_front, search_task, select_plan
     from autoshard.search.mesh_search import search_meshes
     from autoshard.solvers.common.solver_options import Options, interruptible
@@ -204,7 +205,7 @@ def _searched(
         task = search_task.prepare(graph, wanted.mesh, hardware, wanted, options, log)
         with interruptible(clock):  # before, there is nothing to keep
             plan = select_plan.best(task, memory_fit.fitted(task))
-    whole = None if task.pins or wanted.strategy != "best" else task.formulation
+    whole = None if task.pins or wanted.strategy != "best" else task
     with interruptible(clock):
         return plan, pareto_front.front(task, plan) if wanted.pareto else (), whole
 

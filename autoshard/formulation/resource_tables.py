@@ -5,6 +5,7 @@ Rows of all arrays: the resources of the forward, then those of the backward; se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain, combinations
 
@@ -13,6 +14,7 @@ import numpy as np
 from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
 from autoshard.costs.links import joint_link
+from autoshard.costs.moving import gradient_dtype
 from autoshard.costs.operator import compute_seconds
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest
@@ -21,15 +23,27 @@ from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
-from autoshard.program.weight_buckets import block_of
-from autoshard.redistribute.way_parts import AGAIN, EXCHANGED, FORWARD, GATHER, SUM, Axes, WayParts, axes_of, way_parts
+from autoshard.program.weight_buckets import SMALL_BYTES, block_of
+from autoshard.redistribute.way_parts import (
+    AGAIN,
+    EXCHANGED,
+    FORWARD,
+    GATHER,
+    PARTS,
+    SCATTER,
+    SUM,
+    Axes,
+    WayParts,
+    axes_of,
+    way_parts,
+)
 from autoshard.rules.algebra.strategy import Strategy
 
 COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
 _FIXED = (COMPUTE, PATH, IN_ROW, HOST)
 IN_ORDER = True  # the program waits for each collective but those of weights; with others it is to be False
 # Of the seconds of weights' collectives, roughly: what nothing hides, and what they slow of what runs beside them.
-EXPOSED = {SUM: 0.15, GATHER: 0.3}
+EXPOSED = {SUM: 0.15, GATHER: 0.3, SCATTER: 0.15}
 Locals = tuple[tuple[LocalTensor | None, ...], tuple[LocalTensor, ...]]
 
 
@@ -182,7 +196,7 @@ class ResourceTables:
     def whole(self, v: int) -> Floats:
         """(2 R, sources, targets): a way as it probably runs."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
-        again = any(self._gathers_again(site.tensor, consumer) for consumer in value.consumers)
+        again = any(self._made_again(site.tensor, consumer) for consumer in value.consumers)
         return self._once(("whole", id(value.seconds), id(site.sources), again), lambda: self._whole(v, again))
 
     def _gathers_again(self, tensor: str, consumer: int) -> bool:
@@ -193,6 +207,16 @@ class ResourceTables:
         op = self.graph.by_op[site.name]
         return op.target != CAST and any(op.operands[position] == tensor for position in op.saved.operands)
 
+    def _made_again(self, tensor: str, consumer: int) -> bool:
+        """The same, of a cast too whose result's readers do: it is made again on the way."""
+        site = self.formulation.sites[consumer]
+        cast = self.graph.by_op[site.name] if site.kind == "op" and tensor in self.graph.weights else None
+        if cast is None or cast.target != CAST:
+            return self._gathers_again(tensor, consumer)
+        made = cast.results[0]
+        values = [self.formulation.problem.values[v] for v in self.values_of.get(made, [])]
+        return any(self._made_again(made, reader) for value in values for reader in value.consumers)
+
     def _part(self, v: int, count: int, on_path: bool, needed: bool, again: bool) -> Floats:
         found = self._empty(v)
         if self.formulation.values[v].tied or not needed:
@@ -202,12 +226,12 @@ class ResourceTables:
         parts = self._parts(v)
         for (phase, axes), seconds in parts.seconds.items():
             backward = phase != FORWARD
-            if phase not in AGAIN:
+            if phase not in PARTS:
                 found[self._rows(axes, backward)] += seconds / count
                 found[self._row(IN_ROW, backward)] += seconds / count * self.in_order
                 found[self._row(PATH, backward)] += seconds * on_path
         for phase, tasks in parts.tasks.items():
-            if phase not in AGAIN:
+            if phase not in PARTS:
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
         return found
 
@@ -217,7 +241,9 @@ class ResourceTables:
         parameter = self.formulation.values[v].tensor in self.parameters
         parts = self._parts(v, by_rate=True)
         for (phase, axes), seconds in parts.seconds.items():
-            if axes and (again if phase == EXCHANGED else phase != GATHER) and not (phase == SUM and parameter):
+            if phase in (GATHER, SCATTER) or (phase == EXCHANGED and not again) or (phase == SUM and parameter):
+                continue
+            if axes:
                 found[self._rows(axes, phase != FORWARD)] += seconds / count
         if again:
             for row, seconds in self._again(v).items():
@@ -266,20 +292,45 @@ class ResourceTables:
         if self.formulation.values[v].tied:
             return found
         tensor, parts = self.formulation.values[v].tensor, self._parts(v)
-        exposed = EXPOSED if tensor in self.graph.weights else {}
-        late = tensor in self.parameters
+        weight, late = tensor in self.graph.weights, tensor in self.parameters
         for (phase, axes), seconds in parts.seconds.items():
-            if phase not in AGAIN or again:
-                backward = phase != FORWARD
-                found[self._rows(axes, backward)] += seconds
-                hidden = phase in exposed and axes != () and (phase != SUM or late)
-                found[self._row(IN_ROW, backward)] += seconds * (exposed[phase] if hidden else 1.0)
-            if phase in AGAIN and exposed:  # what FORWARD has of these already
-                found[self._row(IN_ROW, False)] -= seconds * (1 - exposed.get(phase, 1.0))
+            if phase not in PARTS or (phase in AGAIN and again):
+                hidden = weight and axes != () and phase == SUM and late
+                found[self._rows(axes, phase != FORWARD)] += seconds
+                found[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
+        if weight and self.graph.tensor(tensor).bytes >= SMALL_BYTES:
+            self._add_together(found, v, parts, again)
         for phase, tasks in parts.tasks.items():
-            if not ((phase == SUM and late) or (phase in AGAIN and not again)):
+            if not ((phase == SUM and late) or phase == SCATTER or (phase in AGAIN and not again)):
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks
         return found
+
+    def _add_together(self, found: Floats, v: int, parts: WayParts, again: bool) -> None:
+        """What weights take less whose way is one gather: it goes with those of others, beside all else. A small one in
+        a bucket of its own would wait for large ones instead."""
+        rates = self._parts(v, by_rate=True).seconds
+        gathers = [axes for phase, axes in parts.seconds if phase == GATHER]
+        collectives = sum(
+            (seconds > 0).astype(int) for (phase, axes), seconds in parts.seconds.items() if phase == FORWARD and axes
+        )
+        for axes in gathers:
+            together = (collectives == 1) & (parts.seconds[GATHER, axes] > 0)
+            for phase, backward in ((GATHER, False), (GATHER, True), (SCATTER, True)):
+                if (phase, axes) not in parts.seconds or (phase == GATHER and backward and not again):
+                    continue
+                own, alone = rates[phase, axes] * together, parts.seconds[phase, axes] * together
+                copied = self._copied(v, parts, axes, gradient=phase == SCATTER) * together
+                found[self._rows(axes, backward)] += own - alone
+                found[self._row(COMPUTE, backward)] += copied
+                found[self._row(IN_ROW, backward)] += EXPOSED[phase] * own - alone + copied
+
+    def _copied(self, v: int, parts: WayParts, axes: Axes, *, gradient: bool) -> Floats:
+        """(sources, 1): the seconds of copying a weight out of what was gathered, or its gradient into what is sent."""
+        name = self.formulation.values[v].tensor
+        dtype = gradient_dtype(self.graph, name) if gradient else self.graph.tensor(name).dtype
+        devices = math.prod(self.mesh.sizes[axis] for axis in axes)
+        size = 2.0 * DTYPE_BYTES[dtype] * devices * parts.elements.astype(float)
+        return np.asarray(costs.local_pass(self.hardware).seconds(size), float)[:, None]
 
     def _empty(self, v: int) -> Floats:
         return np.zeros((2 * self.count, *self.formulation.problem.values[v].seconds.shape))

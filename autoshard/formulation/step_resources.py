@@ -127,6 +127,11 @@ class StepResources:
         )
 
 
+def in_a_row(resources: StepResources) -> Floats:
+    """All weight on what the program runs in a row, forward and backward."""
+    return np.tile(np.array([name == IN_ROW for name in resources.names], float), 2)
+
+
 class _Means:
     """Arrays of weighted means, each made once; what is forbidden stays so."""
 
@@ -165,4 +170,5 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER) -> St
     return StepResources(problem, tables.names, tables.constants(), nodes, readers, values)
 
 
-__all__ = ["COMPUTE", "HOST", "IN_ROW", "PATH", "Reader", "StepResources", "follows", "pair_seconds", "step_resources"]
+__all__ = ["COMPUTE", "HOST", "IN_ROW", "PATH", "Reader", "StepResources", "follows", "in_a_row", "pair_seconds",
+           "step_resources"]  # fmt: skip

@@ -23,8 +23,10 @@ from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, s
 FORWARD, BACKWARD = "forward", "backward"
 GATHER = "gather"  # the all-gathers of the forward once more: a weight is gathered again for backward
 EXCHANGED = "exchanged"  # the same of exchanges: these go by themselves
+SCATTER = "scatter"  # the gradients of all-gathers: those of weights go together, beside the backward
 SUM = "sum"  # all-reduces of a gradient that a parameter may leave to a bucket: R -> R+
 AGAIN = (GATHER, EXCHANGED)
+PARTS = (*AGAIN, SCATTER)  # of other phases: in these already
 _EXCHANGES = ("all_to_all", "all_gather")  # what an exchange sends
 Axes = tuple[int, ...]
 PerByte = Callable[[Axes, str], float]
@@ -33,8 +35,8 @@ PerByte = Callable[[Axes, str], float]
 @dataclass(frozen=True, eq=False)
 class WayParts:
     """`seconds[phase, axes][source, target]`: of collectives over the joined `axes`, of local passes where there are
-    none; those of GATHER and EXCHANGED are in FORWARD too. `tasks[phase][source, target]`: how many a host issues.
-    `summed[source, target]`: the axes of SUM, as bits.
+    none; those of GATHER and EXCHANGED are in FORWARD too, those of SCATTER in BACKWARD.
+    `tasks[phase][source, target]`: how many a host issues. `summed[source, target]`: the axes of SUM, as bits.
 
     `deferred[source, target]`: those of them over which the way has no other step, so that what a parameter's only use
     leaves to a bucket is just these. `elements[source]`: the local ones.
@@ -125,8 +127,9 @@ class _Walk:
         if forward == "all_gather":
             self.add(GATHER, axes, forward, before, after, 1.0, where, position, some)
         if self.prices.differentiable:
-            phase = SUM if sums else BACKWARD
-            self.add(phase, axes, backward, after, before, self.prices.widening, where, position, some)
+            phases = [SUM] if sums else [BACKWARD, SCATTER] if forward == "all_gather" else [BACKWARD]
+            for phase in phases:
+                self.add(phase, axes, backward, after, before, self.prices.widening, where, position, some)
 
     def add(
         self, phase: str, axes: Axes, action: str, given: Integers, made: Integers, widening: float,

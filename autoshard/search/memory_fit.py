@@ -55,13 +55,15 @@ def _fitted(task: SearchTask) -> Found:
 
 
 def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
-    """The plan that takes least in a row, without the limit, and its name."""
+    """The plan that takes least by the estimate of a step, without the limit, and its name."""
     if not task.by_step:
         return None
     steps = task.steps
     with timed(task.log, "solving for the step"):
         choice = attempt(steps.first)
-    return None if choice is None else (task.levelled(choice, task.solver), steps.found[0][0])
+    if choice is None:
+        return None
+    return task.levelled(choice, task.solver), next(name for name, own in steps.found if own == choice)
 
 
 def _by_sum(task: SearchTask) -> tuple[Levelled, str]:

@@ -33,7 +33,10 @@ Log = list[tuple[str, float]]  # (what was done, wall seconds)
 
 @dataclass(frozen=True, eq=False)
 class SearchTask:
-    """One search on one mesh, formulated. `log` is given what took how long; the clock is in `options`."""
+    """One search on one mesh, formulated. `log` is given what took how long; the clock is in `options`.
+
+    `styles`: of each known style that was simulated, its plan.
+    """
 
     formulation: Formulation
     request: SearchRequest
@@ -43,6 +46,7 @@ class SearchTask:
     fixed: frozenset[int]  # nodes that a pin decided about
     log: Log
     seen: SeenPlans = field(default_factory=SeenPlans)
+    styles: dict[str, Plan] = field(default_factory=dict)
 
     @property
     def solver(self) -> str:
@@ -102,6 +106,11 @@ class SearchTask:
     def by_step(self) -> bool:
         """Whether plans are found by what a step takes: at level 2, where no other solver is asked for."""
         return self.level == SPEED and self.solver == "auto"
+
+    @property
+    def begins_with_styles(self) -> bool:
+        """Whether plans of known styles are tried too: where nothing narrows the choices."""
+        return self.by_step and not self.pins and self.request.strategy not in STYLES
 
     def stopped(self) -> bool:
         return self.clock.over

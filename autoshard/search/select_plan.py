@@ -17,6 +17,7 @@ from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare, timed
+from autoshard.search.style_plans import style_choices
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
@@ -87,13 +88,20 @@ def _simulated(task: SearchTask, found: Found) -> Found:
     first = found.levelled
     own: dict[Choice, Levelled] = {first.solution.choice: first}
     plans: dict[Choice, tuple[str, Plan]] = {first.solution.choice: (found.candidates[-1].name, found.plan)}
+    titles = {style.title: name for name, style in STYLES.items()}
     for name, choice in _in_time(task.clock, _others(task, found)):
         if choice not in plans:
             own[choice] = task.levelled(choice, first.solution.solver, cut=first.cut, least_bytes=first.bound)
             plans[choice] = (name, task.plan(own[choice].solution))
+        if name in titles:
+            task.styles[titles[name]] = plans[choice][1]
     fitting = [c for c, (_, plan) in plans.items() if plan.predicted_peak_bytes <= task.memory_limit_bytes]
     winner = min(fitting, key=lambda c: _rank(task, plans[c][1]))
-    rows = [candidate(name, plan, _outcome(task, c, winner, plan)) for c, (name, plan) in plans.items()]
+    rows = [
+        candidate(name, plan, _outcome(task, c, winner, plan))
+        for c, (name, plan) in plans.items()
+        if name not in titles or c == winner  # the others are listed beside the plan
+    ]
     notes = _slower(found.candidates[0], plans[winner][1]) if len(found.candidates) > 1 else ()
     kept = (*found.candidates[:-1], *rows)
     return replace(found, levelled=own[winner], plan=plans[winner][1], candidates=kept, notes=notes)
@@ -125,9 +133,18 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
         yield "least sum of the style's costs", task.quickly(task.formulation.problem).choice
     if task.by_step and any(choice == best.choice for _, choice in task.steps.found):  # it fits without the limit
         yield from task.steps.others()
+        yield from _styles(task)
         return
     own = parts(task.formulation, best.choice)
     yield from contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
+
+
+def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
+    """Known styles, so that no plan is worse than the best of them."""
+    if task.begins_with_styles:
+        with timed(task.log, "solving known styles"):
+            found = list(style_choices(task.formulation, task.steps.resources))
+        yield from ((STYLES[name].title, choice) for name, choice in found)
 
 
 def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation
-from autoshard.formulation.step_resources import IN_ROW, StepResources, follows, pair_seconds, step_resources
+from autoshard.formulation.step_resources import StepResources, follows, in_a_row, pair_seconds, step_resources
 from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
@@ -29,12 +29,13 @@ from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
 _WEIGHTS = 6  # of resources, tried for the bound
-_ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what both occupy most
-_FAR = 0.75  # of the way from what is in a row to what the plans so far occupy most
+_ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most
+_WEIGHED = 2  # weights of what plans occupy most
+_FAR = 0.75  # of the way to what the plans so far occupy most
 _CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
-_HOPEFUL = 1.05  # times the best estimate: a plan that is worth simulating
+_HOPEFUL = 1.06  # times the best estimate: a plan that is worth simulating
 _MOST_TRIED = 2  # plans of the bound that are simulated
 _ENTRIES = 20_000_000
 
@@ -98,36 +99,50 @@ def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats
 
 
 class StepSearch:
-    """Plans and the bound of one formulation, whatever memory they need. `found`: the plans so far, (name, choice)."""
+    """Plans and the bound of one formulation, whatever memory they need. `found`: the plans so far, (name, choice).
+
+    `used`: of each what it roughly occupies."""
 
     def __init__(self, formulation: Formulation) -> None:
         free = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
         self.problem = free.problem
         self.resources = step_resources(free)
         self.shares = ReaderShares(self.problem)
-        self.weights = np.tile(np.array([name == IN_ROW for name in self.resources.names], float), 2)
+        self.weights = in_a_row(self.resources)
         self.found: list[tuple[str, Choice]] = []
         self.used: list[Floats] = []
         self.bounded: StepBound | None = None
 
     def first(self) -> Choice | None:
-        """The plan that takes least in a row; None where tables are too large, or there is no time for them."""
-        return self._next("least in a row", _ROUNDS[0])
+        """The plan that takes least by the estimate, of what is in a row and of what the plans so far occupy most; None
+        where tables are too large, or there is no time for them."""
+        if self._next("least in a row", _ROUNDS[0]) is None:
+            return None
+        for _ in range(_WEIGHED):
+            weights = self.weights + _FAR * (heaviest(self.used, follows(self.resources.names))[0] - self.weights)
+            if np.abs(weights - self.weights).max() < _SAME:
+                break
+            self.weights = weights
+            if attempt(self._next, self._name(), _ROUNDS[2]) is None:
+                break
+        return self.found[self._ranked()[0]][1]
 
     def others(self) -> Iterator[tuple[str, Choice]]:
-        """(name, choice): of the sum of costs, of what the plans so far occupy most, and the best between two."""
-        if self._solved("least sum of costs", self.problem, _ROUNDS[1]) is not None:
-            yield self.found[-1]
-        weights = self.weights + _FAR * (heaviest(self.used, follows(self.resources.names))[0] - self.weights)
-        if np.abs(weights - self.weights).max() >= _SAME:
-            self.weights = weights
-            if self._next(self._name(), _ROUNDS[2]) is not None:
-                yield self.found[-1]
+        """(name, choice): the others so far that seem near the best, the least sum of costs, the best between two, and
+        the least of the bound's weights."""
+        self._solved("least sum of costs", self.problem, _ROUNDS[1])
         between = self._between()
         if between is not None:
             self._take("between two of them", between)
-            yield self.found[-1]
+        longest = [self.resources.longest(used) for used in self.used]
+        for i in self._ranked():
+            if longest[i] <= _HOPEFUL * min(longest):
+                yield self.found[i]
         yield from self._of_bound()
+
+    def _ranked(self) -> list[int]:
+        """Of `found`, the shortest by the estimate first."""
+        return sorted(range(len(self.found)), key=lambda i: self.resources.longest(self.used[i]))
 
     def bound(self, known: Sequence[Choice]) -> StepBound:
         """Begun with the resources that the plans `known` occupy most."""
@@ -174,7 +189,7 @@ class StepSearch:
 
     def _between(self) -> Choice | None:
         """The best by the estimate of those that follow one plan up to a place and another after it."""
-        ranked = sorted(range(len(self.found)), key=lambda i: self.resources.longest(self.used[i]))[:2]
+        ranked = self._ranked()[:2]
         if len(ranked) < 2:
             return None
         first, second = (self.found[i][1] for i in ranked)

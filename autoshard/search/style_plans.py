@@ -6,18 +6,21 @@ Memory does not limit them: one that does not fit says so by its peak.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
-from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.fewer_choices import Keep, narrowed
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.styles.known_styles import STYLES
 
@@ -33,40 +36,63 @@ class StylePlan:
     reason: str = ""
 
 
+def style_choices(formulation: Formulation, resources: StepResources) -> Iterator[tuple[str, Choice]]:
+    """(name of a style, the least choice in a row among those of the style), whatever its memory; of styles that there
+    are here."""
+    costs = resources.likely(in_a_row(resources))
+    priced_so = replace(formulation, problem=replace(costs, capacity_bytes=float("inf")))
+    for name, style in STYLES.items():
+        keep = style.keep(formulation)
+        choice = None if isinstance(keep, str) else _least(priced_so, keep, Clock())
+        if choice is not None and not isinstance(choice, str):
+            yield name, choice
+
+
 def style_plans(
     plan: Plan,
     graph: Graph,
     hardware: Hardware,
     clock: Clock | None = None,
     formulation: Formulation | None = None,
+    known: Mapping[str, Plan] | None = None,
 ) -> tuple[StylePlan, ...]:
     """One for each style, in a fixed order; those that `clock` leaves no time for say so.
 
-    `formulation`: of all strategies on the plan's mesh, where the search has made it already.
+    `formulation`: of all strategies on the plan's mesh, where the search has made it already; `known`: the plans of
+    styles that it has simulated.
     """
     clock = clock or Clock()
     if formulation is None:
         formulation = formulate(graph, plan.mesh, hardware, float("inf"), None, plan.search.all_to_all)
     else:
         formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
-    return tuple(_simulated(name, formulation, clock) for name in STYLES)
+    return tuple(_simulated(name, formulation, clock, known or {}) for name in STYLES)
 
 
-def _simulated(name: str, formulation: Formulation, clock: Clock) -> StylePlan:
+def _simulated(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan]) -> StylePlan:
     title, meaning = STYLES[name].title, f"{STYLES[name].meaning}; --strategy {name}"
+    if name in known:
+        return StylePlan(title, meaning, known[name].predicted_seconds, known[name].predicted_peak_bytes)
     if clock.left <= 0:
         return StylePlan(title, meaning, reason="not simulated: the search was out of time")
     keep = STYLES[name].keep(formulation)
-    if isinstance(keep, str):
-        return StylePlan(title, meaning, reason=keep)
-    small = narrowed(formulation, keep)
-    try:
-        solution = solvers.solve(small.problem, "auto", Options(Clock(clock.left), rough=True))
-    except InfeasibleError as error:
-        return StylePlan(title, meaning, reason=error.message)
-    made = plan_of(small, solution, Origin(), float("inf"), name)
+    choice = keep if isinstance(keep, str) else _least(formulation, keep, clock)
+    if isinstance(choice, str):
+        return StylePlan(title, meaning, reason=choice)
+    solution = Solution(formulation.problem, choice, 0.0, name)
+    made = plan_of(formulation, solution, Origin(), float("inf"), name)
     made = priced(made, formulation.graph, formulation.hardware)
     return StylePlan(title, meaning, made.predicted_seconds, made.predicted_peak_bytes)
+
+
+def _least(formulation: Formulation, keep: Keep, clock: Clock) -> Choice | str:
+    """The choice of least seconds among those kept; why there is none."""
+    small = narrowed(formulation, keep)
+    try:
+        found = solvers.solve(small.problem, "auto", Options(Clock(clock.left), rough=True)).choice
+    except InfeasibleError as error:
+        return error.message
+    return tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
 
 
 def as_json(styles: Sequence[StylePlan]) -> str:

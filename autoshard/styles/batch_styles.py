@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from autoshard.formulation.fewer_choices import Keep
 from autoshard.formulation.formulate import Formulation, Site
-from autoshard.ir.graph import Op
+from autoshard.ir.graph import CAST, Op
 from autoshard.ir.layout import REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
 
 Part = tuple[Placement, ...]
@@ -18,7 +18,7 @@ Rank = Callable[[Layout], int]  # a weight is stored in a layout that ranks high
 
 def data_parallel(formulation: Formulation) -> Keep | str:
     """Copied everywhere."""
-    return batch_split(formulation, lambda layout: -len(cut_axes(layout)))
+    return batch_split(formulation, lambda layout: -len(cut_axes(layout)), sharded=False)
 
 
 def fully_sharded(formulation: Formulation) -> Keep | str:
@@ -36,9 +36,9 @@ def hybrid_sharded(formulation: Formulation) -> Keep | str:
     )
 
 
-def batch_split(formulation: Formulation, stored_best: Rank) -> Keep | str:
+def batch_split(formulation: Formulation, stored_best: Rank, *, sharded: bool = True) -> Keep | str:
     """The batch is cut over all axes, weights are stored as `stored_best` ranks highest."""
-    keep = with_batch(formulation, used_axes(formulation))
+    keep = with_batch(formulation, used_axes(formulation), sharded=sharded)
     if isinstance(keep, str):
         return keep
     for n, site in enumerate(formulation.sites):
@@ -48,10 +48,11 @@ def batch_split(formulation: Formulation, stored_best: Rank) -> Keep | str:
     return keep
 
 
-def with_batch(formulation: Formulation, axes: Sequence[int]) -> dict[int, list[int]] | str:
+def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) -> dict[int, list[int]] | str:
     """The axes `axes` cut the batch in every input and every operator that it reaches, and nothing else: what an
     operator reads lies on them as it was made. An operator that can't keep to that is left free.
 
+    `sharded`: weights may be cast as they are stored, so that shards are gathered in the precision they are used in.
     A sentence where no input can be cut so. An input is of the batch if its dim 0 is as long as that of most inputs.
     """
     graph = formulation.graph
@@ -67,12 +68,19 @@ def with_batch(formulation: Formulation, axes: Sequence[int]) -> dict[int, list[
             split |= bool(fitting)
             note(keep, n, fitting, site)
             made[site.name] = frozenset(_part(site.layouts[s], axes) for s in fitting)
+        elif site.kind == "op" and sharded and _casts_weight(formulation, site):
+            made[formulation.graph.by_op[site.name].results[0]] = frozenset([_whole(axes)])  # gathered after it
         elif site.kind == "op":
             note(keep, n, _as_made(graph.by_op[site.name], site, axes, made, known), site)
     if axes and not split:
         over = "x".join(str(formulation.mesh.sizes[axis]) for axis in axes)
         return f"no input of {batch} samples can be split over {over} devices"
     return keep
+
+
+def _casts_weight(formulation: Formulation, site: Site) -> bool:
+    op = formulation.graph.by_op[site.name]
+    return op.target == CAST and op.operands[0] in formulation.graph.weights
 
 
 def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, Parts], known: Known) -> list[int]:

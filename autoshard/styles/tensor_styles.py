@@ -64,7 +64,7 @@ def _tensor_split(formulation: Formulation, between: Fits | None, *, sharded: bo
     if mesh.sizes[-1] == 1:  # it splits nothing
         return fully_sharded(formulation) if sharded else data_parallel(formulation)
     data = used_axes(formulation)[:-1]
-    keep = with_batch(formulation, data)
+    keep = with_batch(formulation, data, sharded=sharded)
     if isinstance(keep, str):
         return keep
     shapes = _block_inputs(graph)

@@ -12,6 +12,7 @@ from autoshard.errors import InfeasibleError, UsageError
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.ir import graph_json
+from autoshard.ir.graph import CAST
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -81,6 +82,29 @@ def test_other_plans_are_compared_with_what_the_style_gives() -> None:
         step = planned(style).predicted_seconds
         assert step <= own.predicted_seconds * (1 + 1e-9), style
         assert step == pytest.approx(own.predicted_seconds, rel=0.1), style
+
+
+LARGE = transformer_graph(Transformer(2, 2048, 16, 512, 8192, tied=False), 32, "bf16-mixed", "adamw").graph
+
+
+@pytest.mark.parametrize("mesh", ["dp=8,tp=8", "dp=2,tp=4"])
+def test_no_style_is_faster_than_the_plan(mesh: str) -> None:
+    """Styles are what a search begins with: whatever it estimates, its plan is at least as good as theirs."""
+    hardware = load_hardware("h100-80g-sxm")
+    plan = search(LARGE, hardware, SearchRequest(Mesh.parse(mesh)))
+    steps = [own.predicted_seconds for own in style_plans(plan, LARGE, hardware) if not own.reason]
+    assert len(steps) >= 3
+    assert plan.predicted_seconds <= min(steps) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
+def test_shards_are_gathered_in_the_precision_of_their_use(style: str) -> None:
+    plan = search(LARGE, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=4"), strategy=style))
+    program = lower(plan, LARGE)
+    gathered = [step for step in program.instructions if isinstance(step, Collective) and step.again]
+    cast = {op.operands[0] for op in LARGE.ops if op.target == CAST}
+    tensors = {program.by_name[step.operand].tensor for step in gathered}
+    assert len(tensors - cast) >= 8 and not [name for name in tensors & cast if len(LARGE.tensor(name or "").shape) > 1]
 
 
 REFUSED = [
