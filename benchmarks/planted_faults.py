@@ -2,9 +2,9 @@
 
     python benchmarks/planted_faults.py --seed 1 --count 100
 
-Each fault is run, in a process of its own, against the verification of a few small plans (lock-step), and then against
-the quick tests near its file, until one fails. What survives must stand in `planted_faults.toml` with the reason why
-the changed program is the same; else this exits with 6.
+Each fault is run, in processes of its own, against the verification of a few small plans (lock-step), and then against
+each file of quick tests near its own, until one fails. What survives must stand in `planted_faults.toml` with the
+reason why the changed program is the same; else this exits with 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from docs.folders import order  # noqa: E402
 CODE = ROOT / "autoshard"
 ROOMS = ("emit/runtime", "emit/package", "emit", "program")
 LISTED = Path(__file__).with_suffix(".toml")
-LIMIT_SECONDS = 600.0  # of wall time for one fault: an endless loop is caught too
+LIMIT_SECONDS = 600.0  # of wall time for verification, and for one file of tests: an endless loop is caught too
 EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
 ENTRIES = order()
 UPSTREAM = ENTRIES[: ENTRIES.index("program/")]  # imports nothing that is mutated
@@ -79,25 +79,24 @@ NEAR: dict[str, tuple[str, ...]] = {
         "single/test_runtime_operators.py", "single/test_variant_runtime.py", "single/test_production_randomness.py",
         "single/test_halo.py", "single/test_losses.py", "single/test_experts.py", "single/test_drawing.py",
         "single/test_overlap.py", "single/test_gradients.py", "single/test_cells.py", "single/test_bags.py",
-        "single/test_redistribution_bytes.py",
+        "single/test_redistribution_bytes.py", "single/test_initialisation.py", "single/test_recompute.py",
+        "single/test_micro_batches.py", "single/test_train_alone.py",
         "single/test_emit_package.py", "single/test_verify_models.py", "single/test_rules_proof.py",
     ),
     "emit/package": ("single/test_emit_package.py", "single/test_train_alone.py", "multi/test_emit_train.py"),
     "emit": (
         "tiny/test_emit.py", "tiny/test_emit_user_operators.py", "single/test_emitted_calls.py",
         "single/test_emit_operators.py", "single/test_emit_package.py", "single/test_hostile_names.py",
-        "single/test_verify_models.py",
+        "single/test_recompute.py", "single/test_verify_models.py", "multi/test_pipeline.py",
     ),
     "program": (
         "tiny/test_lower.py", "tiny/test_modules.py", "tiny/test_emit.py", "tiny/test_schedule.py",
         "tiny/test_simulate.py", "tiny/test_program_check.py", "tiny/test_again.py", "single/test_overlap.py",
-        "single/test_no_all_to_all.py", "single/test_verify_models.py",
+        "single/test_no_all_to_all.py", "single/test_stage_programs.py", "single/test_recompute.py",
+        "single/test_verify_models.py",
     ),
 }  # fmt: skip
-PROCESSES = {
-    "emit/runtime/axis.py", "emit/runtime/checkpoint.py", "emit/runtime/mesh.py", "emit/runtime/parameters.py",
-}  # fmt: skip
-BY_PROCESSES = ("multi/test_runtime_gloo.py", "multi/test_emit_train.py")
+BY_PROCESSES = ("multi/test_runtime_gloo.py", "multi/test_emit_train.py")  # parameters are DTensors there alone
 
 
 # --- the draw -------------------------------------------------------------------------------------------------------
@@ -187,18 +186,22 @@ class FirstFailure:
             self.names.append(report.nodeid)
 
 
-def failures(file: str, known: Sequence[str] = (), only: str = "") -> list[str]:
-    """The first of the tests near `file` that fails, `known` ones left out; or one test alone."""
+def near(file: str) -> list[str]:
+    """The files of tests near a file of the code, the nearest first."""
+    folder = next(room for room in ROOMS if file.startswith(f"{room}/"))
+    names = (*NEAR[folder], *(BY_PROCESSES if folder == "emit/runtime" else ()))
+    return [f"tests/{name}" for name in names if (ROOT / "tests" / name).exists()]
+
+
+def failures(tests: str, known: Sequence[str] = ()) -> list[str]:
+    """The first of these tests (a file, or one alone) that fails, `known` ones left out."""
     import pytest
 
-    folder = next(room for room in ROOMS if file.startswith(f"{room}/"))
-    near = [*NEAR[folder], *(BY_PROCESSES if file in PROCESSES else ())]
-    paths = [f"tests/{name}" for name in near if (ROOT / "tests" / name).exists()]
     plugin = FirstFailure()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
     options += ["-m", "not slow", *(f"--deselect={name}" for name in known)]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = pytest.main([*options, *([only] if only else paths)], plugins=[plugin])
+        code = pytest.main([*options, tests], plugins=[plugin])
     return plugin.names or ([] if code in (0, 5) else [f"pytest ended with {int(code)}"])
 
 
@@ -305,32 +308,45 @@ def _collected(child: int, reader: int, limit_seconds: float) -> Any:
 
 
 def caught(mutant: Mutant, text: str, plans: Sequence[Any], known: set[str], tests: bool = True) -> str:
-    """What catches the fault ("" for nothing). Tests that fail without it too join the `known` ones."""
-    found = in_child(lambda: _found(mutant.file, text, plans, known, tests), LIMIT_SECONDS)
-    if not isinstance(found, str):
+    """What catches the fault ("" for nothing)."""
+    found = in_child(lambda: _verified(mutant.file, text, plans), LIMIT_SECONDS)
+    if not isinstance(found, str) or (found and ":" not in found):
         return f"process: {found}"
-    name = found.removeprefix("test: ")
-    if name != found and name not in known and _fails_anyway(mutant.file, name):
-        known.add(name)
-        return caught(mutant, text, (), known)
-    return found if not found or ":" in found else f"process: {found}"
+    if found or not tests:
+        return found
+    return next(filter(None, (_by_tests(mutant.file, text, path, known) for path in near(mutant.file))), "")
 
 
-def _found(file: str, text: str, plans: Sequence[Any], known: set[str], tests: bool) -> str:
+def _verified(file: str, text: str, plans: Sequence[tuple[str, Any, Any, Any]]) -> str:
     Planted(file, text).install()
     found = verdict(plans)
-    if found:
-        return f"verification: {found}"
-    names = failures(file, sorted(known)) if tests else []
-    return f"test: {names[0]}" if names else ""
+    return f"verification: {found}" if found else ""
+
+
+def _by_tests(file: str, text: str, path: str, known: set[str]) -> str:
+    """What of one file of tests catches the fault. What fails or doesn't end without it too joins the `known` ones."""
+
+    def work() -> list[str]:
+        Planted(file, text).install()
+        return failures(path, sorted(known))
+
+    while path not in known:
+        found = in_child(work, LIMIT_SECONDS)
+        if found == []:
+            return ""
+        name, said = (found[0], f"test: {found[0]}") if isinstance(found, list) else (path, f"process: {found}")
+        if name in known or not _fails_anyway(file, name):
+            return said
+        known.add(name)
+    return ""
 
 
 def _fails_anyway(file: str, name: str) -> bool:
-    """Does the test fail where the file is only printed anew?"""
+    """Do these tests fail where the file is only printed anew?"""
 
     def work() -> str:
         Planted(file, ast.unparse(ast.parse((CODE / file).read_text("utf-8"))) + "\n").install()
-        return "fails" if failures(file, only=name) else "passes"
+        return "fails" if failures(name) else "passes"
 
     return in_child(work, LIMIT_SECONDS) != "passes"
 

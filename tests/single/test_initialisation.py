@@ -14,9 +14,11 @@ from autoshard.emit.runtime import (
     ParallelMesh,
     WeightFiles,
     init_parameter,
+    init_parameters,
     initialisation,
     local,
     shard_buffer,
+    shard_parameter,
     sharding,
 )
 
@@ -80,6 +82,18 @@ def test_numbers_are_as_the_recipe_says() -> None:
     assert float(own.abs().max()) <= 0.5
     init_parameter(own, ("constant", 3.0))
     assert bool((own == 3).all())
+
+
+def test_what_nothing_says_starts_small_and_is_named() -> None:
+    """As the note of a run says it: matrices are drawn with a deviation of 0.02, vectors are zero; others as said."""
+    model = torch.nn.Module()
+    mesh = ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    for name, shape, init in (("w", (300, 400), ()), ("b", (7,), ()), ("said", (300, 400), ("normal", 0.0, 1.0))):
+        model.register_parameter(name, shard_parameter(name, shape, "R", mesh, init=init))
+    assert init_parameters(model, 1) == ["w", "b"]
+    values = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    assert float(values["w"].std()) == pytest.approx(0.02, rel=0.02) and abs(float(values["w"].mean())) < 1e-3
+    assert not values["b"].any() and float(values["said"].std()) == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_device_draws_its_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:

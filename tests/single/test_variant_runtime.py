@@ -90,6 +90,30 @@ def test_rings_use_the_fused_kernels_where_they_can() -> None:
     assert run_lockstep({"a": 4}, kinds)[3] == ["_Flash", "_Plain", "_Plain", "_Plain"]
 
 
+@pytest.mark.parametrize("name", ["ring_attention", "parallel_attention"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_a_scale_that_is_not_the_usual_one_and_shared_heads(name: str, masked: bool, key_heads: int) -> None:
+    """Value and gradients; a mask that hides nothing takes the other kernels."""
+    q, k, v = operands()
+    tensors = [t.clone().requires_grad_() for t in (q, k[:, :key_heads], v[:, :key_heads])]
+    options = {"scale": 0.7, "enable_gqa": key_heads < 4}
+    wanted = F.scaled_dot_product_attention(*tensors, **options)
+    wanted.square().sum().backward()
+
+    def work(local: ParallelMesh) -> list[Tensor]:
+        axes = (local["a"],)
+        leaves = shards(local, "a=2", "S2", *(t.detach() for t in tensors))
+        mask = torch.ones(6, 12, dtype=torch.bool) if masked else None
+        y = getattr(runtime, name)(*leaves, mask, queries=axes, keys=axes, rows=12, columns=12, **options)
+        y.square().sum().backward()
+        return [y.detach(), *(leaf.grad for leaf in leaves)]
+
+    found = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep({"a": 2}, work), strict=True)]
+    for got, expected in zip(found, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
+        assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("rows", [(0, 8), (8, 16)])
 def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) -> None:
     """Without a device: tensors of no values, by the operators' own schemas and shapes. Two query heads share a key's;

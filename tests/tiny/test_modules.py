@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.emit.variable_names import name_values, reads
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.flatten import canonical, flatten
+from autoshard.program.module_scopes import results_of
 from autoshard.program.module_tree import Loop, ModuleCall, module_tree
 from tests.programs import Maker
 
@@ -105,6 +107,35 @@ def test_calling_the_tree_runs_the_program(seed: int) -> None:
     assert module_tree(program) == tree
     owned = sorted(_paths(tree.root.name, "", tree))
     assert owned == sorted(p.path for p in (*program.parameters, *program.buffers))
+
+
+@given(st.integers(0, 10**9))
+@settings(max_examples=200, deadline=None)
+def test_every_read_finds_its_own_value_in_its_variable(seed: int) -> None:
+    program = RandomProgram(seed).build()
+    tree = module_tree(program)
+    for definition in tree.definitions:
+        naming = name_values(program, definition, frozenset(), definition is tree.root)
+        names = naming.names
+        holds = {names[value]: value for value in definition.inputs}
+        for i, item in enumerate(definition.body):
+            for new, value in naming.copies.get(i, []):
+                assert holds[names[value]] == value
+                holds[new] = value
+            given = item.arguments if isinstance(item, Loop | ModuleCall) else reads(item)
+            variables = [naming.carried.get((i, a)) or names.get(value) for a, value in enumerate(given)]
+            read = [pair for pair in zip(variables, given, strict=True) if pair[0] is not None]
+            assert [holds[variable] for variable, _ in read] == [value for _, value in read]
+            results = item.results if isinstance(item, Loop | ModuleCall) else results_of(item)
+            made = {names[value]: value for value in results if value is not None and names[value] != "_"}
+            holds |= made
+            if isinstance(item, Loop):  # the next turn reads again what is not carried
+                again = [
+                    pair for a, pair in enumerate(zip(variables, given, strict=True)) if (i, a) not in naming.carried
+                ]
+                assert all(variable is None or holds[variable] == value for variable, value in again)
+        ends = [*definition.outputs, *(new for _, new in definition.updates)]
+        assert all(holds[names[value]] == value for value in ends if value in names)
 
 
 def _paths(name: str, path: str, tree) -> list[str]:  # type: ignore[no-untyped-def]
