@@ -220,7 +220,8 @@ def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> l
     """The local outputs in the original's order, from local inputs."""
     program = made.program
     made.mesh.random.step = next(STEPS)
-    with regathering() if torch.is_grad_enabled() else contextlib.nullcontext():
+    again = made.source.GATHERS_AGAIN and torch.is_grad_enabled()
+    with regathering() if again else contextlib.nullcontext():
         result = made.module(*inputs)
     outputs = list(result) if isinstance(result, tuple) else [result]
     if program.loss is not None:

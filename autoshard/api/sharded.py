@@ -68,6 +68,7 @@ class Sharded(nn.Module):
         super().__init__()
         self.request = request
         self.variants: list[Variant] = []
+        self._holders: list[list[nn.Module]] | None = None
         self._original: list[Any] = [fn, FunctionModule(fn)]  # in a list: they are no children
         forward: Callable[..., Any] = fn
         if isinstance(fn, nn.Module):
@@ -155,18 +156,23 @@ class Sharded(nn.Module):
 
     def _modes(self, module: nn.Module) -> list[bool]:
         """`train()` and `eval()` reach the holders of parameters; modules without any have their holder's mode."""
-        held = dict(self.named_modules())
-        for path, one in module.named_modules():
-            while path not in held:
-                path = path.rpartition(".")[0]
-            one.training = held[path].training
-        return [one.training for one in module.modules()]
+        if self._holders is None:  # looked up once: a call costs what the split model costs
+            held, found = dict(self.named_modules()), []
+            for path, _ in module.named_modules():
+                while path not in held:
+                    path = path.rpartition(".")[0]
+                found.append(held[path])
+            self._holders = [found]  # in a list: they are no children
+        return [holder.training for holder in self._holders[0]]
 
     # --- a plan ---
 
     def _planned(self, kind: CallKind) -> Variant:
         first = self.variants[0] if self.variants else None
         module: nn.Module = self._original[1]
+        if isinstance(self.original, nn.Module):
+            for one, mode in zip(module.modules(), kind.modes, strict=True):
+                one.training = mode
         variant = variant_of(kind, module, self.request, first)
         if isinstance(self.original, nn.Module):
             if first is None:

@@ -73,10 +73,19 @@ def nodes_of(formulation: Formulation, pin: Pin) -> list[int]:
     known = [name for kind in kinds for name in names[kind]]
     inner = f"{pin.what}.*"
     near = [inner] if any(fnmatchcase(name, inner) for name in names["module"]) else []
+    if "op" in kinds:
+        near += [op.name for op in formulation.graph.ops if op.name in names["op"] and _is_called(op.target, pin.what)]
     near += difflib.get_close_matches(pin.what, known, n=NEAREST, cutoff=0.3)
+    near = list(dict.fromkeys([*near, *known[: 0 if near else NEAREST]]))[:NEAREST]
     what = f"{pin.kind} is" if pin.kind else "parameter, input, operator or module is"
     quoted = f"pin {pin.text!r}: " if pin.text != pin.what else ""  # a name alone is no pin: explain asks, too
     raise UsageError(f"{quoted}no {what} called {pin.what!r}", " or ".join(near) or "autoshard explain DIR lists them")
+
+
+def _is_called(target: str, what: str) -> bool:
+    """Would a user call the operator so? `matmul` for `aten.matmul`, and for a product with a weight."""
+    own = target.rpartition(".")[2]
+    return what in own or own in what or (what in ("matmul", "mm") and own.startswith("linear"))
 
 
 def _names(formulation: Formulation) -> dict[str, dict[str, list[int]]]:
@@ -211,8 +220,10 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
         offered = [(shard_counts.counts(layout, len(graph.tensor(site.name).shape), mesh),) for layout in site.layouts]
         found = shard_counts.matched(wanted, 1, [(site.name, graph.tensor(site.name).shape)])
         reason = shard_counts.impossible(found, mesh) if not isinstance(found, str) else found
-    if isinstance(found, str) or reason:
+    if isinstance(found, str):
         rows = offered
+    elif reason:
+        rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
     else:
         fitting = [s for s, own in enumerate(offered) if shard_counts.agree(found, own)]
         if fitting:
@@ -220,9 +231,9 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
         rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
         reason = _rule_reason(formulation, site) or "no strategy cuts so"
     name = label(graph, site)
-    raise UsageError(
-        f"pin {pin.text!r}: {name}: {reason}", "the nearest offered: " + _listed(map(shard_counts.text, rows))
-    )
+    texts = list(dict.fromkeys(map(shard_counts.text, rows)))
+    more = f" ({len(texts)} in all)" if len(texts) > NEAREST else ""
+    raise UsageError(f"pin {pin.text!r}: {name}: {reason}", f"the nearest offered: {_listed(texts)}{more}")
 
 
 def _rule_reason(formulation: Formulation, site: Site) -> str:

@@ -51,7 +51,7 @@ def distance(wanted: Sequence[Counts | None], own: Sequence[Counts | None]) -> f
     total = 0.0
     for asked, cut in zip(wanted, own, strict=True):
         if asked is not None and cut is not None:
-            total += sum(abs(math.log2(a / b)) for a, b in zip(asked, cut, strict=True))
+            total += sum(abs(math.log2(a / b)) for a, b in zip(asked, cut, strict=False))
     return total
 
 

@@ -30,10 +30,11 @@ def test_all_cases(ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_example_runs_split_and_alone() -> None:
-    """The same losses on four processes as in one."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    script = str(ROOT / "examples" / "shard_function.py")
+@pytest.mark.parametrize(("name", "ranks"), [("shard_function", 4), ("operator_strategies", 8)])
+def test_the_examples_run_split_and_alone(name: str, ranks: int) -> None:
+    """The same losses on several processes as in one."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    script = str(ROOT / "examples" / f"{name}.py")
     found = []
     for start in (command, [sys.executable]):
         done = subprocess.run([*start, script], capture_output=True, text=True, timeout=200, cwd=ROOT)

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example(number: int, tmp_path: Path) -> None:
-    (tmp_path / "example.py").write_text(EXAMPLES[number], encoding="utf-8")
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+SCRIPTS = [(ROOT / "examples" / f"{name}.py").read_text("utf-8") for name in ("shard_function", "operator_strategies")]
+
+
+@pytest.mark.parametrize("text", [*EXAMPLES, *SCRIPTS], ids=range(len(EXAMPLES) + len(SCRIPTS)))
+def test_example(text: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(text, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "example.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

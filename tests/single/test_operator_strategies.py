@@ -102,3 +102,60 @@ def test_an_operator_that_capture_leaves_out() -> None:
     call: Callable[[], object] = lambda: autoshard.capture(Model(), X, training=False)  # noqa: E731
     with pytest.raises(UserError, match="is for an operator that capture leaves out"):
         call()
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, self.w)
+
+
+def total(output: Tensor) -> Tensor:
+    return output.sum()
+
+
+W = torch.randn(64, 64)
+BATCHED = torch.randn(8, 16, 32, 32)
+TWO = {"mesh": "a=4", "stages": 2, "micro_batches": 4, "loss": total}
+PAIR = nn.Sequential(Product(), Product())
+
+
+class Pairs(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.matmul(x, y)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "said", "words", "hint"),
+    [
+        (Product(), W, {"pins": ["op:matmul=((2, 4), (4, 1))"]}, "no op is called 'matmul'", "linear_in_out"),
+        (Pairs(), (BATCHED, BATCHED), {"pins": ["op:matmul=((2,1,1,1),(1,1,1,4))"], "training": False},
+         "dim 0 of operand 0 and dim 0 of .* are one loop .* got 2 and 1", "((2, 1, 1, 1), (2, 1, 1, 4))"),  # X11
+        (nn.ReLU(), W, {"dataset_strategy": ((3, 1),), "training": False},
+         "a cut of 3 is no product of the axes of a=2,b=4: 1, 2, 4, 8", "((4, 1),) or ((2, 1),)"),  # X17
+        (nn.ReLU(), W, {"dataset_strategy": ((8, 1), (8,)), "training": False}, "2 entries, but there are 1", ""),
+        (nn.ReLU(), W, {"dataset_strategy": ((8,),), "training": False}, r"has 2 dims .*, but \(8,\) cuts 1", ""),
+        (nn.ReLU(), W, {}, "no parameter that is trained", "training=False"),
+        (PAIR, W, TWO | {"stages": 16, "micro_batches": 16}, "3 operators can't be cut into 16 parts", ""),  # X21
+        (PAIR, W, TWO | {"devices": 10}, "mesh a=4 has 4 devices on each of 2 stages, but devices=10", ""),  # X21
+        (PAIR, W, TWO | {"pins": ["stage:0=1", "stage:1=0"]}, "a stage may not decrease along", ""),  # X23
+        (PAIR, W, TWO | {"pins": ["0=((8, 1), (1, 1))"]}, "a cut of 8 is no product of the axes", "((4, 1), "),  # X25
+        (PAIR, W, TWO | {"micro_batches": 1}, "1 micro-batches for 2 stages", ""),  # F3
+        (PAIR, W, {"stages": "auto"}, "a program has a fixed step", "--global-batch"),
+        (PAIR, W, {"mode": "semi_auto_paralel"}, "unknown mode 'semi_auto_paralel'", "semi-auto"),
+    ],
+)  # fmt: skip
+def test_rejected_with_its_reason(model: nn.Module, inputs: Any, said: dict[str, Any], words: str, hint: str) -> None:
+    """Further ones, of plans."""
+    with pytest.raises(UserError, match=words) as caught:
+        autoshard.plan(model, inputs, hardware="cpu-local", **{"mesh": "a=2,b=4", **said})
+    assert hint in caught.value.hint and caught.value.hint
+
+
+def test_24_devices() -> None:
+    """The original's recursive search asks for a power of two (X19); here any number will do."""
+    plan = autoshard.plan(Product(), torch.randn(96, 64), hardware="a100-80g-sxm", devices=24, solver="recursive")
+    assert plan.plan.mesh.size == 24
