@@ -143,9 +143,10 @@ def plan(options: argparse.Namespace) -> int:
     told: dict[str, Any] = {}
     if wanted.searches_step:
         graph, made, told = _searched_step(options, graph, hardware, wanted)
-        if "error" in told and quiet:
+        if "error" in told:
             _print_json(told)
             return int(told["error"]["exit_code"])
+        assert made is not None
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
             made = workflow.make_plan(graph, hardware, wanted)
@@ -173,9 +174,9 @@ def plan(options: argparse.Namespace) -> int:
 
 def _searched_step(
     options: argparse.Namespace, graph: Graph, hardware: Hardware, wanted: SearchRequest
-) -> tuple[Graph, Made, dict[str, Any]]:
-    """The best whole step: told, and made a plan. Where it can't be written as code, UsageError after the answer; with
-    --json the answer has the error in it."""
+) -> tuple[Graph, Made | None, dict[str, Any]]:
+    """The best whole step: told, and made a plan, of the graph at the batch of its micro-batch. Where it can't be
+    written as code, UsageError after the answer; with --json the answer has the error in it."""
     from autoshard import workflow
     from autoshard.joint.joint_plan import confirmed, step_seconds
     from autoshard.joint.step_request_space import searched_step
@@ -184,17 +185,19 @@ def _searched_step(
 
     with step(f"searching steps of {wanted.devices} devices", options.json):
         found = searched_step(graph, hardware, wanted)
-        found, carried, plan = confirmed(found, hardware, wanted.origin)
-    told = step_text.as_dict(found, wanted) | {"program_seconds": step_seconds(plan)}
-    reason = step_text.not_written(found, graph)
+        reason = step_text.not_written(found)
+        if not reason:
+            found, graph, plan = confirmed(found, hardware, wanted.origin)
+    told = step_text.as_dict(found, wanted)
     if not options.json:
-        print("\n".join([*step_text.summary(found, wanted, terminal_width()), "", step_text.by_program(plan)]))
+        print("\n".join([*step_text.summary(found, wanted, terminal_width()), ""]))
     if reason:
-        error = UsageError(reason, step_text.how_to_write(found))
+        error = UsageError(reason, "--zero 0,3")
         if not options.json:
             raise error
-        told["error"] = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    return carried, workflow.Made(plan), told
+        return graph, None, told | {"error": {"message": reason, "hint": error.hint, "exit_code": error.exit_code}}
+    told |= {"program_seconds": step_seconds(plan)}
+    return graph, workflow.Made(plan), told
 
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:

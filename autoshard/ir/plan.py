@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 KEEP_ALL = "all"
 KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
@@ -174,7 +174,8 @@ class StepPlan:
 
     Without `parts` there is one stage. Every stage has the plan's mesh: rank = stage * mesh.size + rank within it.
     Blocks that `recompute` does not name keep all. Predicted are the seconds of the whole step and the bytes of its
-    fullest device; 0 of a step of one micro-batch, of which the plan says them.
+    fullest device; 0 of a step of one micro-batch, of which the plan says them. `samples`: of a micro-batch over the
+    mesh, where the step was searched for and the graph is the captured one at that batch; 0: as captured.
     """
 
     micro_batches: int = 1
@@ -184,6 +185,7 @@ class StepPlan:
     recompute: tuple[BlockPolicy, ...] = ()
     predicted_seconds: float = 0.0
     predicted_peak_bytes: float = 0.0
+    samples: int = 0
 
     @property
     def keeps(self) -> dict[str, str]:

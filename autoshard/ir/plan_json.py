@@ -14,7 +14,7 @@ from autoshard.ir.plan import SCHEMA_VERSION, Plan, StepPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
-WITHOUT_STEP = 3  # the version before whole steps: one micro-batch, one stage
+OLDEST = 3  # that is read; before whole steps: one micro-batch, one stage. What a version lacks is as it was then
 _AGAIN = "make the plan again with `autoshard plan`"
 
 
@@ -34,8 +34,8 @@ def loads(text: str, where: str = "plan") -> Plan:
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
     found = data.get("schema_version")
-    if type(found) is int and found == WITHOUT_STEP and "step" not in data:
-        data, found = data | {"step": encode(StepPlan())}, SCHEMA_VERSION
+    if type(found) is int and OLDEST <= found < SCHEMA_VERSION and isinstance(data.get("step", {}), dict):
+        data, found = data | {"step": encode(StepPlan()) | data.get("step", {})}, SCHEMA_VERSION
     if found != SCHEMA_VERSION:
         raise InvalidFileError(
             f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",

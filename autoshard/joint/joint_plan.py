@@ -33,12 +33,13 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
     )
     plan = plan_of(stored, solution, origin, best.problem.capacity_bytes, "search")
     step = StepPlan(
-        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found)
-    )
+        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
+        samples=choice.replicas * choice.micro_batch,
+    )  # fmt: skip
     made = priced(replace(plan, step=step), graph, hardware)
     told = "stages, micro-batches, what is computed again, ZeRO and the mesh were searched for together: "
-    told += f"{format_seconds(best.seconds)} by the costs of blocks, {found.gap:.2%} above the bound for any order of "
-    told += "undivided forwards and backwards"
+    told += f"{format_seconds(best.seconds)} by the costs of blocks, at most {found.gap:.2%} above the least that any "
+    told += "of the plans searched can take by these costs, in any order of undivided forwards and backwards"
     search = replace(made.search, notes=(*made.search.notes, told))
     return graph, predicted(replace(made, certificate=_certificate(made), search=search), graph)
 
@@ -51,18 +52,26 @@ def _certificate(plan: Plan) -> Certificate:
     )
 
 
+def is_written(found: StepFound) -> bool:
+    """Has it a program? ZeRO 1 and 2 are costs of blocks alone."""
+    return found.problem.choice.zero in (0, 3)
+
+
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
     """The best by its own program, of those that may be: after the first, others are made into plans while the blocks'
     costs say that they take less than the best program so far."""
-    made: list[tuple[float, JointResult, Graph, Plan]] = []
-    for other in (found.best, *found.others)[:MOST_PLANS]:
-        if made and other.seconds >= min(seconds for seconds, *_ in made):
+    made: list[tuple[StepFound, Graph, Plan]] = []
+    left = [found.best, *found.others]
+    for own in [own for own in left if is_written(own)][:MOST_PLANS]:
+        if made and own.seconds >= min(other.program_seconds for other, *_ in made):
             break
-        rest = tuple(own for own in (found.best, *found.others) if own is not other)
-        graph, plan = joint_plan(replace(found, best=other, others=rest), hardware, origin)
-        made.append((step_seconds(plan), replace(found, best=other, others=rest), graph, plan))
-    _, result, graph, plan = min(made, key=lambda own: own[0])
-    return result, graph, plan
+        left.remove(own)
+        graph, plan = joint_plan(replace(found, best=own), hardware, origin)
+        peak = plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
+        made.append((replace(own, program_seconds=step_seconds(plan), program_bytes=peak), graph, plan))
+    made.sort(key=lambda own: own[0].program_seconds)
+    best, graph, plan = made[0]
+    return replace(found, best=best, others=(*(own for own, *_ in made[1:]), *left)), graph, plan
 
 
 def step_seconds(plan: Plan) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
 from autoshard.errors import UsageError
@@ -9,6 +11,7 @@ from autoshard.ir.graph import Graph
 from autoshard.joint.block_line import BlockLine, block_line
 from autoshard.joint.joint_search import JointResult, joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
+from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 
@@ -19,6 +22,7 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
     """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
     InfeasibleError where nothing divides or fits."""
     _check(graph, wanted)
+    _check_batch(graph, wanted)
     line = block_line(graph)
     capacity = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     return joint_search(graph, hardware, space_of(line, wanted), capacity, stage_of=_pinned(line, wanted.step.pins))
@@ -43,6 +47,21 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
         if given:
             told = f"{option} is not offered where a whole step is searched for (--global-batch with --devices alone)"
             raise UsageError(told, "--mesh, with a fixed number of --stages")
+
+
+def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
+    """UsageError where the model can't be planned at another batch than its own, with what can be typed instead."""
+    own = batch_size(graph)
+    try:
+        rebatched(graph, 2 * own)
+    except UsageError as error:
+        assert wanted.devices is not None and wanted.step.global_batch is not None
+        replicas = math.gcd(wanted.devices, own)
+        shared = wanted.devices // replicas
+        mesh = "--mesh " + ",".join(f"{axis}={n}" for axis, n in (("dp", replicas), ("tp", shared)) if n > 1)
+        near = max(1, round(wanted.step.global_batch / own)) * own
+        told = f"{mesh} --global-batch {near}, without --devices: micro-batches of the {own} samples captured"
+        raise UsageError(error.message, error.hint if own == 1 else told) from None
 
 
 def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:

@@ -20,11 +20,12 @@ def command(plan: Plan, training: bool = True) -> str:
         parts += ["--with", *(shlex.quote(f"{name}={value}") for name, value in given.items())]
     if loss is not None:
         parts.append(f"{LOSS} {shlex.quote(str(loss))}")
-    parts += [f"--mesh {plan.mesh}", f"--hardware {shlex.quote(plan.hardware)}"]
+    parts += [f"--devices {plan.devices}" if plan.step.samples else f"--mesh {plan.mesh}"]
+    parts.append(f"--hardware {shlex.quote(plan.hardware)}")
     if not plan.model.endswith(".json"):
         parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
         parts += ["--eval"] * (not training)
-    parts += _step_options(plan.step)
+    parts += _searched_options(plan) if plan.step.samples else _step_options(plan.step)
     deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]
     if plan.search.level != 2:
@@ -48,6 +49,14 @@ def _step_options(step: StepPlan) -> list[str]:
     keeps = {policy.keep for policy in step.recompute}
     said = [word for word, keep in RECOMPUTE.items() if keeps == {keep} and keep != "all"]
     return parts + [f"--recompute {word}" for word in said]
+
+
+def _searched_options(plan: Plan) -> list[str]:
+    """Of a step that was searched for: all that was found outside its blocks, so that the search is quick."""
+    step = plan.step
+    parts = [f"--global-batch {step.samples * step.micro_batches}", f"--stages {step.stages}"]
+    parts += [f"--virtual-stages {step.virtual_stages}", f"--micro-batch {step.samples // plan.mesh.sizes[0]}"]
+    return parts + [f"--schedule {step.schedule}"] * (step.stages > 1)
 
 
 def style_of(op: OpPlan) -> str:

@@ -7,17 +7,15 @@ from itertools import groupby
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE
-from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Plan
+from autoshard.joint.joint_plan import is_written
 from autoshard.joint.joint_search import JointResult, StepFound
-from autoshard.rules.rebatch import batch_size
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds
 
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
-_HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "computed again", "step", "memory", "")
+_HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "computed again", "by blocks", "by program", "memory", "")
 
 
 def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
@@ -26,9 +24,10 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
     samples = wanted.step.global_batch or 0
     lines = [
         f"{samples} samples a step on {wanted.devices} devices: {choice}",
-        f"predicted step {format_seconds(best.seconds)}, {samples / best.seconds:,.4g} samples/s; "
-        f"fullest stage {format_bytes(best.peak_bytes)} of {format_bytes(best.problem.capacity_bytes)}",
+        f"predicted step {format_seconds(taken(best))}, {samples / taken(best):,.4g} samples/s; fullest stage "
+        f"{format_bytes(best.program_bytes or best.peak_bytes)} of {format_bytes(best.problem.capacity_bytes)}",
         "",
+        "by the costs of blocks, from which it was chosen:",
         *table(stage_rows(found), width),
         "",
         *(line for told in certainty(found) for line in wrapped(told, width)),
@@ -44,14 +43,34 @@ def certainty(found: JointResult) -> list[str]:
     """The two gaps, in words, and of what they speak."""
     ways = len(found.best.problem.costs)
     return [
-        f"gap {found.gap:.2%}: none of the plans below takes less than {format_seconds(found.bound_seconds)}, in "
-        "whatever order its undivided forwards and backwards run",
+        f"gap {found.gap:.2%}: by the costs of blocks it takes {format_seconds(found.best.seconds)}, and none of the "
+        f"plans below takes less than {format_seconds(found.bound_seconds)} by these costs, in whatever order its "
+        f"undivided forwards and backwards run{_below(found)}",
         f"gap {found.model_gap:.2%} of the closed form to the least that any of them can have, "
         f"{format_seconds(found.model_bound)}",
         f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved, of "
         f"which {found.fitting:,} fit; the others can't be better by their bounds. Blocks of {ways} kinds, split over "
         f"a replica in the ways that {found.fronts} searches found; of each all is kept, what is dear, or its input",
     ]
+
+
+def not_written(found: JointResult) -> str:
+    """Why the best is not written as code; "" where it is."""
+    zero = found.best.problem.choice.zero
+    return "" if is_written(found.best) else f"ZeRO {zero} is not written as code yet: no package is made"
+
+
+def taken(own: StepFound) -> float:
+    """Predicted seconds: of its program, where there is one."""
+    return own.program_seconds or own.seconds
+
+
+def _below(found: JointResult) -> str:
+    """Said where a program is predicted to take less than the bound on the costs of blocks."""
+    if not 0 < found.best.program_seconds < found.bound_seconds:
+        return ""
+    less = 1 - found.best.program_seconds / found.best.seconds
+    return f"; its program is predicted to take {less:.1%} less than its blocks, which the bound does not speak of"
 
 
 def stage_rows(found: JointResult) -> list[tuple[str, ...]]:
@@ -106,13 +125,23 @@ def again(found: StepFound, parts: list[Part]) -> str:
 
 def _row(own: StepFound, best: StepFound) -> tuple[str, ...]:
     choice = own.problem.choice
-    slower = own.seconds / best.seconds - 1
-    why = "chosen" if own is best else f"{slower:.1%} slower"
     return (
         str(choice.stages) + (f" x {choice.virtual_stages}" if choice.virtual_stages > 1 else ""),
         str(choice.replicas), str(choice.tensor), f"{choice.micro_batches} of {choice.micro_batch}", str(choice.zero),
-        again(own, list(own.plan.parts)), format_seconds(own.seconds), format_bytes(own.peak_bytes), why,
+        again(own, list(own.plan.parts)), format_seconds(own.seconds),
+        format_seconds(own.program_seconds) if own.program_seconds else "",
+        format_bytes(own.program_bytes or own.peak_bytes), why_not(own, best),
     )  # fmt: skip
+
+
+def why_not(own: StepFound, best: StepFound) -> str:
+    """Like is compared with like: programs, else the costs of blocks."""
+    if own is best:
+        return "chosen"
+    if own.program_seconds:
+        return f"{own.program_seconds / best.program_seconds - 1:.1%} slower"
+    slower = own.seconds / best.seconds - 1
+    return f"{slower:.1%} slower by blocks" if slower > 0 else "not made a plan"
 
 
 def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
@@ -130,7 +159,6 @@ def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
         "fitting": found.fitting,
         "global_batch": wanted.step.global_batch,
         "devices": wanted.devices,
-        "package": None,
     }
 
 
@@ -140,6 +168,7 @@ def _found(result: JointResult, own: StepFound) -> dict[str, Any]:
         **vars(problem.choice),
         "split": own.split.name if own.split else "",
         "step_seconds": own.seconds,
+        "program_seconds": own.program_seconds or None,
         "peak_bytes": list(own.timeline.peak_bytes),
         "parts": [
             {"stage": part.stage, "chunk": part.chunk, "first_op": result.line.graph.ops[blocks[part.first].first].name}
@@ -151,34 +180,3 @@ def _found(result: JointResult, own: StepFound) -> dict[str, Any]:
             if problem.keeps[problem.kinds[k]][point] != "all"
         },
     }
-
-
-def not_written(found: JointResult, graph: Graph) -> str:
-    """Why the chosen step is not written as code; "" where it is. `graph`: as captured."""
-    choice = found.best.problem.choice
-    if choice.zero in (1, 2):
-        return f"ZeRO {choice.zero} is not written as code yet: no package is made"
-    samples = choice.replicas * choice.micro_batch
-    if samples != batch_size(graph):
-        return (
-            f"the model was captured with {batch_size(graph)} samples, and a micro-batch of all replicas has "
-            f"{samples}: no package is made"
-        )
-    return ""
-
-
-def by_program(plan: Plan) -> str:
-    """What the plan's own program is predicted to take; the table above has it from the costs of blocks."""
-    step = plan.step
-    seconds, size = step.predicted_seconds or plan.predicted_seconds, step.predicted_peak_bytes
-    return f"by the program that is written: {format_seconds(seconds)}, " + (
-        f"{format_bytes(size or plan.predicted_peak_bytes)} on the fullest device"
-    )
-
-
-def how_to_write(found: JointResult) -> str:
-    """What to try instead."""
-    choice = found.best.problem.choice
-    if choice.zero in (1, 2):
-        return "--zero 0,3"
-    return f"the same command, of the model called with {choice.replicas * choice.micro_batch} samples (--with …)"

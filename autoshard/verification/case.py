@@ -22,7 +22,7 @@ from autoshard.verification.comparison.compare import RankResult, compare_stages
 from autoshard.verification.comparison.error_measure import Error, first_failure, summarise
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.comparison.rounding_noise import Noise, amplified, measure_noise
-from autoshard.verification.original.batches import given_inputs, varied_micro_batches
+from autoshard.verification.original.batches import at_batch, given_inputs, varied_micro_batches
 from autoshard.verification.original.float64 import literal_dtype
 from autoshard.verification.original.optimizers import make_optimizer
 from autoshard.verification.original.randomise import randomise_state, tie
@@ -78,6 +78,7 @@ def case_of(
     tie(module, graph)
     literal = literal_dtype(module)
     own = {name: value.clone() for name, value in _state(module)}
+    examples = at_batch(graph, examples)
     varied = [varied_micro_batches(graph, examples, seed + number, micro_batches) for number in range(steps)]
     given = [given_inputs(examples) * micro_batches] * steps
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (

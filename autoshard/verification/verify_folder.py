@@ -18,6 +18,7 @@ from autoshard.ir.plan import Plan
 from autoshard.package.package_files import read_package
 from autoshard.program.lower import lower
 from autoshard.replay.resize import with_rules_of
+from autoshard.rules.rebatch import rebatched
 from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.coverage import only_at_full_size
@@ -123,7 +124,8 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
 def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
     graph = package.graph
     captured = capture(package.plan.model, arguments, graph.precision, graph.optimizer, graph.training)
-    return with_rules_of(graph, captured)
+    samples = package.plan.step.samples
+    return with_rules_of(graph, rebatched(captured, samples) if samples else captured)
 
 
 def _uncovered(package: _Package, found: Counterpart, small_graph: Graph) -> Iterator[str]:

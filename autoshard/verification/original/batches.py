@@ -31,6 +31,26 @@ def given_inputs(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.double() if x.is_floating_point() else x.clone() for x in examples]
 
 
+def at_batch(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The examples with as many samples as the graph has. Further samples are those there are, changed: numbers that a
+    sample has once change places, floating ones move along its last dim."""
+    return [
+        x if not x.dim() or len(x) == (count := graph.tensor(name).shape[0]) else _samples(x, count, generator(0, name))
+        for name, x in zip(graph.inputs, examples, strict=True)
+    ]
+
+
+def _samples(example: torch.Tensor, count: int, source: torch.Generator) -> torch.Tensor:
+    rows = [example[number % len(example)] for number in range(count)]
+    for number in range(len(example), count):
+        row = rows[number]
+        if row.is_floating_point() and row.dim():
+            rows[number] = row.roll(number // len(example), -1)
+        elif row.dim() and row.dtype != torch.bool and not row.is_complex():
+            rows[number] = _shuffled(row, source)
+    return torch.stack(rows)
+
+
 def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """One global batch of `examples` (order of `graph.inputs`), floating ones in float64.
 
