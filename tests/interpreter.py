@@ -48,9 +48,14 @@ def _batch_norm(op: Op, x: Any, weight: Any, bias: Any, mean: Any, variance: Any
     return (y, *updated) if len(op.results) == 3 else (y,)
 
 
+def _rotate_half(op: Op, x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], -1)
+
+
 _SPECIAL = {
     "autoshard.linear_in_out": _linear_in_out, "aten.to": _to, "autoshard.constant": _constant,
-    "aten.batch_norm": _batch_norm,
+    "aten.batch_norm": _batch_norm, "autoshard.rotate_half": _rotate_half,
 }  # fmt: skip
 
 

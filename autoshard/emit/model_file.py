@@ -25,7 +25,7 @@ from autoshard.units import format_bytes, format_seconds
 RUNTIME_NAMES = frozenset({
     "Handed", "ParallelMesh", "Pipeline", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
     "held_indices", "local", "mask", "cast_weight", "counted", "regather", "regather_before", "reduce_scatter",
-    "recomputed", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
+    "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
     "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip

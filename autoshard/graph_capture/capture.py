@@ -26,10 +26,12 @@ from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.passes.recurrent_layers import split_layers
 from autoshard.graph_capture.passes.repeated_constants import twice_made
-from autoshard.graph_capture.passes.repeated_heads import fold_repeats
+from autoshard.graph_capture.passes.repeated_heads import fold_repeats, fold_shared_heads
 from autoshard.graph_capture.passes.reshapes import merge_reshapes
 from autoshard.graph_capture.passes.rewrite import deadcode
+from autoshard.graph_capture.passes.rotations import fold_rotations
 from autoshard.graph_capture.passes.sparse_gradients import dense_gradients
+from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
@@ -54,7 +56,8 @@ _FROZEN = "a changed value under another name (an embedding: no max_norm); a buf
 _UNSEEN = "tensor operations in the forward itself: no other thread, no function that hides its tensors"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
-    drop_noops, fold_experts, fold_repeats, deadcode, twice_made, refuse_random, rename, mark_gradients, note_saved,
+    drop_noops, fold_experts, fold_repeats, fold_shared_heads, fold_rotations, fold_formulas, deadcode, twice_made,
+    refuse_random, rename, mark_gradients, note_saved,
 )  # fmt: skip
 
 

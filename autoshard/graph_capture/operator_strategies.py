@@ -18,10 +18,11 @@ import torch
 from torch.fx.traceback import annotate
 
 from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.passes.rewrite import MARK
 from autoshard.ir.graph import Graph, Op
 
 _Result = TypeVar("_Result")
-_KEY, _MARK = "autoshard", "\0"
+_KEY, _MARK = "autoshard", MARK
 _NUMBERS = itertools.count(1)
 _HINT = "in_strategy=((2, 4), (4, 1)): for each tensor how often each dim is cut, or None"
 

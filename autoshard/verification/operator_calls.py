@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from autoshard.emit.runtime.rotary import rotate_half
 from autoshard.emit.spelling import Speller
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.overloads import schema_of, schemas_of
@@ -32,7 +33,8 @@ def run_emitted(
     target: str, operands: Sequence[Any], attributes: Mapping[str, Any], results: int, device: str = "cpu"
 ) -> list[Any]:
     """The results of the emitted call; raises what the call raises, SyntaxError where it is no Python."""
-    namespace: dict[str, Any] = {"torch": torch, "F": F, **{f"x{i}": value for i, value in enumerate(operands)}}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "rotate_half": rotate_half}
+    namespace |= {f"x{i}": value for i, value in enumerate(operands)}
     exec(_compiled(statement_of(target, operands, attributes, results, device)), namespace)
     return [namespace[f"y{i}"] for i in range(results)]
 

@@ -15,7 +15,8 @@ from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Program
+from autoshard.ir.program import Compute, Program
+from autoshard.program.gradient_buckets import local_bytes
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -168,6 +169,13 @@ def alive(plan: MemoryPlan, step: int, *kinds: str) -> list[Span]:
     return [span for span in plan.spans if span.start <= step <= span.last and span.held.kind in kinds]
 
 
+def spelled_out(program: Program) -> int:
+    """Bytes that torch's CPU, which has no kernel for an RMS norm, keeps beside what the kernels keep: the normalised
+    input of each."""
+    norms = [ins for ins in program.instructions if isinstance(ins, Compute) and ins.target == "aten.rms_norm"]
+    return sum(local_bytes(program.value(norm.results[0]), program.mesh) for norm in norms)
+
+
 def total(spans: Iterable[Span]) -> float:
     return sum(span.held.bytes for span in spans)
 
@@ -180,7 +188,7 @@ def test_kept_for_backward(name: str) -> None:
     measured, plan, program = both(name)
     turn = len(program.instructions) - 1
     kept = [span for span in alive(plan, turn, "activation", "extra") if span.last > turn]
-    assert sum(measured.kept) == total(kept)
+    assert sum(measured.kept) == total(kept) + spelled_out(program)
 
 
 @models
@@ -205,5 +213,7 @@ def test_peaks(name: str) -> None:
     turn = len(program.instructions)
     steps = {"forward": range(turn), "backward": range(turn, 2 * turn), "optimizer": range(2 * turn, 2 * turn + 2)}
     for phase, own in steps.items():
+        more = {"forward": [spelled_out(program)], "backward": [0, spelled_out(program)]}.get(phase, [0])
         said, found = max(plan.bytes[step] for step in own), fixed + measured.peaks[phase][0]
-        assert said == pytest.approx(found, rel=0.01), f"{phase}, after {measured.peaks[phase][1]}"
+        within = 0.99 * (said + min(more)) <= found <= 1.01 * (said + max(more))  # backward has let go of some
+        assert within, f"{phase}: {said} said, {found} found, after {measured.peaks[phase][1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,11 @@ from autoshard.graph_capture.passes.canonical import canonical
 from autoshard.graph_capture.passes.linear_layers import fold_linears
 from autoshard.graph_capture.passes.noops import drop_noops
 from autoshard.graph_capture.passes.op_names import rename
-from autoshard.graph_capture.passes.repeated_heads import fold_repeats
+from autoshard.graph_capture.passes.repeated_heads import fold_repeats, fold_shared_heads
 from autoshard.graph_capture.passes.reshapes import merge_reshapes
-from autoshard.graph_capture.passes.rewrite import deadcode
+from autoshard.graph_capture.passes.rewrite import MARK, deadcode
+from autoshard.graph_capture.passes.rotations import fold_rotations
+from autoshard.graph_capture.passes.spelled_out import fold_formulas
 from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
 from autoshard.ir.graph_check import check
@@ -69,6 +72,14 @@ def linears(graph: Graph) -> Graph:
 
 def repeats(graph: Graph) -> Graph:
     return deadcode(fold_repeats(graph))
+
+
+def rotations(graph: Graph) -> Graph:
+    return deadcode(fold_rotations(graph))
+
+
+def shared_heads(graph: Graph) -> Graph:
+    return deadcode(fold_shared_heads(graph))
 
 
 CASES = [
@@ -202,6 +213,108 @@ CASES = [
      b[2, 2, 3] = aten.expand(a, size=(2, 2, 3))
      c[4, 3] = aten.reshape(b, shape=(4, 3))
      -> c"""),
+    (fold_formulas, """x:f[2,3]
+     a:f[2,3] = aten.mul(x, other=0.5)
+     b:f[2,3] = aten.pow(x, exponent=3.0)
+     c:f[2,3] = aten.mul(b, other=0.044715)
+     d:f[2,3] = aten.add(x, c, alpha=1)
+     e:f[2,3] = aten.mul(d, other=0.7978845608028654)
+     f:f[2,3] = aten.tanh(e)
+     g:f[2,3] = aten.add(f, other=1.0, alpha=1)
+     h:f[2,3] = aten.mul(a, g)
+     i:f[2,3] = aten.sigmoid(h)
+     j:f[2,3] = aten.mul(i, h)
+     -> j""",
+     """h[2, 3] = aten.gelu(x, approximate=tanh)
+     j[2, 3] = aten.silu(h)
+     -> j"""),
+    (fold_formulas, """x:f[2,3]
+     a:f[2,3] = aten.mul(x, other=0.7978)
+     b:f[2,3] = aten.div(x, other=1.4142135623730951)
+     c:f[2,3] = aten.erf(b)
+     d:f[2,3] = aten.add(c, other=1, alpha=1)
+     e:f[2,3] = aten.mul(x, d)
+     f:f[2,3] = aten.mul(e, other=0.5)
+     -> f a""",
+     """a[2, 3] = aten.mul(x, other=0.7978)
+     f[2, 3] = aten.gelu(x, approximate=none)
+     -> f a"""),
+    (fold_formulas, """x:f[2,3] w:f[3] w2:f[2,3]
+     a:f[2,3] = aten.pow(x, exponent=2)
+     b:f[2,1] = aten.mean(a, dim=(1,), keepdim=True, dtype=None)
+     c:f[2,1] = aten.add(b, other=1e-06, alpha=1)
+     d:f[2,1] = aten.rsqrt(c)
+     e:f[2,3] = aten.mul(x, d)
+     f:f[2,3] = aten.mul(w, e)
+     g:f[2,3] = aten.mul(f, f)
+     h:f[2,1] = aten.mean(g, dim=(1,), keepdim=True, dtype=None)
+     i:f[2,1] = aten.add(h, other=1e-05, alpha=1)
+     j:f[2,1] = aten.sqrt(i)
+     k:f[2,3] = aten.div(f, j)
+     l:f[2,3] = aten.mul(k, w2)
+     -> l""",
+     """f[2, 3] = aten.rms_norm(x, w, normalized_shape=(3,), eps=1e-06)
+     k[2, 3] = aten.rms_norm(f, None, normalized_shape=(3,), eps=1e-05)
+     l[2, 3] = aten.mul(k, w2)
+     -> l"""),
+    # other numbers, another dim, a value that something else reads: what the several operators do is not the one's
+    (fold_formulas, """x:f[2,3] x2:f[2,3]
+     a:f[2,3] = aten.pow(x, exponent=2)
+     b:f[1,3] = aten.mean(a, dim=(0,), keepdim=True, dtype=None)
+     c:f[1,3] = aten.add(b, other=1e-06, alpha=1)
+     d:f[1,3] = aten.rsqrt(c)
+     e:f[2,3] = aten.mul(x, d)
+     f:f[2,3] = aten.sigmoid(x2)
+     g:f[2,3] = aten.mul(x2, f)
+     h:f[2,3] = aten.mul(x, other=0.70710678)
+     i:f[2,3] = aten.erf(h)
+     j:f[2,3] = aten.add(i, other=1, alpha=1)
+     k:f[2,3] = aten.mul(x, j)
+     l:f[2,3] = aten.mul(k, other=0.5)
+     -> e f g l""",
+     """a[2, 3] = aten.pow(x, exponent=2)
+     b[1, 3] = aten.mean(a, dim=(0,), keepdim=True, dtype=None)
+     c[1, 3] = aten.add(b, other=1e-06, alpha=1)
+     d[1, 3] = aten.rsqrt(c)
+     e[2, 3] = aten.mul(x, d)
+     f[2, 3] = aten.sigmoid(x2)
+     g[2, 3] = aten.mul(x2, f)
+     h[2, 3] = aten.mul(x, other=0.70710678)
+     i[2, 3] = aten.erf(h)
+     j[2, 3] = aten.add(i, other=1, alpha=1)
+     k[2, 3] = aten.mul(x, j)
+     l[2, 3] = aten.mul(k, other=0.5)
+     -> e f g l"""),
+    (rotations, """x:f[2,6] x2:f[2,6]
+     a:f[2,3] = aten.slice(x, dim=1, start=0, end=3, step=1)
+     b:f[2,3] = aten.slice(x, dim=1, start=3, end=6, step=1)
+     c:f[2,3] = aten.neg(b)
+     d:f[2,6] = aten.cat(c, a, dim=1)
+     e:f[2,3], f:f[2,3] = aten.split(x2, split_size=(3, 3), dim=1)
+     g:f[2,3] = aten.neg(f)
+     h:f[2,6] = aten.cat(g, e, dim=1)
+     i:f[2,3] = aten.neg(e)
+     j:f[2,6] = aten.cat(i, f, dim=1)
+     -> d h j""",
+     """d[2, 6] = autoshard.rotate_half(x)
+     e[2, 3], f[2, 3] = aten.split(x2, split_size=(3, 3), dim=1)
+     h[2, 6] = autoshard.rotate_half(x2)
+     i[2, 3] = aten.neg(e)
+     j[2, 6] = aten.cat(i, f, dim=1)
+     -> d h j"""),
+    (shared_heads, """x:f[2,4,5,3] x2:f[2,2,5,3] x3:f[2,2,5,3] xm:f[5,5]
+     a:f[2,4,5,3] = aten.repeat_interleave(x2, repeats=2, dim=1, output_size=None)
+     b:f[2,4,5,3] = aten.repeat_interleave(x3, repeats=2, dim=1, output_size=None)
+     c:f[2,4,5,3] = aten.scaled_dot_product_attention(x, a, b, None, enable_gqa=False)
+     d:f[2,4,5,3] = aten.repeat_interleave(x2, repeats=2, dim=1, output_size=None)
+     e:f[2,4,5,3] = aten.repeat_interleave(x3, repeats=2, dim=1, output_size=None)
+     f:f[2,4,5,3] = aten.scaled_dot_product_attention(x, d, e, xm, enable_gqa=False)
+     -> c f""",
+     """c[2, 4, 5, 3] = aten.scaled_dot_product_attention(x, x2, x3, None, enable_gqa=True)
+     d[2, 4, 5, 3] = aten.repeat_interleave(x2, repeats=2, dim=1, output_size=None)
+     e[2, 4, 5, 3] = aten.repeat_interleave(x3, repeats=2, dim=1, output_size=None)
+     f[2, 4, 5, 3] = aten.scaled_dot_product_attention(x, d, e, xm, enable_gqa=False)
+     -> c f"""),
     (rename, """x:f[2] w_relu:f[2] xrelu:f[2]
      q:f[2] = aten.relu(x)
      r:f[2] = aten.relu(q)
@@ -253,3 +366,15 @@ def test_a_mask_drawn_for_a_constant_makes_it_no_constant() -> None:
         c:f[8] = aten.mul(b, x)
         -> c""")
     assert constants(graph) == {"a"}
+
+
+def test_what_a_strategy_is_asked_for_stays_an_operator() -> None:
+    graph = read("""x:f[2,3]
+        a:f[2,3] = aten.sigmoid(x)
+        b:f[2,3] = aten.mul(x, a)
+        -> b""")
+    assert [op.target for op in fold_formulas(graph).ops] == ["aten.silu"]
+    for marked in range(2):
+        ops = [replace(op, source=f"m.py:1{MARK}1") if i == marked else op for i, op in enumerate(graph.ops)]
+        own = replace(graph, ops=tuple(ops))
+        assert fold_formulas(own) == own

@@ -79,6 +79,7 @@ from .redistribution import (
     zero_pad,
 )
 from .ring import ring_attention
+from .rotary import rotate_half
 from .stages import Stages
 from .training_log import TrainingLog
 from .user_code import register_operators
@@ -167,6 +168,7 @@ __all__ = [
     "register_operators",
     "repeated_part",
     "ring_attention",
+    "rotate_half",
     "save_checkpoint",
     "shard_bounds",
     "shard_buffer",

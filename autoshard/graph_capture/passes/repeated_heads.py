@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoshard.graph_capture.passes.rewrite import rewrite
+from autoshard.graph_capture.passes.rewrite import MARK, rewrite
 from autoshard.ir.graph import Graph, Op, Saved
 
 
@@ -30,3 +30,35 @@ def _repeat(op: Op, graph: Graph) -> Op | None:
         return None
     attributes = (("repeats", times), ("dim", dim), ("output_size", None))
     return replace(op, target="aten.repeat_interleave", operands=(source,), attributes=attributes, saved=Saved())
+
+
+def fold_shared_heads(graph: Graph) -> Graph:
+    """Attention whose keys and values are repeated alike reads them as they are: `enable_gqa`.
+
+    Not beside a mask: with one, only some of torch's kernels share heads.
+    """
+    return rewrite(graph, [_shared(op, graph) or op for op in graph.ops])
+
+
+def _shared(op: Op, graph: Graph) -> Op | None:
+    given = dict(op.attributes)
+    if op.target != "aten.scaled_dot_product_attention" or given.get("enable_gqa"):
+        return None
+    if op.operands[3:4] not in ((), (None,)):
+        return None
+    repeats = [graph.producers.get(name or "") for name in op.operands[1:3]]
+    if not all(r is not None and _repeats_heads(r, graph) for r in repeats):
+        return None
+    key, value = (r for r in repeats if r is not None)
+    if key.attribute("repeats") != value.attribute("repeats"):
+        return None
+    operands = (op.operands[0], key.operands[0], value.operands[0], *op.operands[3:])
+    return replace(op, operands=operands, attributes=tuple({**given, "enable_gqa": True}.items()))
+
+
+def _repeats_heads(op: Op, graph: Graph) -> bool:
+    """True for a repetition of the dim of heads that nothing but one attention reads."""
+    if op.target != "aten.repeat_interleave" or len(op.operands) != 1 or MARK in op.source:
+        return False
+    heads, alone = len(graph.tensor(op.results[0]).shape) - 3, len(graph.consumers[op.results[0]]) == 1
+    return op.attribute("dim") == heads and isinstance(op.attribute("repeats"), int) and alone

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from autoshard.ir.graph import Graph, Op, Tensor
 
+MARK = "\0"  # in an op's source: what stands behind it is a strategy asked for there
+
 
 def rewrite(
     graph: Graph, ops: Iterable[Op], same: Mapping[str, str] | None = None, tensors: Iterable[Tensor] = ()

@@ -7,6 +7,7 @@ from autoshard.rules.proof.rule_proof import Operand
 
 _TARGET = "aten.scaled_dot_product_attention"
 ATTENTION = [
+    case("autoshard.rotate_half", floats((4, 5, 6))),
     case(_TARGET, floats(*[(4, 4, 4, 4)] * 3, (4, 4)), is_causal=False),
     case(_TARGET, floats(*[(4, 6, 5, 3)] * 3, None), dropout_p=0.0, is_causal=True),
     case(_TARGET, floats((4, 5, 6, 3), (4, 5, 7, 3), (4, 5, 7, 4), None), is_causal=False),

@@ -19,7 +19,7 @@ from autoshard.rules.algebra.argument_rules import (
 )
 from autoshard.rules.algebra.derive import term_layout
 from autoshard.rules.algebra.operator_record import Operator, TensorParallel, Work
-from autoshard.rules.algebra.saved_for_backward import Kept, Operands, accumulator_bytes
+from autoshard.rules.algebra.saved_for_backward import NOTHING, Kept, Operands, accumulator_bytes
 from autoshard.rules.algebra.variant_record import (
     ACCUMULATED,
     Call,
@@ -228,6 +228,13 @@ def ring_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, res
 
 
 OPERATORS: dict[str, Operator] = {
+    "autoshard.rotate_half": Operator(
+        rule="... d -> ... d | whole: d | linear: 0",
+        saves=NOTHING,
+        bandwidth="elementwise",
+        spelling="rotate_half({0})",
+        result_name="rotated",
+    ),
     "aten.scaled_dot_product_attention": Operator(
         rule=attention,
         saves=attention_saves,
@@ -237,7 +244,7 @@ OPERATORS: dict[str, Operator] = {
         spelling="F.scaled_dot_product_attention({0}, {1}, {2}"
         "<attn_mask:3><dropout_p=0.0><is_causal=False><scale><enable_gqa=False>)",
         operand_names=("q", "k", "v", "attention_mask"),
-        tensor_parallel=TensorParallel(("h",), (), True),
+        tensor_parallel=TensorParallel(("h", "g", "heads"), (), True),
         split_words={(0, 0): "batch split", (0, 1): "heads split", (0, 2): "query positions split"},
         traced_as=("scaled_dot_product",),
         draws=("dropout_p",),

@@ -134,10 +134,16 @@ def weight_norm(call: OperatorCall) -> str:
 
 def layer_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     """The input, weight, bias, and a mean and a reciprocal deviation per row."""
-    rows = results[0].numel
-    for size in integers(op.attribute("normalized_shape")):
-        rows //= max(size, 1)
-    return (0, 1, 2), (), 2 * rows * accumulator_bytes(operands[0])
+    return (0, 1, 2), (), 2 * _rows(op, results[0]) * accumulator_bytes(operands[0])
+
+
+def rms_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """As the fused kernels of accelerators: the input, weight, and a reciprocal root of the mean square per row."""
+    return (0, 1), (), _rows(op, results[0]) * accumulator_bytes(operands[0])
+
+
+def _rows(op: Op, result: Tensor) -> int:
+    return result.numel // max(prod(integers(op.attribute("normalized_shape"))), 1)
 
 
 def batch_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
@@ -269,6 +275,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.rms_norm": Operator(
         sequence_parallel=True,
         rule="... d*, d*? -> ... d* | plain: d | variant: parallel_rms_norm d",
+        saves=rms_norm_saves,
         autocast="high",
         bandwidth="normalisation",
         spelling="F.rms_norm({0}, {normalized_shape}<weight:1><eps>)",

@@ -27,6 +27,9 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
 
     if target == "autoshard.linear_in_out":
         return _linear_in_out(*operands)
+    if target == "autoshard.rotate_half":
+        first, second = operands[0].chunk(2, -1)  # type: ignore[union-attr]
+        return torch.cat([-second, first], -1)
     if target == "autoshard.random":  # what is drawn is the variant's
         return torch.zeros(attributes["size"], dtype=getattr(torch, attributes["dtype"]))
     if target == "autoshard.experts":
