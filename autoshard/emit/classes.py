@@ -8,6 +8,7 @@ from functools import cached_property
 from autoshard.code_text import braced, fresh, identifier, printable, quoted
 from autoshard.emit.code_lines import docstring, statement
 from autoshard.emit.members import TAKEN, Members, access, container, members, unsaved
+from autoshard.emit.nested_calls import nested_calls
 from autoshard.emit.spelling import Speller
 from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
@@ -111,9 +112,13 @@ class ClassWriter:
         program = self.package.program
         self.is_root = self.definition is self.package.tree.root
         self.members = self.package.members[self.definition.name]
-        self.naming: Naming = name_values(program, self.definition, self.package.reserved, self.is_root, self.called)
         self.speller = Speller(self.size, self.ours("device"), program.schemas)
         self.buffers = self.package.buffers
+        weights = self.package.gathered | self.package.casts
+        self.nested = nested_calls(program, self.definition, weights, self._spelled)
+        self.naming: Naming = name_values(
+            program, self.definition, self.package.reserved, self.is_root, self.called, self.nested
+        )
 
     def lines(self) -> list[str]:
         forward = self._forward()  # first: it finds out which axes and sizes __init__ prepares
@@ -157,6 +162,15 @@ class ClassWriter:
             name = f"local_{size.size}" + (f"_{count + 1}" if count else "")
             self.sizes[expression] = self.ours(name, kind="size")
         return self.sizes[expression]
+
+    def _spelled(self, op: Compute) -> str:
+        """An operator's expression, its operands as long as they will be, about."""
+        names = [None if v is None else self._stored_name(v) or "some_operand" for v in op.operands]
+        return self.speller.spell(op.target, names, dict(op.attributes))
+
+    def _stored_name(self, value: str) -> str:
+        state = self.package.state.get(value)
+        return f"local(self.{relative(state.path, self.definition.path)})" if state else ""
 
     # --- class docstring ---
 

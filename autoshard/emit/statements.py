@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autoshard import redistribute
 from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
+from autoshard.emit.nested_calls import with_brackets
 from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.module_scopes import RANDOM, random_index, reads_of, results_of
@@ -37,15 +38,14 @@ class Body:
         self.owner = owner
         self.program = owner.package.program
         self.names = owner.naming.names
-        self.pending: tuple[str, str] | None = None  # (value, expression) that the next statement takes in
-        self.uses: dict[str, int] = {}
+        self.pending: dict[str, str] = {}  # value -> the expression that a later statement takes in
+        self.sources: dict[str, tuple[str | None, bool]] = {}  # of what is pending, see `_source`
         self.last: dict[str, int] = {}
         for i, item in enumerate(owner.definition.body):
             read = item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item)
             for value in read:
                 if value is not None:
-                    self.uses[value] = self.uses.get(value, 0) + 1
-                    self.last[value] = i
+                    self.last[value] = owner.nested.get(i, i)
         self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
 
     def items(self) -> Iterator[tuple[str, list[str]]]:
@@ -61,8 +61,12 @@ class Body:
             elif isinstance(item, Collective):
                 yield "", self._assign(item.result, self._collective(item), self._reason(item))
             else:
-                following = body[i + 1] if i + 1 < len(body) else None
-                yield item.op, self._compute(item, following)
+                if i in self.owner.nested:
+                    self.sources[item.results[0]] = self._source(item)
+                    self.pending[item.results[0]] = self._plain(item)
+                    yield item.op, []
+                    continue
+                yield item.op, self._compute(item)
                 if item.again:
                     yield "", self._again(item)
                 yield from (("", lines) for lines in self._let_go(i, item))
@@ -81,16 +85,13 @@ class Body:
         done = [v for v in dict.fromkeys(reads_of(op)) if v is not None and self.last[v] == i and v not in self.kept]
         gathered = self.owner.package.gathered
         names = [self.names[v] for v in done if v in gathered and self.names.get(v) not in self._made(op)]
-        if names and self.pending is None:
+        if names:
             yield statement(f"del {', '.join(names)}", 2)
 
     def _made(self, op: Compute) -> set[str]:
         return {self.names[value] for value in results_of(op) if value in self.names}
 
     def text(self, value: str | None) -> str:
-        if self.pending is not None and value == self.pending[0]:
-            expression, self.pending = self.pending[1], None
-            return expression
         return "None" if value is None else self.owner.operand(value)
 
     def _assign(self, value: str, expression: str, comment: str = "") -> list[str]:
@@ -133,16 +134,13 @@ class Body:
 
     # --- operators ---
 
-    def _compute(self, op: Compute, following: object) -> list[str]:
+    def _compute(self, op: Compute) -> list[str]:
         expression = self._variant(op) if op.variant else self._plain(op)
         if op.op in self.owner.package.counted:
             self.owner.uses_labels = True
             expression = f"counted({expression}, {self.owner.ours('labels')})"
         results = list(results_of(op))
         if len(results) == 1:
-            if self._merges(op, following, expression):
-                self.pending = (results[0], expression)
-                return []
             left = self._left(op)
             if left != self.names[results[0]]:
                 return statement(f"{left} = {expression}", 2)
@@ -156,10 +154,12 @@ class Body:
         return self.owner.speller.assigned(op.target, op.operands, dict(op.attributes), names)
 
     def _plain(self, op: Compute) -> str:
-        texts = [None if value is None else self.text(value) for value in op.operands]
+        within = {value: f"within_{i}_" for i, value in enumerate(op.operands) if value in self.pending}
+        texts = [None if v is None else within.get(v) or self.text(v) for v in op.operands]
         if op.results and op.results[0] in self.owner.package.casts:
             return f"cast_weight({texts[0]}, torch.{self.program.value(op.results[0]).dtype})"
         expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
+        expression = with_brackets(expression, {word: self.pending.pop(value) for value, word in within.items()})
         self.owner.uses_device |= self.owner.speller.device in expression
         return expression
 
@@ -190,24 +190,24 @@ class Body:
         offset = number - self.owner.definition.random_base
         return self.owner.ours("first_random") + (f" + {offset}" if offset else "")
 
-    def _merges(self, op: Compute, following: object, expression: str) -> bool:
-        """True where the next statement is a method call on this value alone: `x.reshape(...).transpose(1, 2)`."""
-        if not isinstance(following, Compute) or following.variant:
-            return False
-        if not (record(op.target).keeps_name and record(following.target).keeps_name):
-            return False
-        value = op.results[0]
-        alone = self.uses.get(value) == 1 and value not in self.kept and following.operands[0] == value
-        return alone and len(expression) < 70
-
     def _layout_note(self, op: Compute) -> str:
         """The layout of a result that lies otherwise than the first operand."""
-        first = next((v for v in op.operands if v is not None and v in self.names), None)
+        first, moves = self._source(op)
         result = self.program.value(op.results[0])
-        moves = record(op.target).keeps_name or op.target in _ELEMENTWISE
         if moves or first is None or self.program.value(first).layout == result.layout or not result.shape:
             return ""
         return f"{result.shape} {result.layout.on(self.program.mesh)}"
+
+    def _source(self, op: Compute) -> tuple[str | None, bool]:
+        """The first variable that it is made of, and whether it is only moved or changed element by element."""
+        moves = record(op.target).keeps_name or op.target in _ELEMENTWISE
+        for value in op.operands:
+            if value in self.sources:
+                first, moved = self.sources[value]
+                return first, moves and moved
+            if value is not None and value in self.names:
+                return value, moves
+        return None, moves
 
     # --- collectives ---
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from types import MappingProxyType
 
 from autoshard.code_text import fresh, identifier
 from autoshard.ir.program import Collective, Compute, Program
 from autoshard.program.module_scopes import operands_of, reads_of, results_of
 from autoshard.program.module_tree import Definition, Item, Loop, ModuleCall
+from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.operators import record
 
 POOLS = {"float": ("x", "y", "z", "u", "w"), "int": ("index", "positions"), "bool": ("condition",)}
@@ -27,34 +29,50 @@ class Naming:
 
 
 def name_values(
-    program: Program, definition: Definition, reserved: frozenset[str], is_root: bool, called: Sequence[str] = ()
+    program: Program,
+    definition: Definition,
+    reserved: frozenset[str],
+    is_root: bool,
+    called: Sequence[str] = (),
+    nested: Mapping[int, int] = MappingProxyType({}),
 ) -> Naming:
-    """`called`: what a caller names the inputs. The root's inputs keep the names of the original model; what a part of
-    a pipeline is handed has none there."""
-    namer = _Namer(program, definition, reserved)
+    """`called`: what a caller names the inputs. `nested`: what stands within a later statement, and has no variable.
+
+    The root's inputs keep the names of the original model; what a part of a pipeline is handed has none there.
+    """
     own = ["" if program.value(value).requires_grad else value for value in definition.inputs]
+    namer = _Namer(program, definition, reserved, nested)
     return namer.run(own if is_root else called)
 
 
 class _Namer:
-    def __init__(self, program: Program, definition: Definition, reserved: frozenset[str]) -> None:
-        self.program, self.definition, self.reserved = program, definition, reserved
+    def __init__(
+        self, program: Program, definition: Definition, reserved: frozenset[str], nested: Mapping[int, int]
+    ) -> None:
+        self.program, self.definition, self.reserved, self.nested = program, definition, reserved, nested
         self.state = {p.value: p.path for p in (*program.parameters, *program.buffers)}
         self.stored = {program.value(value).tensor: path for value, path in self.state.items()}
         self.last: dict[str, int] = {}
         for i, item in enumerate(definition.body):
-            self.last.update(dict.fromkeys(reads(item), i))
+            self.last.update(dict.fromkeys(reads(item), nested.get(i, i)))
         ends = [*definition.outputs, *(new for _, new in definition.updates)]
         self.last.update(dict.fromkeys(ends, len(definition.body)))
+        self.variables = program.variables
         self.roles = self._find_roles()
+        self.loops = self._find_loops()
+        self.ahead = self._find_ahead()
         self.naming = Naming()
         self.live: dict[str, str] = {}  # variable -> the value it holds
         self.kinds: dict[str, str] = {}  # variable -> kind of what it holds or held
         self.from_parameter: dict[str, str] = {}  # value -> the parameter's own name
+        self.given = {identifier(path.rpartition(".")[2], reserved) for path in self.state.values()}
+        self.within: dict[str, str] = {}  # value that has no variable -> what the model's code calls it
 
     def run(self, called: Sequence[str]) -> Naming:
         for value, name in zip_longest(self.definition.inputs, called, fillvalue=""):
-            wanted = self._input_name(value) if value in self.roles or name in ("", *POOLS["float"]) else name
+            theirs = name in self.variables or not self._variable(value)
+            plain = name in ("", *POOLS["float"]) or not theirs or (value in self.roles and not self._variable(value))
+            wanted = self._input_name(value) if plain else name
             self._bind(value, self._free(wanted))
             if value in self.state:
                 self.from_parameter[value] = self.naming.names[value]
@@ -74,9 +92,13 @@ class _Namer:
     ) -> None:
         names = self.naming.names
         dying = [names[v] for v in operands if v in names and self.last[v] == i]
+        dying += [n for n, v in self.live.items() if self.last.get(v, i + 1) == i and n not in dying]
         for variable in dying:
             self.live.pop(variable, None)
         inherited = self._inherited(item, operands)
+        if i in self.nested:
+            self.within |= {value: self.program.value(value).variable for value in results}
+            return
         for value in results:
             if self.last.get(value, -1) <= i:
                 names[value] = "_"
@@ -98,13 +120,21 @@ class _Namer:
     def _wanted(self, value: str, item: Compute | Collective | None, dying: list[str]) -> str:
         if value == self.program.loss:
             return "loss"
-        if value in self.roles:
-            return self.roles[value]
         if value in self.from_parameter:
             return self.from_parameter[value]
         if (tensor := self.program.value(value).tensor) in self.stored:  # an inner module hands out a weight
             return self.stored[tensor].rpartition(".")[2]
+        own = self.ahead[value] if value in self.ahead else self._variable(value) or self._only_within(item)
+        if own and own not in self.live:
+            return own
+        if value in self.roles:
+            return self.roles[value]
         kind = self._kind(value)
+        if len(dying) == 1 and self.kinds.get(dying[0]) == kind and dying[0] not in self.given:
+            return dying[0]
+        for name in (self._variable(value), self._inner_module(item)):
+            if name and name not in self.live and value not in self.loops:
+                return name
         for variable in dying:
             if variable in POOLS[kind] or (kind != "float" and self.kinds.get(variable) == kind):
                 return variable
@@ -116,10 +146,26 @@ class _Namer:
     def _input_name(self, value: str) -> str:
         if value in self.state:
             return identifier(self.state[value].rpartition(".")[2], self.reserved)
-        if value in self.roles:
-            return self.roles[value]
-        kind = self._kind(value)
-        return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
+        return self._variable(value) or self.roles.get(value) or self._pool_name(value)
+
+    def _variable(self, value: str) -> str:
+        """What the model's code calls it, or what a loop makes of it."""
+        name = self.loops.get(value) or self.program.value(value).variable
+        return identifier(name, self.reserved) if name else ""
+
+    def _only_within(self, item: Compute | Collective | None) -> str:
+        """What the one operand is called that the statement makes on its way."""
+        operands = [value for value in operands_of(item) if value] if item is not None else []
+        return self.within.get(operands[0], "") if len(operands) == 1 else ""
+
+    def _inner_module(self, item: Compute | Collective | None) -> str:
+        """What the class calls the part that makes it, where the part is no class of its own."""
+        inside = isinstance(item, Compute) and item.module != self.definition.path and not self._is_view(item)
+        parts = [part for part in item.module.split(".") if not part.isdecimal()] if item and inside else []
+        return identifier(parts[-1], self.reserved) if parts else ""
+
+    def _is_view(self, item: Compute) -> bool:
+        return record(item.target).work is Work.VIEW
 
     def _kind(self, value: str) -> str:
         dtype = self.program.value(value).dtype
@@ -161,13 +207,50 @@ class _Namer:
         kind = self._kind(value)
         return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
 
+    def _find_loops(self) -> dict[str, str]:
+        """Value that a loop carries, and that nothing reads after -> what the model's code calls what a turn makes."""
+        found = {}
+        loops = [(i, item) for i, item in enumerate(self.definition.body) if isinstance(item, Loop)]
+        for i, item in loops:
+            for a, r in item.carried:
+                result = item.results[r]
+                if result is not None and self.last.get(item.arguments[a]) == i:
+                    found[item.arguments[a]] = self.program.value(result).variable
+        return found
+
+    def _find_ahead(self) -> dict[str, str]:
+        """Value that a statement of the model's code makes on its way -> what that statement assigns.
+
+        Under the name of what is made of it, it is let go as soon as that is there.
+        """
+        found: dict[str, str] = {}
+        uses = self._uses()
+        for item in reversed(self.definition.body):
+            if isinstance(item, ModuleCall | Loop):
+                continue
+            result = results_of(item)[0]
+            passing = found.get(result, "") if self._on_the_way(item) else self._variable(result)
+            for operand in operands_of(item):
+                if operand is not None and passing and uses[operand] == 1:
+                    found[operand] = passing
+        made = {results_of(i)[0]: i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}
+        return {value: name for value, name in found.items() if value in made and self._on_the_way(made[value])}
+
+    def _on_the_way(self, item: Compute | Collective) -> bool:
+        variable = self._variable(results_of(item)[0])
+        return isinstance(item, Compute) and variable in ("", item.module.rpartition(".")[2])
+
     # --- roles: what a later operator calls the value ---
 
-    def _find_roles(self) -> dict[str, str]:
+    def _uses(self) -> dict[str, int]:
         uses: dict[str, int] = {}
         for item in self.definition.body:
             for value in reads(item):
                 uses[value] = uses.get(value, 0) + 1
+        return uses
+
+    def _find_roles(self) -> dict[str, str]:
+        uses = self._uses()
         roles: dict[str, str] = {}
         for item in reversed(self.definition.body):
             if isinstance(item, ModuleCall | Loop):
@@ -181,7 +264,7 @@ class _Namer:
             found = [roles.get(result, "") for result in results_of(item)]
             if moves and found[0] and operands[0] is not None and uses[operands[0]] == 1:
                 roles[operands[0]] = found[0]
-            elif sorted(found) == ["k", "q", "v"] and operands[0] is not None:
+            elif sorted(found) == ["key", "query", "value"] and operands[0] is not None:
                 roles[operands[0]] = "qkv"
         return roles
 

@@ -44,6 +44,7 @@ from autoshard.graph_capture.tracing.own_gradients import resolve
 from autoshard.graph_capture.tracing.size_constants import recognise_masks
 from autoshard.graph_capture.tracing.source_lines import node_quote
 from autoshard.graph_capture.tracing.strided import in_memory_order
+from autoshard.graph_capture.tracing.variables import variables_of
 from autoshard.graph_capture.training.loss import choose_loss
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients, mark_reached
@@ -192,6 +193,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
             (stored.names[node], name(value)) for node, value in written.items() if node in stored.buffer_nodes
         ),
         modules=_modules(module.graph, model),
+        variables=tuple((name(node), variable) for node, variable in variables_of(module.graph)),
         recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
     )
     return choose_loss(mark_reached(graph), called) if training else graph

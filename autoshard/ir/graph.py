@@ -152,6 +152,7 @@ class Graph:
     `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
     `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it.
+    `variables` are (tensor, name) pairs: what the model's code calls the values, where it has a name for them.
     `call`: how the model is called with `inputs` and returns `outputs`, as JSON text; "" where that is not known. It is
     no part of what a plan is made for.
     """
@@ -178,6 +179,7 @@ class Graph:
     input_ranges: tuple[InputRange, ...] = ()
     strategies: tuple[tuple[str, str], ...] = ()
     call: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ KIND = "autoshard.graph"
 # Fields that older files lack; written only where they say something.
 _LATER: dict[str, Any] = {
     "discovered": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [], "call": "",
+    "variables": [],
 }  # fmt: skip
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 

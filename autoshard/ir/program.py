@@ -20,7 +20,8 @@ LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
 @dataclass(frozen=True)
 class LocalValue:
-    """One local tensor. `shape` is global. `tensor` is the graph tensor it holds (several values may hold one)."""
+    """One local tensor. `shape` is global. `tensor` is the graph tensor it holds (several values may hold one).
+    `variable`: what the model's code calls it, "" where it has no name."""
 
     name: str
     tensor: str
@@ -29,6 +30,7 @@ class LocalValue:
     layout: Layout
     local_shape: tuple[LocalSize, ...]
     requires_grad: bool
+    variable: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,11 @@ class Program:
     weight_buckets: tuple[WeightBucket, ...] = ()  # in the order of use
     step: StepPlan = field(default_factory=StepPlan)  # the program is one micro-batch of it
     label_counts: tuple[LabelCount, ...] = ()  # in order; of a step with one micro-batch none
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """What the model's code calls its values."""
+        return frozenset(value.variable for value in self.values if value.variable)
 
     @cached_property
     def by_name(self) -> dict[str, LocalValue]:

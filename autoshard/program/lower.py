@@ -52,6 +52,7 @@ class _Lowering:
 
     def run(self) -> Program:
         graph, plan = self.graph, self.plan
+        self.variables = dict(graph.variables)
         self.steps = {(r.tensor, r.target): r for r in plan.redistributions}
         layouts = {t.name: t.layout for t in (*plan.inputs, *plan.parameters, *plan.buffers)}
         inputs = tuple(self._start(name, layouts[name]) for name in graph.inputs)
@@ -99,7 +100,8 @@ class _Lowering:
     def _add(self, name: str, tensor: str, layout: Layout) -> str:
         info = self.graph.tensor(tensor)
         sizes = local_sizes(info.shape, layout, self.mesh)
-        self.values[name] = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad)
+        named = self.variables.get(tensor, "")
+        self.values[name] = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad, named)
         self.made[tensor, layout] = name
         return name
 

@@ -29,6 +29,7 @@ def rename(graph: Graph) -> Graph:
         graph,
         ops=tuple(ops),
         tensors=tuple(replace(tensor, name=names[tensor.name]) for tensor in graph.tensors),
+        variables=tuple((names[name], variable) for name, variable in graph.variables if name in names),
         outputs=tuple(names[name] for name in graph.outputs),
         loss=None if graph.loss is None else names[graph.loss],
         buffer_updates=tuple((buffer, names[value]) for buffer, value in graph.buffer_updates),

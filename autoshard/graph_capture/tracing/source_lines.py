@@ -75,9 +75,14 @@ def short_path(filename: str) -> str:
 
 def node_frame(node: Any) -> tuple[str, int] | None:
     """File and line of the innermost frame of the forward that made an exported node, torch's own left out."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    visible = [(name, int(line)) for name, line in frames if is_visible(name)]
+    visible = node_frames(node)
     return visible[-1] if visible else None
+
+
+def node_frames(node: Any) -> list[tuple[str, int]]:
+    """All of them, outermost first."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return [(name, int(line)) for name, line in frames if is_visible(name)]
 
 
 def node_source(node: Any) -> str:

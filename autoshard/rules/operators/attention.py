@@ -243,7 +243,8 @@ OPERATORS: dict[str, Operator] = {
         work=Work.ATTENTION,
         spelling="F.scaled_dot_product_attention({0}, {1}, {2}"
         "<attn_mask:3><dropout_p=0.0><is_causal=False><scale><enable_gqa=False>)",
-        operand_names=("q", "k", "v", "attention_mask"),
+        result_name="attention",
+        operand_names=("query", "key", "value", "attention_mask"),
         tensor_parallel=TensorParallel(("h", "g", "heads"), (), True),
         split_words={(0, 0): "batch split", (0, 1): "heads split", (0, 2): "query positions split"},
         traced_as=("scaled_dot_product",),

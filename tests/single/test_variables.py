@@ -1,0 +1,76 @@
+"""Values are called as in the model's own code, in the graph and in what is written of it."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture_model
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, states: Tensor) -> Tensor:
+        gate, value = self.up(states).chunk(2, -1)
+        gate = gate.sigmoid()
+        return self.down(gate * value) + states.mean(-1, keepdim=True)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Gate(), Gate()])
+
+    def forward(self, samples: Tensor, wanted: Tensor) -> Tensor:
+        hidden = samples + 1
+        for layer in self.layers:
+            hidden = layer(hidden)
+        first, second = twice(hidden)
+        return F.mse_loss(first * second, wanted)
+
+
+def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    one = x.tanh()
+    return one, one.cos()
+
+
+def captured() -> Graph:
+    return capture_model(Net(), (torch.randn(4, 8), torch.randn(4, 8)))
+
+
+def test_a_value_has_the_name_that_the_statement_assigns() -> None:
+    graph = captured()
+    names = dict(graph.variables)
+    called = [(op.target.partition(".")[2], [names.get(result, "") for result in op.results]) for op in graph.ops]
+    assert called[:7] == [
+        ("add", ["hidden"]), ("linear", ["up"]), ("split", ["gate", "value"]), ("sigmoid", ["gate"]), ("mul", [""]),
+        ("linear", ["down"]), ("mean", [""]),
+    ]  # fmt: skip
+    assert called[7] == ("add", ["hidden"])  # what the layer returns is what the loop assigns
+    assert called[-4:] == [("tanh", ["first"]), ("cos", ["second"]), ("mul", [""]), ("mse_loss", [""])]
+
+
+def test_the_package_says_these_names() -> None:
+    graph = captured()
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
+    text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
+    forward = re.findall(r"def forward\(.*?(?=\n\n|\Z)", text, re.DOTALL)
+    up = "F.linear(hidden, local(self.up.weight), local(self.up.bias))"
+    assert f"gate, value = {up}.split((8, 8), dim=1)" in forward[0]
+    assert "gate = gate.sigmoid()" in forward[0]
+    assert "F.linear(gate * value, local(self.down.weight), local(self.down.bias))" in forward[0]
+    assert "for block in self.layers:\n            hidden = block(hidden)" in forward[1]
+    assert re.search(r"first = hidden\.tanh\(\)\n\s+second = first\.cos\(\)", forward[1])
