@@ -163,10 +163,13 @@ class ClassWriter:
             self.sizes[expression] = self.ours(name, kind="size")
         return self.sizes[expression]
 
-    def _spelled(self, op: Compute) -> str:
-        """An operator's expression, its operands as long as they will be, about."""
+    def _spelled(self, op: Compute) -> str | None:
+        """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""
+        given = dict(op.attributes)
+        if self.speller.assigned(op.target, op.operands, given, ["one"] * len(op.results)).startswith("("):
+            return None
         names = [None if v is None else self._stored_name(v) or "some_operand" for v in op.operands]
-        return self.speller.spell(op.target, names, dict(op.attributes))
+        return self.speller.spell(op.target, names, given)
 
     def _stored_name(self, value: str) -> str:
         state = self.package.state.get(value)

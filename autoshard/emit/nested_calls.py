@@ -15,22 +15,19 @@ from autoshard.program.module_tree import Definition, Loop, ModuleCall
 from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
 
+Spelled = Callable[[Compute], str | None]
 LENGTH = 88  # of an expression that others are written into
 _NAME = 12  # characters of a variable, about
 
 
-def nested_calls(
-    program: Program, definition: Definition, weights: frozenset[str], spelled: Callable[[Compute], str]
-) -> dict[int, int]:
+def nested_calls(program: Program, definition: Definition, weights: frozenset[str], spelled: Spelled) -> dict[int, int]:
     """Position in the body -> that of the statement which it is written into. `weights`: what is gathered or cast.
-    `spelled`: the expression of an operator, of operands of any name."""
+    `spelled`: the expression of an operator, of operands of any name; None where it is no tensor but a list of one."""
     return _Nesting(program, definition, weights, spelled).run()
 
 
 class _Nesting:
-    def __init__(
-        self, program: Program, definition: Definition, weights: frozenset[str], spelled: Callable[[Compute], str]
-    ) -> None:
+    def __init__(self, program: Program, definition: Definition, weights: frozenset[str], spelled: Spelled) -> None:
         self.program, self.body, self.weights, self.spelled = program, definition.body, weights, spelled
         self.kept = {*definition.outputs, *(new for _, new in definition.updates)}
         self.uses: dict[str | None, int] = {}
@@ -56,7 +53,7 @@ class _Nesting:
         for root in reversed(range(len(self.body))):
             item = self.body[root]
             if root not in self.found and isinstance(item, Compute) and not item.variant:
-                self.position, self.length, self.root = root - 1, len(self.spelled(item)), root
+                self.position, self.length, self.root = root - 1, len(self.spelled(item) or ""), root
                 self._take_in(item)
 
     def _take_in(self, reader: Compute) -> None:
@@ -64,10 +61,9 @@ class _Nesting:
             item = self.body[self.position] if self.position >= 0 else None
             if not isinstance(item, Compute) or results_of(item) != (operand,) or not self._fits(item, reader):
                 continue
-            if self.position in self.alone:
-                return
-            length = self.length + len(self.spelled(item)) - _NAME
-            if length > LENGTH:
+            expression = self.spelled(item)
+            length = self.length + len(expression or "") - _NAME
+            if self.position in self.alone or expression is None or length > LENGTH:
                 return
             self.found[self.position] = self.root
             self.length, self.position = length, self.position - 1

@@ -22,8 +22,13 @@ from tests.small_models import spec
 
 
 def experts_by(choice: str) -> Callable[[Op, Strategy], bool]:
-    """Every block of experts has this choice on some axis."""
-    return lambda op, s: op.target != "autoshard.experts" or any(str(c) == choice for c in s.choices)
+    """Every block of experts has this choice on some axis, and tokens go to experts by this choice alone."""
+
+    def fits(op: Op, strategy: Strategy) -> bool:
+        choices = {str(c) for c in strategy.choices}
+        return op.target != "autoshard.experts" or (choice in choices and not choices & {"t+e"} - {choice})
+
+    return fits
 
 
 @pytest.mark.parametrize("form", ["batched_mm", "grouped_mm"])

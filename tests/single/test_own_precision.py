@@ -57,7 +57,7 @@ def test_a_package_in_its_own_precision() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("model_parallel.py", "return loss, x", "return loss, x.float()", "float32, the original's is bfloat16"),
+        ("model_parallel.py", "return loss, z", "return loss, z.float()", "float32, the original's is bfloat16"),
         ("model_parallel.py", ".to(torch.bfloat16)", ".to(torch.float32)", "must have the same dtype"),
         ("train.py", "outputs[0].backward()", "(outputs[0] * 1e39).backward()", "NaN or inf"),
     ],
