@@ -138,20 +138,53 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
     from autoshard.search.fixed_styles import random_plan
+    from autoshard.search.search_request import micro_batches
 
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
         assert wanted.mesh is not None  # `random_seed` says so to a user
-        plan = random_plan(graph, wanted.mesh, hardware, seed, origin=wanted.origin, all_to_all=wanted.all_to_all)
+        plan = random_plan(
+            graph,
+            wanted.mesh,
+            hardware,
+            seed,
+            origin=wanted.origin,
+            all_to_all=wanted.all_to_all,
+            micro_batches=micro_batches(graph, wanted),
+        )
         return Made(_with_step(plan, graph, wanted), ignored)
     log: Log = []
     clock = _clock(wanted)
+<<<<<<< HEAD
     plan, points, task = _searched(graph, hardware, wanted, clock, log)
     plan = _with_step(plan, graph, wanted)
+=======
+    plan, points, whole = _stepped(graph, hardware, wanted, clock, log)
+>>>>>>> 6ea48fe (A plan of several micro-batches is searched for as one of them: what runs once a step counts to a part; the memory limit is that of the whole step)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
     left = clock if clock.stopped or wanted.time_limit_seconds else None
     styles = _styles(plan, graph, hardware, left, log, task)
     return Made(plan, ignored, tuple(log), points, styles)
+
+
+def _stepped(
+    graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
+) -> tuple[Plan, tuple[Point, ...], Formulation | None]:
+    """What `_searched` gives, with the whole step that is asked for, which fits."""
+    if not wanted.step.said:
+        return _searched(graph, hardware, wanted, clock, log)
+    from autoshard.search.memory_fit import fitting_step
+
+    found: list[tuple[Plan, tuple[Point, ...], Formulation | None]] = []
+
+    def searched(limit_bytes: float) -> Plan:
+        found.append(_searched(graph, hardware, replace(wanted, memory_limit_bytes=limit_bytes), clock, log))
+        return found[-1][0]
+
+    limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
+    start = float("inf") if wanted.step.changes_memory else limit
+    plan = fitting_step(searched, lambda plan: _with_step(plan, graph, wanted), limit, start)
+    return plan, *found[-1][1:]
 
 
 def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:

@@ -49,6 +49,11 @@ class StepRequest:
     def said(self) -> bool:
         return self != StepRequest()
 
+    @property
+    def changes_memory(self) -> bool:
+        """Does a device hold a part of the model, or compute again what it does not keep?"""
+        return self.fixed_stages() > 1 or self.recompute not in (None, "none")
+
     def fixed_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else 1
 

@@ -5,11 +5,13 @@ be whole or partial (its seed gradient is 1 either way), an output must not be p
 the buffer is stored.
 
 Times: op i runs forward at i and backward at 2 * ops - 1 - i.
+
+Of a step of several micro-batches the problem is the mean one: what runs once a step, the sums of gradients that wait
+for its end and the optimizer, is paid by each to an equal part.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,16 +20,14 @@ import numpy as np
 
 from autoshard import costs, redistribute, rules
 from autoshard.cluster.hardware import Hardware
+from autoshard.formulation.storage_layouts import buffer_layouts, input_layouts, plain, storage_layouts
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import (
     PARTIAL,
     REPLICATE,
     REPLICATE_PARTIAL,
     Layout,
-    Placement,
-    Shard,
     largest_shape,
-    local_sizes,
     normalise,
 )
 from autoshard.ir.mesh import Mesh
@@ -74,6 +74,7 @@ class Formulation:
     sites: tuple[Site, ...]
     values: tuple[ValueSite, ...]
     all_to_all: bool = True  # may redistributions exchange
+    micro_batches: int = 1  # of a step
 
 
 def formulate(
@@ -83,9 +84,11 @@ def formulate(
     capacity_bytes: float,
     allowed: Allowed | None = None,
     all_to_all: bool = True,
+    micro_batches: int = 1,
 ) -> Formulation:
     """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
-    without `all_to_all` no redistribution exchanges anything, nor does a variant.
+    without `all_to_all` no redistribution exchanges anything, nor does a variant. `micro_batches`: of a step, each as
+    large as the batch of `graph`.
 
     What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and
     equal nodes and values their arrays, by which a solver sees what repeats.
@@ -93,12 +96,12 @@ def formulate(
     kinds = _kinds(graph, mesh, allowed, all_to_all)
     sites, ends = _Sites(graph, mesh, kinds).made()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
-    pricer = Pricer(graph, mesh, hardware, all_to_all)
+    pricer = Pricer(graph, mesh, hardware, all_to_all, micro_batches)
     nodes = tuple(pricer.node(site, kinds) for site in sites)
     pairs = [pricer.value(demand, sites) for demand in _demands(graph, kinds, ends, index)]
     values, value_sites = zip(*pairs, strict=True) if pairs else ((), ())
     problem = Problem(nodes, values, capacity_bytes, pricer.horizon)
-    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, all_to_all)
+    return Formulation(graph, mesh, hardware, problem, tuple(sites), value_sites, all_to_all, micro_batches)
 
 
 # --- kinds and ends: what repeats -----------------------------------------------------------------------------------
@@ -182,11 +185,11 @@ class _Sites:
     def made(self) -> tuple[list[Site], dict[tuple[str, str], End]]:
         graph = self.graph
         for name in graph.inputs:
-            self.store("input", name, _input_layouts)
+            self.store("input", name, input_layouts)
         for parameter in graph.parameters:
             self.store("parameter", parameter.tensor, storage_layouts)
         for buffer in graph.buffers:
-            self.store("buffer", buffer.tensor, _buffer_layouts)
+            self.store("buffer", buffer.tensor, buffer_layouts)
         self.sites += [Site("op", op.name, strategies=self.kinds[op.name].strategies) for op in graph.ops]
         for position, name in enumerate(graph.outputs):
             self.add("sink", f"output{position}:{name}", End(self.sink_layouts(name)))
@@ -225,57 +228,9 @@ class _Sites:
             if name == self.graph.loss:
                 placements = tuple(p if p == PARTIAL else REPLICATE for p in placements)
             else:
-                placements = tuple(map(_plain, placements))
+                placements = tuple(map(plain, placements))
             found.setdefault(normalise(Layout(placements), tensor.shape, self.mesh))
         return tuple(found)
-
-
-def _plain(placement: Placement) -> Placement:
-    return placement if isinstance(placement, Shard) else REPLICATE
-
-
-def _input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
-    """An input or buffer arrives as a consumer wants it: sharded or replicated, never partial."""
-    found = {Layout.replicated(mesh): None}
-    for layout in wanted:
-        found.setdefault(Layout(tuple(map(_plain, layout.placements))))
-    return tuple(found)
-
-
-def _buffer_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
-    return tuple(layout for layout in _input_layouts(tensor, wanted, mesh) if _storable(tensor, layout, mesh))
-
-
-def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
-    """Where a parameter may be kept between steps (its optimizer layout).
-
-    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one
-    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing.
-    """
-    alphabet: dict[Placement, None] = {REPLICATE: None}
-    for layout in wanted:
-        for placement in layout.placements:
-            alphabet.setdefault(_plain(placement))
-    for dim in range(len(tensor.shape)):
-        alphabet.setdefault(Shard(dim))
-    per_axis = [list(alphabet) if size > 1 else [REPLICATE] for size in mesh.sizes]
-    found: dict[Layout, None] = {}
-    for placements in itertools.product(*per_axis):
-        layout = Layout(placements)
-        if _storable(tensor, layout, mesh):
-            found.setdefault(normalise(layout, tensor.shape, mesh))
-    return tuple(layout for layout in found if _storable(tensor, layout, mesh))
-
-
-def _storable(tensor: Tensor, layout: Layout, mesh: Mesh) -> bool:
-    last = tuple(size - 1 for size in mesh.sizes)
-    for dim, size in enumerate(local_sizes(tensor.shape, layout, mesh)):
-        kinds = {(shard.blocks, shard.unit) for shard in size.shards}
-        if len(kinds) > 1 or any(tensor.shape[dim] % (blocks * unit) for blocks, unit in kinds):
-            return False
-        if size.shards and size.evaluate(mesh, last) == 0:
-            return False
-    return True
 
 
 # --- demands: who needs which tensor --------------------------------------------------------------------------------
@@ -329,8 +284,9 @@ def _demands(
 class Pricer:
     """Seconds and bytes of nodes and values, remembered by content so that repeated layers are priced once."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool) -> None:
+    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool, micro_batches: int = 1) -> None:
         self.graph, self.mesh, self.hardware, self.all_to_all = graph, mesh, hardware, all_to_all
+        self.micro_batches = micro_batches
         self.time = {op.name: position for position, op in enumerate(graph.ops)}
         self.horizon = max(1, 2 * len(graph.ops) if graph.loss else len(graph.ops))
         self.parameters = {p.tensor: p for p in graph.parameters}
@@ -397,7 +353,7 @@ class Pricer:
         if key not in self._stores:
             seconds = [costs.optimizer_seconds(self.hardware, self.graph, parameter, x, self.mesh) for x in layouts]
             sizes = [costs.parameter_bytes(self.graph, parameter, x, self.mesh) for x in layouts]
-            self._stores[key] = (np.array(seconds), np.array(sizes, dtype=float))
+            self._stores[key] = (np.array(seconds) / self.micro_batches, np.array(sizes, dtype=float))
         seconds_array, bytes_array = self._stores[key]
         return Node(parameter.tensor, seconds_array, bytes_array, (0, self.horizon))
 
@@ -443,6 +399,9 @@ class Pricer:
         if key not in self._pairs:
             terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
             self._pairs[key] = redistribute.all_pairs(sources, targets, terms)
+            if tensor.name in self.parameters and self.micro_batches > 1:
+                once = redistribute.deferred_seconds(sources, targets, terms)
+                self._pairs[key] = self._pairs[key] - once * (1 - 1 / self.micro_batches)
             if tensor.name in self.graph.weights and tensor.name not in self.parameters:
                 self._pairs[key] = self._pairs[key] + _late(sources, targets)
         return self._pairs[key]

@@ -57,6 +57,7 @@ class ResourceTables:
         self.names = (*_FIXED, *self.groups)
         self.count = len(self.names)
         self.dispatch_seconds = self.hardware.constant("host.dispatch")
+        self.of_step = 1 / formulation.micro_batches  # what runs once a step, of each micro-batch
         self.parameters = {p.tensor for p in self.graph.parameters}
         problem = formulation.problem
         least = {
@@ -295,6 +296,7 @@ class ResourceTables:
         weight, late = tensor in self.graph.weights, tensor in self.parameters
         for (phase, axes), seconds in parts.seconds.items():
             if phase not in PARTS or (phase in AGAIN and again):
+                seconds = seconds * self.of_step if phase == SUM and late else seconds
                 hidden = weight and axes != () and phase == SUM and late
                 found[self._rows(axes, phase != FORWARD)] += seconds
                 found[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
@@ -338,7 +340,7 @@ class ResourceTables:
     def _add_buckets(self, found: Floats, v: int, parts: WayParts, count: int) -> None:
         """Gradients that stay partial until a bucket reduces them, at the rate of large messages."""
         tensor = self.graph.tensor(self.formulation.values[v].tensor)
-        size = parts.elements.astype(float)[:, None] * DTYPE_BYTES[tensor.dtype]
+        size = parts.elements.astype(float)[:, None] * (DTYPE_BYTES[tensor.dtype] * self.of_step)
         known = (parts.deferred > 0) & (count == 1)
         for certain, where, summed in ((True, known, parts.deferred), (False, ~known, parts.summed)):
             for bits in set(summed[where].flat) - {0}:

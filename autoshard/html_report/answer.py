@@ -38,7 +38,8 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) ->
     low, high = (format_seconds(step * (1 + sign * band.error), 3) for sign in (-1, 1))
     what = "one optimizer step" if graph.loss else "forward only"
     if plan.step.predicted_seconds:
-        what += f" of {plan.step.micro_batches} micro-batches, each {format_seconds(timeline.step_seconds, 3)} alone"
+        mean = format_seconds(plan.predicted_seconds, 3)
+        what += f" of {plan.step.micro_batches} micro-batches, each {mean} on one stage in the mean"
     found = [_figure("Predicted step", format_seconds(step), f"{low} to {high}, {band}; {what}")]
     finite = math.isfinite(plan.capacity_bytes)
     share = peak / plan.capacity_bytes if finite and plan.capacity_bytes else None

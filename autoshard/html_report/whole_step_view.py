@@ -30,7 +30,10 @@ def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
     step = plan.step
     text = f"{step.micro_batches} micro-batches of the captured batch"
     text += f" through {step.stages} stages, in the order called {step.schedule}" if step.stages > 1 else ""
-    text += "; all that follows on this page is of one of them, as if all of the model stood on each stage."
+    text += (
+        "; all that follows on this page is of one of them, as if all of the model stood on each stage. The timeline "
+    )
+    text += f"is that of a step of one micro-batch; of {step.micro_batches}, each has an equal part of what runs once."
     return {
         "text": text,
         "picture": stages_svg(timeline),

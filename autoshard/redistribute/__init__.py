@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autoshard.ir.layout import Layout
 from autoshard.redistribute.pair_table import (
     BACKWARD,
@@ -23,6 +25,7 @@ from autoshard.redistribute.pair_table import (
 from autoshard.redistribute.prices import NOMINAL, Floats, Pass, Prices, Terms
 from autoshard.redistribute.space import space
 from autoshard.redistribute.steps import Message, Path, Step, dim_cuts, local_blocks, messages, step_of
+from autoshard.redistribute.way_parts import SUM, way_parts
 
 __all__ = [
     "BACKWARD",
@@ -39,6 +42,7 @@ __all__ = [
     "Step",
     "Terms",
     "all_pairs",
+    "deferred_seconds",
     "dim_cuts",
     "kind",
     "local_blocks",
@@ -58,6 +62,15 @@ def path(source: Layout, target: Layout, terms: Terms) -> Path:
 def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
     """Seconds of `path` for all pairs, as [source, target]: `forward_times` the forward, and the backward."""
     return _prices(sources, targets, terms).all_pairs(sources, targets)
+
+
+def deferred_seconds(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
+    """Of these the seconds of all-reduces that a parameter's gradient may leave to the end of a step."""
+    total: Floats = np.zeros((len(sources), len(targets)))
+    for (phase, _), seconds in way_parts(sources, targets, terms).seconds.items():
+        if phase == SUM:
+            total += seconds
+    return total
 
 
 def steps_between(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> list[tuple[Layout, Step]]:

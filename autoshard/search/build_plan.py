@@ -22,6 +22,7 @@ from autoshard.ir.plan import (
     PlanStep,
     RedistributionPlan,
     Search,
+    StepPlan,
     TensorPlan,
 )
 from autoshard.solvers.common.result import Solution
@@ -36,12 +37,16 @@ class Origin:
 
 
 def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
-    """The plan with the step time and peak memory of the very program that is emitted."""
+    """The plan with the step time and peak memory of the very program that is emitted; of a step of several
+    micro-batches with the mean time of one, on one stage that keeps all."""
     from autoshard.program.lower import lower
     from autoshard.simulation import simulate
+    from autoshard.simulation.program_step import mean_seconds
 
-    timeline = simulate(lower(plan, graph), graph, hardware)
-    return replace(plan, predicted_seconds=timeline.step_seconds, predicted_peak_bytes=timeline.peak_bytes)
+    program = lower(plan, graph)
+    timeline = simulate(program, graph, hardware)
+    seconds = mean_seconds(program, timeline, graph, hardware, plan.step.micro_batches)
+    return replace(plan, predicted_seconds=seconds, predicted_peak_bytes=timeline.peak_bytes)
 
 
 def plan_of(
@@ -82,6 +87,7 @@ def plan_of(
         capacity_bytes=capacity_bytes,
         certificate=Certificate(solution.solver, solution.status, solution.objective, solution.lower_bound),
         versions=_versions(),
+        step=StepPlan(formulation.micro_batches),
         search=Search(all_to_all=formulation.all_to_all),
     )
 

@@ -23,10 +23,11 @@ def random_plan(
     origin: Origin | None = None,
     allowed: Allowed | None = None,
     all_to_all: bool = True,
+    micro_batches: int = 1,
 ) -> Plan:
     """A seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory
     is not limited."""
-    formulation = formulate(graph, mesh, hardware, float("inf"), allowed, all_to_all)
+    formulation = formulate(graph, mesh, hardware, float("inf"), allowed, all_to_all, micro_batches)
     choice = random_plans.random_choice(formulation.problem, seed)
     return plan_of_choice(formulation, choice, origin, f"random:{seed}")
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
 from autoshard.search.min_memory import least
-from autoshard.search.objectives import MEMORY, Levelled, solve_level
+from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
-from autoshard.solvers.common.result import OPTIMAL
-from autoshard.units import format_bytes
+from autoshard.solvers.common.result import FEASIBLE, OPTIMAL
+from autoshard.units import format_bytes, format_seconds
 
 MEMORY_ROUNDS = 4  # how often the solver's limit is tightened when the simulated program needs more than it said
+ROUNDS = 5  # searches for a step that fits
+_TIGHTER = 0.99  # than by proportion
+_FULL = 0.95  # of the limit: what is left is not worth another search
+_NEAR = 0.03  # relative: limits that give the same plan
 
 
 def fitted(task: SearchTask) -> Found:
@@ -95,3 +102,75 @@ def _largest(graph: Graph, count: int = 5) -> list[str]:
     names = {p.tensor: p.path for p in graph.parameters}
     largest = sorted(graph.tensors, key=lambda tensor: (-tensor.bytes, tensor.name))[:count]
     return [f"{names.get(t.name, t.name)} {list(t.shape)} {format_bytes(t.bytes)}" for t in largest]
+
+
+# --- of a whole step ------------------------------------------------------------------------------------------------
+
+
+def fitting_step(
+    searched: Callable[[float], Plan], completed: Callable[[Plan], Plan], limit_bytes: float, start_bytes: float
+) -> Plan:
+    """The fastest plan found whose whole step fits: stages, micro-batches and what is computed again change memory.
+
+    `searched` gives the best plan within so many bytes of a micro-batch on one stage, `start_bytes` at first;
+    `completed` adds the step. InfeasibleError where none is found, which proves nothing.
+    """
+    target, first = start_bytes, None
+    fitting: list[Plan] = []
+    large: list[Plan] = []
+    for _ in range(ROUNDS):
+        try:
+            plan = completed(searched(target))
+        except InfeasibleError:
+            if first is None:
+                raise
+            break
+        first = first or plan
+        if _peak(plan) > limit_bytes:
+            large.append(plan)
+        else:
+            fitting.append(plan)
+            if plan is first or _peak(plan) >= _FULL * limit_bytes:
+                break
+        high = large[-1].predicted_peak_bytes
+        if fitting and high - target <= _NEAR * high:
+            break
+        target = (fitting[-1].predicted_peak_bytes + high) / 2 if fitting else _tighter(large, limit_bytes)
+    if first is None or not fitting:
+        raise _none(limit_bytes, min(map(_peak, large)))
+    best = min(fitting, key=lambda plan: plan.step.predicted_seconds or plan.predicted_seconds)
+    best = replace(best, capacity_bytes=limit_bytes)
+    return best if fitting[0] is first else _within(best, first)
+
+
+def _peak(plan: Plan) -> float:
+    return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
+
+
+def _tighter(large: Sequence[Plan], limit_bytes: float) -> float:
+    """Of a micro-batch: on the line through the last two that were too large, by proportion where there is one."""
+    size, excess = large[-1].predicted_peak_bytes, _peak(large[-1]) - limit_bytes
+    slopes = [
+        (_peak(before) - _peak(large[-1])) / (before.predicted_peak_bytes - size)
+        for before in large[:-1]
+        if before.predicted_peak_bytes > size and _peak(before) > _peak(large[-1])
+    ]
+    rest = size - excess / slopes[-1] if slopes else size * limit_bytes / _peak(large[-1])
+    return rest * _TIGHTER if rest > 0 else size * limit_bytes / _peak(large[-1])
+
+
+def _within(plan: Plan, first: Plan) -> Plan:
+    """What was proved within a tighter limit than the user's is not said of it."""
+    certificate = replace(plan.certificate, lower_bound_seconds=0.0)
+    if plan.search.level != SPEED:  # the bound on the step leaves memory out
+        status = FEASIBLE if certificate.status == OPTIMAL else certificate.status
+        certificate = replace(certificate, level_bound=0.0, status=status)
+    seconds, size = first.step.predicted_seconds, first.step.predicted_peak_bytes
+    told = f"without the memory limit a step takes {format_seconds(seconds, 3)}, and {format_bytes(size, 3)} a device"
+    return replace(plan, certificate=certificate, search=replace(plan.search, notes=(told,)))
+
+
+def _none(limit_bytes: float, least_bytes: float) -> InfeasibleError:
+    told = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
+    hint = "more stages, --recompute full, more devices, --precision bf16-mixed, or a smaller micro-batch"
+    return InfeasibleError(told + format_bytes(least_bytes), hint, proven=False)

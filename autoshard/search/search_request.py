@@ -9,7 +9,9 @@ from pathlib import Path
 from autoshard.constraints.pins import Pin, read_pins
 from autoshard.constraints.step_request import STAGE_PIN, StepRequest
 from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
+from autoshard.program.step_check import micro_batches_of
 from autoshard.search.build_plan import Origin
 from autoshard.search.objectives import SPEED
 from autoshard.styles.known_styles import STYLES
@@ -92,3 +94,10 @@ class SearchRequest:
         if self.ilp_engine is not None and self.solver != "ilp":
             found.append("--ilp-engine is ignored: it is for --solver ilp")
         return tuple(found)
+
+
+def micro_batches(graph: Graph, request: SearchRequest) -> int:
+    """How many a step has, each as large as the batch of `graph`. UsageError where the global batch is no multiple."""
+    if request.step.global_batch is not None:
+        return micro_batches_of(graph, request.step.global_batch)
+    return request.step.micro_batches or 1

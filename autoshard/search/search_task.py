@@ -19,7 +19,7 @@ from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
-from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution, peak
@@ -160,7 +160,8 @@ def prepare(
     log, pins = [] if log is None else log, (*graph_pins(graph, mesh), *request.pins_on(mesh))
     limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
     with timed(log, f"formulating {mesh}"):
-        whole = formulate(graph, mesh, hardware, limit, None, request.all_to_all)
+        count = micro_batches(graph, request)
+        whole = formulate(graph, mesh, hardware, limit, None, request.all_to_all, count)
         if request.strategy in STYLES:  # for all that no pin decides
             whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
         fixed = pinned(whole, pins)

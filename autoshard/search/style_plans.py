@@ -63,7 +63,8 @@ def style_plans(
     """
     clock = clock or Clock()
     if formulation is None:
-        formulation = formulate(graph, plan.mesh, hardware, float("inf"), None, plan.search.all_to_all)
+        own = plan.search.all_to_all, plan.step.micro_batches
+        formulation = formulate(graph, plan.mesh, hardware, float("inf"), None, *own)
     else:
         formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
     return tuple(_simulated(name, formulation, clock, known or {}) for name in STYLES)

@@ -51,6 +51,17 @@ def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
     return StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(costs), whole)
 
 
+def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardware, micro_batches: int) -> float:
+    """Of one of `micro_batches` on one stage that keeps all: what runs once a step is of each an equal part. `once`: of
+    a step of one."""
+    if micro_batches == 1 or not program.has_backward:
+        return once.step_seconds
+    count = len(program.instructions)
+    body = _body_seconds(_without_buckets(program, graph, hardware), count)
+    tail = _late_seconds(once, body, count) + _update_seconds(once, count)
+    return body + tail / micro_batches
+
+
 def is_expensive(target: str) -> bool:
     """Is its result dear to make again: a product, a convolution, attention?"""
     work = record(target).work
@@ -77,6 +88,25 @@ def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: H
     return found
 
 
+def _without_buckets(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
+    """A micro-batch but the last."""
+    return simulate(replace(program, gradient_buckets=()), graph, hardware)
+
+
+def _body_seconds(timeline: Timeline, count: int) -> float:
+    """Forward and backward of `count` instructions."""
+    return timeline.starts[2 * count + 1] - timeline.starts[0]
+
+
+def _late_seconds(once: Timeline, body_seconds: float, count: int) -> float:
+    """What the sums of gradients take that no backward hides."""
+    return max(0.0, once.starts[2 * count + 1] - body_seconds - once.starts[0])
+
+
+def _update_seconds(once: Timeline, count: int) -> float:
+    return once.step_seconds - once.starts[2 * count + 1]
+
+
 @dataclass(frozen=True)
 class _Again:
     """What the backward of a block computes again, and what it therefore does not keep."""
@@ -90,7 +120,7 @@ class _MeasuredPart:
         self, part: Program, whole: Program, graph: Graph, hardware: Hardware, policies: Iterable[BlockPolicy]
     ) -> None:
         self.part, self.count, self.handed = part, len(part.instructions), handed_to(part, whole)
-        self.timeline: Timeline = simulate(replace(part, gradient_buckets=()), graph, hardware)
+        self.timeline = _without_buckets(part, graph, hardware)
         self.memory: MemoryPlan = plan_memory(
             part, graph, accumulates=True, block_bytes=hardware.constant("allocator.block")
         )
@@ -98,9 +128,8 @@ class _MeasuredPart:
         self.forward_seconds = starts[self.count] - starts[0]
         self.backward_seconds = starts[2 * self.count + 1] - starts[self.count]
         once = simulate(part, graph, hardware)
-        ended = once.starts[2 * self.count + 1]
-        self.late_seconds = max(0.0, ended - self.forward_seconds - self.backward_seconds - starts[0])
-        self.update_seconds = once.step_seconds - ended
+        self.late_seconds = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
+        self.update_seconds = _update_seconds(once, self.count)
         self.again = [self._again(policy) for policy in policies if policy.keep != "all"]
 
     @property

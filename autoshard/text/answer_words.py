@@ -41,6 +41,8 @@ def certainty(plan: Plan) -> str:
     show = format_bytes if level == 1 else format_seconds
     own, bound = certificate.level_objective, certificate.level_bound
     share, measure = gap(plan), _MEASURES[level]
+    if level == 2 and plan.step.micro_batches > 1:
+        measure = "a micro-batch of its simulated step takes"
     first = f"{_simulated(plan)}; {measure} {show(own)}"
     if share is None:
         return f"{first}, and no lower bound was proved for other plans."
@@ -82,4 +84,6 @@ def _gain(plan: Plan, style: StylePlan) -> str:
     ratio = style.predicted_seconds / plan.predicted_seconds
     words = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
     words = "as fast" if abs(ratio - 1) < 0.005 else words
-    return words if style.predicted_peak_bytes <= plan.capacity_bytes else f"{words}; it does not fit"
+    split = plan.step.parts or plan.step.recompute  # the style's memory is that of one stage that keeps all
+    fits = split or style.predicted_peak_bytes <= plan.capacity_bytes
+    return words if fits else f"{words}; it does not fit"

@@ -171,7 +171,8 @@ def _total(plan: Plan) -> Parts:
 
 def formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
     """The problem that the plan solves, its style and pins applied."""
-    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, plan.search.all_to_all)
+    own = plan.search.all_to_all, plan.step.micro_batches
+    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
     for name in _styles(plan):
         formulation = in_style(formulation, name, pinned_nodes(formulation, pins))

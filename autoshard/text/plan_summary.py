@@ -55,7 +55,7 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -
         seconds, peak = plan.step.predicted_seconds, plan.step.predicted_peak_bytes
     rows = [("predicted step", f"{format_seconds(seconds)} {error_band(plan, graph)}")]
     if whole:
-        one = f"{format_seconds(plan.predicted_seconds)} alone on one stage: all below is of it"
+        one = f"{format_seconds(plan.predicted_seconds)} in the mean, on one stage: all below is of it"
         rows.append((f"1 of {plan.step.micro_batches} micro-batches", one))
     memory = format_bytes(peak)
     if math.isfinite(plan.capacity_bytes):

@@ -75,6 +75,22 @@ def test_micro_batches_repeat_all_but_the_end_of_the_step() -> None:
     assert f"predicted step        {format_seconds(made.step_seconds)}" in said and "1 of 5 micro-batches" in said
 
 
+def test_what_runs_once_a_step_is_paid_by_all_micro_batches() -> None:
+    """The plan of 64 micro-batches is searched for as such: no style's step is shorter, over slow links too."""
+    slow, mesh, step = load_hardware("l40s-48g"), Mesh((("dp", 2), ("tp", 2))), StepRequest(micro_batches=64)
+    taken = {}
+    for strategy in ("best", "dp", "fsdp", "megatron"):
+        request = SearchRequest(mesh=mesh, strategy=strategy, step=step)
+        plan = predicted(with_step(search(gpt2(), slow, request), gpt2(), step), gpt2())
+        taken[strategy] = plan.step.predicted_seconds
+        assert plan.step.predicted_seconds == pytest.approx(64 * plan.predicted_seconds)
+        assert plan.certificate.level_bound <= plan.predicted_seconds * (1 + 1e-9)
+    assert min(taken.values()) == pytest.approx(taken["best"])
+    alone = search(gpt2(), slow, SearchRequest(mesh=mesh))
+    as_before = predicted(with_step(alone, gpt2(), step), gpt2())
+    assert taken["best"] < as_before.step.predicted_seconds * (1 + 1e-9)
+
+
 def test_the_report_is_of_the_whole_step() -> None:
     plan, graph = planned(), gpt2()
     request = StepRequest(micro_batches=6, stages=2, recompute="full")

@@ -38,9 +38,10 @@ MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
 SIZES = ((16, 64), (4096, 2048))  # (rows, width): the host limits, the device limits
 
 
-def made(mesh: str, rows: int, width: int) -> Formulation:
+def made(mesh: str, rows: int, width: int, micro_batches: int = 1) -> Formulation:
     graph = mlp_graph(layers=4, batch=rows, hidden=width)
-    return formulate(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    hardware = load_hardware("h100-80g-sxm")
+    return formulate(graph, Mesh.parse(mesh), hardware, float("inf"), micro_batches=micro_batches)
 
 
 def step_seconds(formulation: Formulation, choice: Choice) -> float:
@@ -72,8 +73,10 @@ def all_hold(resources: StepResources, formulation: Formulation, best: Choice) -
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(("rows", "width"), SIZES)
-def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: int) -> None:
-    formulation = made(mesh, rows, width)
+@pytest.mark.parametrize("micro_batches", [1, 16])
+def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: int, micro_batches: int) -> None:
+    """Of several micro-batches: than the mean one."""
+    formulation = made(mesh, rows, width, micro_batches)
     search = StepSearch(formulation)
     best = search.first() or random_choice(formulation.problem, 0)
     for in_order in (True, False):

@@ -1,0 +1,59 @@
+"""Where stored tensors may lie: inputs, parameters and buffers, from what the operators that use them ask for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from autoshard.ir.graph import Tensor
+from autoshard.ir.layout import REPLICATE, Layout, Placement, Shard, local_sizes, normalise
+from autoshard.ir.mesh import Mesh
+
+
+def plain(placement: Placement) -> Placement:
+    """As it may be stored or given out: never partial."""
+    return placement if isinstance(placement, Shard) else REPLICATE
+
+
+def input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    """An input or buffer arrives as a consumer wants it: sharded or replicated, never partial."""
+    found = {Layout.replicated(mesh): None}
+    for layout in wanted:
+        found.setdefault(Layout(tuple(map(plain, layout.placements))))
+    return tuple(found)
+
+
+def buffer_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    return tuple(layout for layout in input_layouts(tensor, wanted, mesh) if _storable(tensor, layout, mesh))
+
+
+def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
+    """Where a parameter may be kept between steps (its optimizer layout).
+
+    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one
+    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing.
+    """
+    alphabet: dict[Placement, None] = {REPLICATE: None}
+    for layout in wanted:
+        for placement in layout.placements:
+            alphabet.setdefault(plain(placement))
+    for dim in range(len(tensor.shape)):
+        alphabet.setdefault(Shard(dim))
+    per_axis = [list(alphabet) if size > 1 else [REPLICATE] for size in mesh.sizes]
+    found: dict[Layout, None] = {}
+    for placements in itertools.product(*per_axis):
+        layout = Layout(placements)
+        if _storable(tensor, layout, mesh):
+            found.setdefault(normalise(layout, tensor.shape, mesh))
+    return tuple(layout for layout in found if _storable(tensor, layout, mesh))
+
+
+def _storable(tensor: Tensor, layout: Layout, mesh: Mesh) -> bool:
+    last = tuple(size - 1 for size in mesh.sizes)
+    for dim, size in enumerate(local_sizes(tensor.shape, layout, mesh)):
+        kinds = {(shard.blocks, shard.unit) for shard in size.shards}
+        if len(kinds) > 1 or any(tensor.shape[dim] % (blocks * unit) for blocks, unit in kinds):
+            return False
+        if size.shards and size.evaluate(mesh, last) == 0:
+            return False
+    return True
