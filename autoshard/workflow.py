@@ -155,12 +155,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         return Made(_with_step(plan, graph, wanted), ignored)
     log: Log = []
     clock = _clock(wanted)
-<<<<<<< HEAD
-    plan, points, task = _searched(graph, hardware, wanted, clock, log)
-    plan = _with_step(plan, graph, wanted)
-=======
-    plan, points, whole = _stepped(graph, hardware, wanted, clock, log)
->>>>>>> 6ea48fe (A plan of several micro-batches is searched for as one of them: what runs once a step counts to a part; the memory limit is that of the whole step)
+    plan, points, task = _stepped(graph, hardware, wanted, clock, log)
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
     left = clock if clock.stopped or wanted.time_limit_seconds else None
     styles = _styles(plan, graph, hardware, left, log, task)
@@ -169,13 +164,13 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
 def _stepped(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
-) -> tuple[Plan, tuple[Point, ...], Formulation | None]:
+) -> tuple[Plan, tuple[Point, ...], SearchTask | None]:
     """What `_searched` gives, with the whole step that is asked for, which fits."""
     if not wanted.step.said:
         return _searched(graph, hardware, wanted, clock, log)
     from autoshard.search.memory_fit import fitting_step
 
-    found: list[tuple[Plan, tuple[Point, ...], Formulation | None]] = []
+    found: list[tuple[Plan, tuple[Point, ...], SearchTask | None]] = []
 
     def searched(limit_bytes: float) -> Plan:
         found.append(_searched(graph, hardware, replace(wanted, memory_limit_bytes=limit_bytes), clock, log))
@@ -184,7 +179,7 @@ def _stepped(
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     start = float("inf") if wanted.step.changes_memory else limit
     plan = fitting_step(searched, lambda plan: _with_step(plan, graph, wanted), limit, start)
-    return plan, *found[-1][1:]
+    return plan, *found[0][1:]
 
 
 def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
