@@ -111,7 +111,7 @@ def batches() -> None:
         follows(expected, own, lambda each: each(**batch)["loss"])
     for call, words in (
         (lambda: own(ids), "planned for ids, labels, and is called with ids"),
-        (lambda: own(ids, labels, scale=2.0), "other constants"),
+        (lambda: own(ids, labels, scale=2.0), "with scale=its default, and is called with scale=2.0"),
         (lambda: own(ids[:3], labels), "input ids: expected the global shape"),
         (lambda: own(ids.float(), labels), "input ids: expected int64, got float32"),
         (lambda: own.eval(), "planned for training"),
@@ -191,6 +191,31 @@ def images() -> None:
     refused(lambda: own(x[:, :, slices[2]].clone().requires_grad_()), "expected the global shape")
 
 
+def gathered() -> None:
+    """Weights that are stored in parts and gathered by blocks, in whatever order a program goes forward and back."""
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    torch.manual_seed(3)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)), nn.Linear(16, 8))
+    for strategy, mesh in (("fsdp", "dp=4"), ("hsdp", "outer=2,dp=2")):
+        plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh=mesh, strategy=strategy)
+        own, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
+        assert own._made[0].source.WEIGHT_BUCKETS, strategy
+        follows(expected, own, lambda each: cross_entropy(each(x), t))
+        follows(expected, own, lambda each: cross_entropy(each(x) + each(x.flip(0)), t))  # two forwards, one backward
+        assert own._step.spent and not own._step.lines, strategy  # they went together
+        own(x), own(2 * x)  # and some without a backward
+        with torch.no_grad():
+            near(own(x), expected(x), "no_grad")
+
+        def twice(each: Any) -> Tensor:
+            y = each(x)
+            y.square().mean().backward(retain_graph=True)
+            each(-x)
+            return cross_entropy(y, t)
+
+        follows(expected, own, twice)
+
+
 def micro_batches() -> None:
     """Three micro-batches with labels that are ignored unevenly: the step of their labels together."""
     ids, labels = torch.randint(0, 12, (24, 4)), torch.randint(0, 12, (24,))
@@ -220,7 +245,8 @@ def micro_batches() -> None:
 
 
 CASES = {
-    case.__name__: case for case in (loss_beside, outputs, batches, from_disk, images, micro_batches, rank_0_fails)
+    case.__name__: case
+    for case in (loss_beside, outputs, batches, from_disk, images, gathered, micro_batches, rank_0_fails)
 }
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +9,14 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from autoshard.api import ranks
 from autoshard.api.boundary import fits, held_slices, local_shape, part_of, rest_of, undistributed, whole_of
+from autoshard.api.gradient_step import GradientStep, run_on_ranks, step_gradients
 from autoshard.api.live_model import called_with, same_tensors
 from autoshard.api.planned import PlannedModel
 from autoshard.api.rank_model import RankModel, check_one_stage, fill, rank_model, stored
-from autoshard.api.step_gradients import STEPS, step_gradients
-from autoshard.emit.runtime import full_state_dict, load_full_state_dict, reducing, regathering
+from autoshard.emit.runtime import full_state_dict, load_full_state_dict
 from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
@@ -214,54 +212,3 @@ def register(holder: nn.Module, made: RankModel) -> None:
                 owner.register_parameter(name, held[one.path])
             else:
                 owner.register_buffer(name, held[one.path], persistent=one.persistent)
-
-
-def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
-    """The local outputs in the original's order, from local inputs."""
-    program = made.program
-    made.mesh.random.step = next(STEPS)
-    again = made.source.GATHERS_AGAIN and torch.is_grad_enabled()
-    with regathering() if again else contextlib.nullcontext():
-        result = made.module(*inputs)
-    outputs = list(result) if isinstance(result, tuple) else [result]
-    if program.loss is not None:
-        outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
-    step.watch(outputs)
-    return outputs
-
-
-class GradientStep:
-    """Around each backward through a rank's model: its gradients are summed over devices beside it, as in a package.
-
-    They are added to what earlier backwards left, as by autograd. A backward that an error ended leaves that alone.
-    """
-
-    def __init__(self, made: RankModel) -> None:
-        self.made, self.open = made, contextlib.ExitStack()
-        self.running = False
-
-    def watch(self, outputs: list[Tensor]) -> None:
-        """Begins with the first gradient that reaches one of these."""
-        if self.running:
-            self._abandon()
-        if self.made.buckets:
-            for output in outputs:
-                if output.grad_fn is not None:
-                    output.grad_fn.register_prehook(self._begin)
-
-    def _begin(self, _: Any) -> None:
-        if not self.running:
-            self.running = True
-            self.open = contextlib.ExitStack()
-            self.open.enter_context(reducing(self.made.mesh, self.made.parameters(), self.made.buckets))
-            Variable._execution_engine.queue_callback(self._end)
-
-    def _end(self) -> None:
-        self.running = False
-        self.open.close()
-
-    def _abandon(self) -> None:
-        self.running = False
-        ended = RuntimeError("the backward was ended by an error")
-        with contextlib.suppress(RuntimeError):
-            self.open.__exit__(RuntimeError, ended, None)

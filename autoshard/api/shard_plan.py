@@ -12,8 +12,8 @@ from torch import nn
 from autoshard import workflow
 from autoshard.api import ranks
 from autoshard.api.function_module import FunctionModule
+from autoshard.api.gradient_step import GradientStep
 from autoshard.api.live_model import captured as graph_of
-from autoshard.api.parallel_module import GradientStep
 from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
 from autoshard.api.rank_model import RankModel, rank_model
 from autoshard.api.settings import pin_texts, read_hardware, read_mesh

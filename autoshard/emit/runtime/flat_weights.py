@@ -29,7 +29,7 @@ Buckets = Sequence[tuple[Sequence[str], torch.dtype, Sequence[str], int, bool]]
 def gathered_together(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
     """Around a forward and its backward. A bucket: axis names, the dtype of its weights in use, their names in the
     order of use, the number of its block, and whether they stay whole from forward to backward."""
-    line = _Line(mesh, parameters, buckets)
+    line = Line(mesh, parameters, buckets)
     try:
         yield
         line.finish()
@@ -37,10 +37,17 @@ def gathered_together(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter]
         line.leave()
 
 
-class _Line:
-    """The buckets in the order of their use."""
+class Line:
+    """The buckets in the order of their use, for one forward and its backward.
 
-    def __init__(self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
+    A program that calls backward when it likes makes one around each forward, hides it after that, and ends each
+    backward with `finish` and `rewind` where the line `is_used`.
+    """
+
+    def __init__(
+        self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, number: int = 0
+    ) -> None:
+        self.number = number  # among several
         self.buckets: list[_Bucket] = []
         self.scattering: list[_Bucket] = []  # of one block
         for axes, dtype, names, block, kept in buckets:
@@ -75,6 +82,23 @@ class _Line:
         for bucket in self.scattering:
             bucket.give_gradients()
 
+    @property
+    def is_used(self) -> bool:
+        """Has a backward made gradients of its weights?"""
+        return any(bucket.given for bucket in self.buckets)
+
+    def hide(self) -> None:
+        """Its forward is over: another one has a line of its own."""
+        for bucket in self.buckets:
+            for weight in bucket.weights:
+                weight.hide()
+
+    def rewind(self) -> None:
+        """For another backward of the same forward."""
+        self.scattering = []
+        for bucket in self.buckets:
+            bucket.rewind()
+
     def leave(self) -> None:
         """These objects refer to each other: what they still hold would live until a garbage collector comes."""
         for bucket in self.buckets:
@@ -86,7 +110,7 @@ class _Line:
 class _Bucket:
     """What is gathered together. `backward`: its second gather, or the one gather of a bucket that stays whole."""
 
-    def __init__(self, line: _Line, block: int, axis: Axis, dtype: torch.dtype, kept: bool) -> None:
+    def __init__(self, line: Line, block: int, axis: Axis, dtype: torch.dtype, kept: bool) -> None:
         self.line, self.block, self.axis, self.dtype, self.kept = line, block, axis, dtype, kept
         self.weights: list[Weight] = []
         self.backward, self.started = False, 0  # gathers
@@ -107,6 +131,13 @@ class _Bucket:
         """From forward to backward."""
         if not self.backward:
             self.backward, self.wait, self.flat = True, None, None
+
+    def rewind(self) -> None:
+        """Its weights are gathered once more, and their gradients scattered, where another backward asks for it."""
+        self.started, self.given = min(self.started, 1), 0
+        self.wait, self.flat, self.flat_gradient, self.scattered = None, None, None, None
+        for weight in self.weights:
+            weight.has_gradient = False
 
     def start(self) -> None:
         """Sends the shards on their way, if they are not yet."""
@@ -207,6 +238,9 @@ class Weight:
 
     def leave(self) -> None:
         self.whole = None
+        self.hide()
+
+    def hide(self) -> None:
         leaf = cast(Any, local(self.parameter))
         if getattr(leaf, "weight", None) is self:
             leaf.weight = None

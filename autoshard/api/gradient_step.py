@@ -1,0 +1,145 @@
+"""A rank's model within a program's own autograd: forwards and backwards in any order, or a step of micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from autoshard.api.boundary import whole_of
+from autoshard.api.rank_model import RankModel
+from autoshard.emit.runtime import gathered_together, label_shares, reducing, regathering
+from autoshard.emit.runtime.flat_weights import Line
+
+_STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
+_LINES = count(1)
+
+
+def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
+    """The local outputs in the original's order, from local inputs."""
+    program = made.program
+    made.mesh.random.step = next(_STEPS)
+    again = made.source.GATHERS_AGAIN and torch.is_grad_enabled()
+    with step.gathering(), regathering() if again else contextlib.nullcontext():
+        result = made.module(*inputs)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    if program.loss is not None:
+        outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
+    step.watch(outputs)
+    return outputs
+
+
+class GradientStep:
+    """Around each backward through a rank's model: its gradients are summed over devices beside it, as in a package.
+
+    They are added to what earlier backwards left, as by autograd. A backward that an error ended leaves that alone.
+    Each forward has a line of weights that are gathered together; it lives as long as its graph.
+    """
+
+    def __init__(self, made: RankModel) -> None:
+        self.made, self.open = made, contextlib.ExitStack()
+        self.lines: weakref.WeakSet[Line] = weakref.WeakSet()  # of forwards without a backward so far
+        self.spent: weakref.WeakSet[Line] = weakref.WeakSet()
+        self.running = False
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By original name, as they are at the first forward."""
+        return self.made.parameters()
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Around a forward: blocks of weights are gathered together, one ahead, then and in its backward."""
+        buckets = self.made.source.WEIGHT_BUCKETS
+        if not buckets:
+            yield
+            return
+        line = Line(self.made.mesh, self.parameters, buckets, next(_LINES))
+        try:
+            yield
+        finally:
+            if torch.is_grad_enabled():
+                line.hide()
+                self.lines.add(line)
+            else:
+                line.leave()
+
+    def watch(self, outputs: list[Tensor]) -> None:
+        """Begins with the first gradient that reaches one of these."""
+        if self.running:
+            self._abandon()
+        if self.made.buckets or self.made.source.WEIGHT_BUCKETS:
+            for output in outputs:
+                if output.grad_fn is not None:
+                    output.grad_fn.register_prehook(self._begin)
+
+    def _begin(self, _: Any) -> None:
+        if not self.running:
+            self.running = True
+            self.open = contextlib.ExitStack()
+            several = max(1, len(self.lines))  # a forward's gradients come by themselves
+            self.open.enter_context(reducing(self.made.mesh, self.parameters, self.made.buckets, several))
+            Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.running = False
+        for line in self._used():
+            line.finish()
+            line.rewind()
+        self.open.close()
+
+    def _used(self) -> list[Line]:
+        """Those that this backward went through, on all devices in the order of their forwards."""
+        used = sorted((line for line in (*self.lines, *self.spent) if line.is_used), key=lambda line: line.number)
+        for line in used:
+            self.lines.discard(line)
+            self.spent.add(line)
+        return used
+
+    def _abandon(self) -> None:
+        self.running = False
+        for line in self._used():
+            line.rewind()
+        ended = RuntimeError("the backward was ended by an error")
+        with contextlib.suppress(RuntimeError):
+            self.open.__exit__(RuntimeError, ended, None)
+
+
+# --- a step of several micro-batches --------------------------------------------------------------------------------
+
+
+def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> Tensor:
+    """From the local inputs of each micro-batch, as a package's train.py does it. The mean loss, on every rank."""
+    source, mesh, parameters = made.source, made.mesh, made.parameters()
+    mesh.random.step = next(_STEPS)
+    shares: Sequence[Sequence[Tensor]] = [()] * len(batches)
+    if len(batches) > 1:
+        shares = _shares(made, batches)
+    losses = []
+    with reducing(mesh, parameters, made.buckets, len(batches)):
+        for number, (inputs, own) in enumerate(zip(batches, shares, strict=True)):
+            again = regathering() if source.GATHERS_AGAIN else contextlib.nullcontext()
+            with mesh.micro_batch(number, own), gathered_together(mesh, parameters, source.WEIGHT_BUCKETS), again:
+                result = made.module(*inputs)
+                loss = result[0] if isinstance(result, tuple) else result
+                (loss / len(batches)).backward()
+            losses.append(loss.detach())
+    name = made.program.loss
+    assert name is not None
+    return whole_of(torch.stack(losses).mean(0), (), str(made.program.value(name).layout), mesh)
+
+
+def _shares(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """Of each micro-batch, for each mean over labels: its share of the labels of the step."""
+    labels = made.source.build_labels(made.mesh)
+    given = [() if labels is None else labels(*inputs) for inputs in batches]
+    every = [(one,) if isinstance(one, Tensor) else one for one in given]
+    shares: list[list[Tensor]] = label_shares(made.mesh, every, made.source.LABEL_COUNTS)
+    return shares
