@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from autoshard.api.plan_tables import operator_strategies, parameter_layouts, strategies_text
     from autoshard.api.sharded import shard
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
+    from autoshard.graph_capture.module_requests import recompute
     from autoshard.graph_capture.operator_strategies import operator, strategy
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ __all__ = [
     "parallelize",
     "parameter_layouts",
     "plan",
+    "recompute",
     "report",
     "shard",
     "simulate",
@@ -35,6 +37,7 @@ _PLACES = {
     **dict.fromkeys(("capture", "load_plan", "plan", "report", "simulate", "verify", "write"), _VERBS),
     "parallelize": "autoshard.api.parallel_module",
     "shard": "autoshard.api.sharded",
+    "recompute": "autoshard.graph_capture.module_requests",
     **dict.fromkeys(("operator_strategies", "parameter_layouts", "strategies_text"), "autoshard.api.plan_tables"),
     **dict.fromkeys(("operator", "strategy"), "autoshard.graph_capture.operator_strategies"),
 }

@@ -185,7 +185,7 @@ def _stepped(
 def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
     from autoshard.search.whole_step import predicted, with_step
 
-    if not wanted.step.said:
+    if not wanted.step.said and not graph.module_requests:
         return plan
     return predicted(with_step(plan, graph, wanted.step), graph)
 

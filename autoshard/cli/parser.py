@@ -116,7 +116,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:
     counts = "micro-batches a step, each the batch that the model is called with; default 1"
-    parser.add_argument("--micro-batches", type=whole("--micro-batches"), metavar="M", help=counts)
+    parser.add_argument("--micro-batches", "--micro-size", type=whole("--micro-batches"), metavar="M", help=counts)
     samples = (
         "samples a step: the batch that the model is called with, times the number of micro-batches; with --devices "
     )
@@ -128,7 +128,7 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     zero = "stage of ZeRO: 0, 1, 2 or 3"
     parser.add_argument("--zero", metavar="Z", help=zero)
     stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
-    parser.add_argument("--stages", type=_count("--stages"), metavar="S", help=stages)
+    parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages"), metavar="S", help=stages)
     parts = "parts of the model on each stage, for the interleaved schedule; default 1"
     parser.add_argument("--virtual-stages", type=_count("--virtual-stages"), metavar="V", help=parts)
     parser.add_argument("--schedule", metavar="NAME", help="of stages: gpipe, 1f1b (default) or interleaved")

@@ -16,6 +16,7 @@ from autoshard.graph_capture.constructor.initial_distributions import InitWatche
 from autoshard.graph_capture.constructor.recipes import recipes_of
 from autoshard.graph_capture.input_ranges import input_ranges
 from autoshard.graph_capture.load_model import load_exported, load_model
+from autoshard.graph_capture.module_requests import ignored_requests, module_requests
 from autoshard.graph_capture.operator_strategies import marks, noted
 from autoshard.graph_capture.overloads import note_schemas
 from autoshard.graph_capture.passes.canonical import canonical
@@ -119,7 +120,12 @@ def _capture(
         program, assumed = export(model, inputs)
         graph = _finish(program, model, watcher, source, precision, optimizer, training)
         ranges = input_ranges(graph, inputs, watcher.recorder.calls)
-        own = replace(graph, assumed=(*graph.assumed, *assumed), input_ranges=ranges)
+        own = replace(
+            graph,
+            assumed=(*graph.assumed, *assumed, *ignored_requests(model)),
+            input_ranges=ranges,
+            module_requests=module_requests(model),
+        )
         return replace(own, call=record(model, inputs, program))
     finally:
         for module, mode in modes:

@@ -151,7 +151,8 @@ class Graph:
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
-    `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it.
+    `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it. `module_requests` are
+    (module path, what) pairs of its modules: "stage:1", "recompute", and of the whole "micro_batches:8".
     `variables` are (tensor, name) pairs: what the model's code calls the values, where it has a name for them.
     `call`: how the model is called with `inputs` and returns `outputs`, as JSON text; "" where that is not known. It is
     no part of what a plan is made for.
@@ -178,6 +179,7 @@ class Graph:
     assumed: tuple[str, ...] = ()
     input_ranges: tuple[InputRange, ...] = ()
     strategies: tuple[tuple[str, str], ...] = ()
+    module_requests: tuple[tuple[str, str], ...] = ()
     call: str = ""
     variables: tuple[tuple[str, str], ...] = ()
 

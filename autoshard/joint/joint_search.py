@@ -32,6 +32,7 @@ from autoshard.units import format_bytes
 
 TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
 SIMULATED = 2  # plans of one stage problem
+INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
 FAR = 0.9  # the closed form is at most this much above the simulated step
 
@@ -170,17 +171,20 @@ def joint_search(
     capacity_bytes: float,
     *,
     stage_of: dict[int, int] | None = None,
+    again: frozenset[int] = frozenset(),
     count: int = 8,
     tell: Callable[[str], None] = lambda text: None,
 ) -> JointResult:
-    """The best of `space`. `stage_of`: blocks that a pin puts on a stage. InfeasibleError where none fits."""
+    """The best of `space`. `stage_of`: blocks that a pin puts on a stage; `again`: kinds of blocks that are computed
+    again in any case. InfeasibleError where none fits."""
     line = block_line(graph)
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
     store = FrontStore(line, hardware, replicas=measured_replicas(choices), tell=tell)
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and not not_again(graph, block.module, 2)}
-    keeps = tuple(space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
+    offered = [(INPUT,) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
+    keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
         for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero == 3 else ():
             store.sharded(own)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
@@ -14,6 +16,7 @@ from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
+from autoshard.search.whole_step import check_order
 
 ZEROS = (0, 1, 2, 3)
 
@@ -23,9 +26,19 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
     InfeasibleError where nothing divides or fits."""
     _check(graph, wanted)
     _check_batch(graph, wanted)
+    wanted = replace(wanted, step=with_requests(wanted.step, graph))
+    if isinstance(wanted.step.stages, int):
+        check_order(graph, wanted.step.pins, wanted.step.stages)
     line = block_line(graph)
     capacity = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
-    return joint_search(graph, hardware, space_of(line, wanted), capacity, stage_of=_pinned(line, wanted.step.pins))
+    return joint_search(
+        graph,
+        hardware,
+        space_of(line, wanted),
+        capacity,
+        stage_of=_pinned(line, wanted.step.pins),
+        again=_again(graph, line, wanted),
+    )
 
 
 def _check(graph: Graph, wanted: SearchRequest) -> None:
@@ -84,6 +97,21 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         tuple(RECOMPUTE[name] for name in keeps),
         bool(step.pins),
     )
+
+
+def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> frozenset[int]:
+    """Kinds of blocks that the model wants computed again. UsageError where that is some of equal blocks."""
+    if wanted.step.recompute is not None:
+        return frozenset()
+    asked = {*recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))}
+    kinds = {block.kind for block in line.blocks if block.module in asked}
+    left = [block.module for block in line.blocks if block.kind in kinds and block.module not in asked]
+    if left:
+        told = (
+            f"recompute() of some blocks, and not of {left[0]}, which is equal: a search decides for equal ones alike"
+        )
+        raise UsageError(told, "recompute() of all of them, --recompute auto, or --mesh")
+    return frozenset(kinds)
 
 
 def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:

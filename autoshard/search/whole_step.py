@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
@@ -14,7 +16,8 @@ from autoshard.program.weight_buckets import block_of
 
 
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
-    """`plan` with the step that `request` fixes. UsageError where there is none."""
+    """`plan` with the step that `request` fixes, and the model's own modules. UsageError where there is none."""
+    request = with_requests(request, graph)
     if request.open_ or request.micro_batch is not None or request.zero is not None:
         told = (
             "auto, lists, --micro-batch and --zero are for steps that are searched for: for a global batch on devices"
@@ -28,10 +31,14 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     elif request.micro_batches is None and stages > 1:
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    keep = RECOMPUTE[request.recompute or "none"]
-    blocks = repeated_blocks(graph) if keep != KEEP_ALL else ()
-    reasons = {path: not_again(graph, path, count) for path in blocks}
-    recompute = tuple(BlockPolicy(path, keep) for path in blocks if not reasons[path])
+    blocks = repeated_blocks(graph)
+    if request.recompute is None:
+        keeps = dict.fromkeys(recomputed_blocks(graph, blocks), RECOMPUTE["full"])
+    else:
+        keeps = dict.fromkeys(blocks, RECOMPUTE[request.recompute])
+    wanted = {path: keep for path, keep in keeps.items() if keep != KEEP_ALL}
+    reasons = {path: not_again(graph, path, count) for path in wanted}
+    recompute = tuple(BlockPolicy(path, keep) for path, keep in wanted.items() if not reasons[path])
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, schedule, virtual, parts, recompute)
     check_step(step, graph)
@@ -68,6 +75,8 @@ def balanced_parts(
     ends = [0.0]
     for own in seconds:
         ends.append(ends[-1] + own)
+    if virtual == 1:
+        check_order(graph, pins, stages)
     wanted = _pinned(graph, pins)
     starts = _boundaries(graph, count, wanted)
     return tuple(
@@ -107,6 +116,23 @@ def _pinned(graph: Graph, pins: tuple[StagePin, ...]) -> dict[int, int]:
                 told = f"pins put {graph.ops[i].module} on stage {wanted[i]} and on stage {pin.stage}"
                 raise UsageError(told, "one of them")
     return wanted
+
+
+def check_order(graph: Graph, pins: tuple[StagePin, ...], stages: int) -> None:
+    """UsageError where a stage decreases along the data flow, or none is left for a stage."""
+    wanted = _pinned(graph, pins)
+    order = sorted(wanted)
+    for before, after in pairwise(order):
+        if wanted[after] < wanted[before]:
+            first, second = graph.ops[before].module, graph.ops[after].module
+            told = f"{first} is on stage {wanted[before]}, and {second}, which comes after it, on stage {wanted[after]}"
+            raise UsageError(
+                f"{told}: a stage may not decrease along the data flow", "stages that grow in the order of the data"
+            )
+    unused = [stage for stage in range(stages) if stage not in wanted.values()]
+    if unused and len(order) == len(graph.ops):
+        told = f"stage {unused[0]} of {stages} is not used: every module is on another"
+        raise UsageError(told, f"--stages {len(set(wanted.values()))}")
 
 
 def _cut(starts: list[int], ends: list[float], count: int, stages: int, wanted: dict[int, int]) -> list[int]:

@@ -1,0 +1,45 @@
+"""What the model's own modules ask of a step, beside what the command line says: that goes before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoshard.constraints.step_request import StagePin, StepRequest
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph
+
+
+def with_requests(request: StepRequest, graph: Graph) -> StepRequest:
+    """`request`, and what it leaves open as the graph's model says: stages of modules, the number of micro-batches."""
+    said = {pin.path for pin in request.pins}
+    own = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
+    stages = request.stages
+    if own and stages is None:
+        stages = 1 + max(pin.stage for pin in (*request.pins, *own))
+    counts = [int(n) for _, n in _values(graph, "micro_batches")]
+    count = request.micro_batches
+    if counts and count is None and request.global_batch is None:
+        count = counts[0]
+    made = replace(request, pins=(*request.pins, *own), stages=stages, micro_batches=count)
+    if made != request:
+        made.check()
+    return made
+
+
+def recomputed_blocks(graph: Graph, blocks: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `blocks` that the model wants computed again. UsageError for a module that neither is nor holds one."""
+    found: dict[str, None] = {}
+    for path, what in graph.module_requests:
+        if what != "recompute":
+            continue
+        own = [block for block in blocks if not path or block == path or block.startswith(f"{path}.")]
+        if not own:
+            known = f": blocks are {blocks[0]} to {blocks[-1]}" if blocks else ""
+            told = f"recompute() of {path}: only items of lists of modules are computed again, whole{known}"
+            raise UsageError(told, "recompute() of a block, or of what holds blocks")
+        found |= dict.fromkeys(own)
+    return tuple(found)
+
+
+def _values(graph: Graph, what: str) -> list[tuple[str, str]]:
+    return [(path, own.removeprefix(f"{what}:")) for path, own in graph.module_requests if own.startswith(f"{what}:")]

@@ -1,0 +1,75 @@
+"""What a model says of its training step on its own modules, in MindSpore's words: `block.pipeline_stage = 1`,
+`model.micro_size = 8`, `recompute(block)`.
+
+They do nothing where the model runs alone. A capture reads them; options of the command line go before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from torch import nn
+
+from autoshard.errors import CaptureError, UsageError
+
+_Module = TypeVar("_Module", bound=nn.Module)
+_AGAIN = "_autoshard_recompute"
+STAGE, COUNT, RECOMPUTE = "stage", "micro_batches", "recompute"
+
+
+def recompute(
+    module: _Module, mp_comm_recompute: bool = True, parallel_optimizer_comm_recompute: bool | None = None
+) -> _Module:
+    """`module`, whose blocks backward computes again from their inputs. Once a module; what holds it goes before.
+
+    Collectives inside run again, and weights that are stored in shards are gathered again: where a keyword asks for
+    something else, the plan says that it counts for nothing. UsageError for a second call on one module.
+    """
+    if hasattr(module, _AGAIN):
+        raise UsageError(f"recompute() of {type(module).__name__} for the second time", "one call for each module")
+    ignored = []
+    if not mp_comm_recompute:
+        ignored.append("mp_comm_recompute=False: collectives of what is computed again run again")
+    if parallel_optimizer_comm_recompute is False:
+        ignored.append("parallel_optimizer_comm_recompute=False: weights of what is computed again are gathered again")
+    object.__setattr__(module, _AGAIN, tuple(ignored))
+    return module
+
+
+def module_requests(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """(module path, what it asks for), in the order of the model. CaptureError for a value that can't be."""
+    return tuple(_requests(model))
+
+
+def ignored_requests(model: nn.Module) -> tuple[str, ...]:
+    """Sentences on keywords that count for nothing."""
+    return tuple(
+        f"recompute of {path or type(module).__name__} with {sentence}"
+        for path, module in model.named_modules()
+        for sentence in getattr(module, _AGAIN, ())
+    )
+
+
+def _requests(model: nn.Module) -> Iterator[tuple[str, str]]:
+    again: list[str] = []
+    for path, module in model.named_modules():
+        stage = vars(module).get("pipeline_stage")
+        if stage is not None:
+            yield path, f"{STAGE}:{_number(stage, f'pipeline_stage of {path}', 0)}"
+        if hasattr(module, _AGAIN) and not any(_within(path, outer) for outer in again):
+            again.append(path)
+            yield path, RECOMPUTE
+    count = vars(model).get("micro_size")
+    if count is not None:
+        yield "", f"{COUNT}:{_number(count, 'micro_size', 1)}"
+
+
+def _number(value: object, what: str, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise CaptureError(f"{what} is {value!r}, expected an int from {least} on", f"{what.split()[0]} = {least}")
+    return value
+
+
+def _within(path: str, outer: str) -> bool:
+    return not outer or path.startswith(f"{outer}.")

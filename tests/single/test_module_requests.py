@@ -1,0 +1,144 @@
+"""What a model says of its step on its own modules, in MindSpore's words, and the errors documented for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autoshard
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest, read_stage_pins
+from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.capture import capture_model
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import dumps, graph_hash, loads
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import StepPlan
+from autoshard.joint.step_request_space import searched_step
+from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.whole_step import with_step
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+Ask = Callable[[Tower], object]
+
+
+def graph_of(ask: Ask) -> Graph:
+    tower = Tower()
+    ask(tower)
+    return capture_model(tower, (torch.randn(6, 8),))
+
+
+def on_stages(*stages: int | None) -> Ask:
+    def ask(tower: Tower) -> None:
+        for block, stage in zip(tower.blocks, stages, strict=True):
+            if stage is not None:
+                block.pipeline_stage = stage  # type: ignore[assignment]
+
+    return ask
+
+
+@cache
+def untouched() -> Graph:
+    return graph_of(lambda tower: None)
+
+
+def step_of(graph: Graph, **said: object) -> StepPlan:
+    plan = random_plan(graph, Mesh.parse("dp=2"), load_hardware("cpu-local"), 0)
+    return with_step(plan, graph, StepRequest(**said)).step  # type: ignore[arg-type]
+
+
+def begins(step: StepPlan, graph: Graph) -> list[str]:
+    return [graph.by_op[part.first_op].module for part in step.parts]
+
+
+def test_stages_of_modules_cut_the_model_where_they_change() -> None:
+    graph = graph_of(on_stages(0, None, None, 1))
+    assert graph.module_requests == (("blocks.0", "stage:0"), ("blocks.3", "stage:1"))
+    assert graph_hash(graph) != graph_hash(untouched()) and loads(dumps(graph)) == graph
+    held = graph_of(on_stages(0, 1, 1, 1))
+    step = step_of(held, micro_batches=4)
+    assert step.stages == 2 and begins(step, held)[1].startswith("blocks.1")
+    pins = read_stage_pins(("stage:blocks.1=0",))
+    other = step_of(held, micro_batches=4, stages=2, pins=pins)  # the command line goes before
+    assert begins(other, held)[1].startswith("blocks.2")
+
+
+def test_the_number_of_micro_batches_is_the_models_where_nothing_is_said() -> None:
+    graph = graph_of(lambda tower: setattr(tower, "micro_size", 5))
+    assert step_of(graph).micro_batches == 5 and step_of(graph, micro_batches=2).micro_batches == 2
+    assert step_of(graph, global_batch=18).micro_batches == 3
+
+
+def test_blocks_are_computed_again() -> None:
+    one = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], mp_comm_recompute=False))
+    assert [(own.module, own.keep) for own in step_of(one).recompute] == [("blocks.2", "input")]
+    assert "mp_comm_recompute=False: collectives of what is computed again run again" in one.assumed[-1]
+    assert step_of(one, recompute="none").recompute == ()
+    both = graph_of(lambda tower: (autoshard.recompute(tower.blocks), autoshard.recompute(tower.blocks[0])))
+    assert both.module_requests == (("blocks", "recompute"),)  # what holds it goes before
+    assert [own.module for own in step_of(both).recompute] == [f"blocks.{n}" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "said", "words"),
+    [
+        (on_stages(0, 1, 0, 1), {"micro_batches": 4}, "blocks.1.* is on stage 1, and blocks.2.* on stage 0"),
+        (on_stages(0, 0, 2, 2), {"micro_batches": 4}, "stages? .*(not used|each must be used)"),
+        (on_stages(0, 0, 1, 1), {"micro_batches": 1}, "1 micro-batches for 2 stages"),
+        (on_stages(0, 0, 1, 1), {}, "needs micro-batches to keep them busy"),
+        (lambda tower: autoshard.recompute(tower.blocks[0].up), {}, "recompute\\(\\) of blocks.0.up: only items"),
+    ],
+)
+def test_what_can_not_be_is_said(ask: Ask, said: dict[str, object], words: str) -> None:
+    graph = graph_of(ask)
+    with pytest.raises(UsageError, match=words):
+        step_of(graph, **said)
+
+
+def test_values_that_can_not_be() -> None:
+    with pytest.raises(CaptureError, match=r"pipeline_stage of blocks\.0 is -1, expected an int from 0 on"):
+        graph_of(on_stages(-1, 0, 0, 0))
+    with pytest.raises(UsageError, match="for the second time"):
+        graph_of(lambda tower: autoshard.recompute(autoshard.recompute(tower.blocks[0])))
+
+
+def test_a_searched_step_keeps_to_them() -> None:
+    def ask(tower: Tower) -> None:
+        on_stages(0, 0, 0, 1)(tower)
+        autoshard.recompute(tower)
+
+    graph, hardware = graph_of(ask), load_hardware("a100-80g-sxm")
+    wanted = SearchRequest(devices=2, step=StepRequest(global_batch=12, micro_batch=3))
+    best = searched_step(graph, hardware, wanted).best
+    assert best.problem.choice.stages == 2
+    assert [(part.first, part.stop) for part in best.plan.parts] == [(0, 3), (3, len(best.problem.kinds))]
+    inside = [best.problem.keeps[kind][point] for kind, point in zip(best.problem.kinds, best.plan.points, strict=True)]
+    assert inside[:4] == ["input"] * 4
+    free = replace(wanted, step=replace(wanted.step, recompute="none"))
+    assert searched_step(graph, hardware, free).best.problem.keeps[0] == ("all",)
