@@ -100,7 +100,7 @@ class SearchTask:
     def steps(self) -> StepSearch:
         """Plans by what a step takes, and the bound on it."""
         with timed(self.log, "resources of a step"):
-            return StepSearch(self.formulation)
+            return StepSearch(self.formulation, self.clock)
 
     @property
     def by_step(self) -> bool:

@@ -18,10 +18,11 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.step_resources import StepResources, follows, in_a_row, pair_seconds, step_resources
 from autoshard.ir.problem import Floats, Problem
+from autoshard.solvers import solve
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
-from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.relax import hub_relaxation
@@ -103,7 +104,8 @@ class StepSearch:
 
     `used`: of each what it roughly occupies."""
 
-    def __init__(self, formulation: Formulation) -> None:
+    def __init__(self, formulation: Formulation, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
         free = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
         self.problem = free.problem
         self.resources = step_resources(free)
@@ -166,12 +168,16 @@ class StepSearch:
     def _solved(self, name: str, problem: Problem, rounds: int) -> Choice | None:
         state = Incumbent(problem)
         try:
-            if not self.shares.search(state, rounds) or state.choice is None:
-                return None
+            if not self.shares.search(state, rounds):
+                if self.clock.over:
+                    return None
+                state.offer(solve(problem, "auto", Options(self.clock, rough=True)).choice)
         except InfeasibleError as error:
             if not error.proven:
                 return None
             raise
+        if state.choice is None:
+            return None
         self._take(name, state.choice)
         return state.choice
 

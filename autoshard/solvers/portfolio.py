@@ -26,8 +26,10 @@ from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
+from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
+from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.ilp import warm_start
 from autoshard.solvers.pairwise import anytime
 from autoshard.solvers.relax import hub_relaxation
@@ -36,14 +38,17 @@ from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
 from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.window_search import improved
 
 _LOOSE = 1e-3  # relative gap that is worth more work
 _LOOSE_LIMITED = 5e-3  # the same under a memory limit: what one layer weighs
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
+_SOON_ENTRIES = 1_000_000  # the same, where every layer is another one
 _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
 _FEW_CHOICES = 5_000  # of all nodes together: a proof to the last digit takes little
 _SHARE = 0.5  # of the time that is left, for what may end exactly
+_SHARE_EXACT = 0.25  # the same, before shares of readers
 _TRIAL = 0.03  # the same for large problems of pairs, where there is another way from the start
 _SHARE_OF_PAIRS = 0.25  # the same where each value has one reader: messages and forests do well there
 
@@ -95,8 +100,8 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
 
 
 def auto(problem: Problem, options: Options) -> Solution:
-    """Shares of readers first (reader_shares.py): plan and bound in tables as small as those of a chain. What gap they
-    leave is closed by what `solve` does, where it is worth it or the problem is small."""
+    """Exact where that is cheap; else shares of readers first (reader_shares.py): plan and bound in tables as small as
+    those of a chain. What gap they leave is closed by what `solve` does, where it is worth it or the problem small."""
     started, clock, state = time.perf_counter(), options.clock, Incumbent(problem)
     with watched(clock):
         attempt(_auto, state, options)
@@ -111,11 +116,13 @@ def _auto(state: Incumbent, options: Options) -> None:
     if all(len(value.consumers) == 1 for value in problem.values):
         _pairs(state, options, budget)
         return
+    if math.isfinite(options.clock.limit_seconds):
+        warm_start.known(state)
+    if _exact_soon(state, options):
+        return
     shares = options.kept.get("shares")
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
-    if math.isfinite(options.clock.limit_seconds):
-        warm_start.known(state)
     loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
     shares.search(state, *((_ROUGH_ROUNDS,) if options.rough else ()))
     check()
@@ -133,6 +140,24 @@ def _auto(state: Incumbent, options: Options) -> None:
     few = sum(len(node.seconds) for node in problem.nodes) <= _FEW_CHOICES
     if not state.closed and (state.gap > loose or few):
         _search(state, budget, options.clock, options.rough, options.unfit)
+
+
+def _exact_soon(state: Incumbent, options: Options) -> bool:
+    """Leaves the optimum where exact tables are small, and says so: not under a limit that it overflows, nor where
+    values that are read all over keep layers from being solved once."""
+    problem, number = state.problem, structure(state.problem)
+    if number in options.unfit or any(len(value.consumers) > MANY for value in problem.values):
+        return False
+    contents = Contents(problem)
+    repeats = shortened(additive(problem), contents) is not None  # else shares may be sooner
+    budget = min(options.budget_entries or BUDGET_ENTRIES, BUDGET_ENTRIES if repeats else _SOON_ENTRIES)
+    with watched(PartialClock(_SHARE_EXACT * options.clock.left, whole=options.clock)):
+        found = attempt(minimum_within, problem, contents, budget_entries=budget)
+    if found is None or not found.exact:
+        options.unfit.add(number)
+        return False
+    state.raise_bound(found.bound)
+    return state.offer(found.choice)
 
 
 def _pairs(state: Incumbent, options: Options, budget: int) -> None:

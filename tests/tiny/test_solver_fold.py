@@ -7,12 +7,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
-from autoshard.solvers import portfolio
+from autoshard.solvers import portfolio, solve
+from autoshard.solvers.common.result import OPTIMAL
 from autoshard.solvers.elimination import min_plus
 from autoshard.solvers.elimination.block_doubling import solve_short
 from autoshard.solvers.elimination.compress_blocks import shortened
@@ -22,6 +24,7 @@ from autoshard.solvers.elimination.encoding_choice import best, encodings, fitti
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.elimination.repeated_blocks import runs
 from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax.reader_shares import ReaderShares
 
 SEEDS = st.integers(0, 10**9)
 BUDGET = 10**8
@@ -116,6 +119,24 @@ def test_folded_is_unfolded(seed: int, blocks: int, forbid: float) -> None:
     assert found is not None
     assert math.isclose(found.value, expected, rel_tol=1e-9, abs_tol=1e-9)
     assert math.isclose(objective(problem, found.choice), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_blocks_are_eliminated_and_that_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where exact elimination is cheap, `auto` does that and nothing else: no round of shares."""
+
+    def never(*_: object) -> bool:
+        raise AssertionError("shares of readers where elimination is exact")
+
+    monkeypatch.setattr(ReaderShares, "search", never)
+    solved = 0
+    for seed in range(40):
+        problem = repeated(seed, 30)
+        shared = {len(value.consumers) for value in problem.values} - {1}
+        if shared and shortened(additive(problem), Contents(problem)) is not None:
+            found = solve(problem, "auto")
+            assert found.status == OPTIMAL and math.isclose(found.objective, plainly(problem), abs_tol=1e-9)
+            solved += 1
+    assert solved >= 5
 
 
 @given(SEEDS, st.integers(12, 40), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=2))

@@ -31,6 +31,7 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.heuristics.random_plans import random_choice
+from autoshard.solvers.relax import reader_shares
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
 
@@ -195,6 +196,13 @@ def test_other_plans_are_found_between_and_beside() -> None:
     shortest = [search.resources.longest(search.resources.roughly_used(choice)) for choice in (first, *known)]
     assert shortest[0] == min(shortest[: 1 + len(known) - len(others)])
     assert all(math.isfinite(objective(formulation.problem, choice)) for _, choice in others)
+
+
+def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
+    search = StepSearch(made("dp=2,tp=2", *SIZES[1]))
+    assert search.first() is not None and len(search.found) > 1
+    assert len(list(search.others())) > 0
 
 
 def test_an_estimate_counts_what_is_certain() -> None:
