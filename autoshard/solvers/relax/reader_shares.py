@@ -139,6 +139,8 @@ class ReaderShares:
         few = {alike: np.array(sorted(own), np.int64) for alike, own in seen.items()}
         keep: list[Integers] = [few[alike] for alike in self.alike]
         part = replace(narrowed(problem, keep), capacity_bytes=float("inf"))
+        if self.heads:  # layers fold without what all of them read
+            part = reader_terms.without_hubs(additive(part))
         try:
             found = attempt(minimum_within, part, Contents(part), budget_entries=_ENTRIES)
         except InfeasibleError:
@@ -146,6 +148,7 @@ class ReaderShares:
         if found is None:
             return None
         best = tuple(int(some[s]) for some, s in zip(keep, found.choice, strict=True))
+        best = self.given_heads(problem, best)
         self.keep(best)
         return best
 
