@@ -173,7 +173,8 @@ class ClassWriter:
 
     def _stored_name(self, value: str) -> str:
         state = self.package.state.get(value)
-        return f"local(self.{relative(state.path, self.definition.path)})" if state else ""
+        scope = self.definition.path
+        return f"local(self.{relative(state.path, scope)})" if state and inside(state.path, scope) else ""
 
     # --- class docstring ---
 

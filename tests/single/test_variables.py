@@ -74,3 +74,32 @@ def test_the_package_says_these_names() -> None:
     assert "F.linear(gate * value, local(self.down.weight), local(self.down.bias))" in forward[0]
     assert "for block in self.layers:\n            hidden = block(hidden)" in forward[1]
     assert re.search(r"first = hidden\.tanh\(\)\n\s+second = first\.cos\(\)", forward[1])
+
+
+class Head(nn.Module):
+    def __init__(self, table: nn.Parameter) -> None:
+        super().__init__()
+        self.norm, self.decoder = nn.LayerNorm(8), nn.Linear(8, 6)
+        self.decoder.weight = table
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.decoder(self.norm(states)).relu()
+
+
+class Tied(nn.Module):
+    """A class reads a weight that another holds, as BERT's head does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 8)
+        self.head = Head(self.words.weight)
+
+    def forward(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        return F.mse_loss(self.head(self.words(ids)), wanted)
+
+
+def test_a_class_may_read_a_weight_of_another() -> None:
+    graph = capture_model(Tied(), (torch.randint(0, 6, (4,)), torch.randn(4, 6)))
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
+    text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
+    assert re.search(r"F\.relu\(F\.linear\(|\.relu\(", text)
