@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -341,6 +342,31 @@ def test_a_few_steps_are_profiled(start: Start, tmp_path: Path) -> None:
     trace = json.loads((tmp_path / "trace" / "rank-0.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
     assert {"ProfilerStep#2", "ProfilerStep#1"} & set(names) and "aten::embedding" in names
+
+
+class Hostile:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.target,)
+
+
+def test_nothing_that_is_read_is_run(
+    start: Start, package: LoadedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weights file is data, and so is the state of a loader in a checkpoint."""
+    ran = tmp_path / "ran"
+    torch.save({"table.weight": Hostile(ran)}, tmp_path / "weights.pt")
+    code, _, said = start("--steps", 1, "--weights", tmp_path / "weights.pt")
+    assert code == 2 and "error: --weights" in said and "weights.pt can't be read" in said and not ran.exists()
+    torch.save({"ranks": 1, "state": Hostile(ran)}, tmp_path / "loader-0.pt")
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    with pytest.raises(pickle.UnpicklingError):
+        package.train.loader_state(tmp_path)
+    assert not ran.exists()
 
 
 class Buffered(io.StringIO):

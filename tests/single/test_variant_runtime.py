@@ -130,7 +130,24 @@ def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) 
                 assert isinstance(kernels, ring._Flash)
                 out, sums = kernels.forward(k, v, (0, length))
                 assert out.dtype == sums.dtype == torch.float32 and sums.shape == (2, 3, 2, 8, 1)
+                back, given = kernels.back, dict[str, Any]()
+
+                def noted(*args: Any, back: Any = back, given: dict[str, Any] = given, **options: Any) -> Any:
+                    given |= options | dict(zip([a.name for a in back._schema.arguments], args, strict=False))
+                    return back(*args, **options)
+
+                kernels.back = noted
                 grads = kernels.backward(k, v, (0, length), q, out.to(q.dtype), sums)
+                shapes = {name: tuple(x.shape) for name, x in given.items() if isinstance(x, Tensor)}
+                assert shapes == {
+                    **dict.fromkeys(("grad_out", "query", "out"), (1, 12, 8, 16)),
+                    **dict.fromkeys(("key", "value"), (1, 12, length, 16)),
+                    **dict.fromkeys(("philox_seed", "philox_offset"), ()),
+                    "logsumexp": (1, 12, 8),
+                }
+                assert given["philox_seed"].is_cuda and given["philox_seed"].dtype == torch.uint64
+                assert (given["max_q"], given["max_k"]) == (8, length)
+                assert (given["dropout_p"], given["is_causal"], given["scale"]) == (0.0, False, 0.25)
                 assert {grad.dtype for grad in grads} == {q.dtype} and out.shape == q.shape
                 found.append([tuple(grad.shape) for grad in grads])
         return found

@@ -263,6 +263,15 @@ def test_spelling(target: str, operands: tuple[str | None, ...], attributes: dic
     assert spell(target, operands, **attributes) == expected
 
 
+def test_a_call_as_people_write_it_where_it_says_all() -> None:
+    """What it has no word for must have its default; else the operator is called by its schema."""
+    schema = "aten::elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"
+    speller = Speller(lambda size: str(size), "self.device", (schema,))
+    usual = {"alpha": 2.0, "scale": 1, "input_scale": 1}
+    assert speller.spell("aten.elu", ("x",), usual) == "F.elu(x, alpha=2.0)"
+    assert speller.spell("aten.elu", ("x",), {**usual, "scale": 1.5}) == "torch.ops.aten.elu.default(x, 2.0, 1.5)"
+
+
 def test_long_statements_break_as_the_formatter_breaks_them() -> None:
     arguments = ", ".join(f"argument_{i}" for i in range(9))
     assert statement(f"x = function({arguments})", 1)[1:-1] == [f"        {arguments}"]
