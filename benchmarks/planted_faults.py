@@ -23,7 +23,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_loader
@@ -118,6 +118,12 @@ def explained() -> dict[str, str]:
     if not LISTED.exists():
         return {}
     return {entry["fault"]: entry["reason"] for entry in tomllib.loads(LISTED.read_text("utf-8"))["equivalent"]}
+
+
+def stale(names: Iterable[str]) -> list[str]:
+    """Faults that the code has no place for any more."""
+    there = {mutant.name for path in _files() for mutant, _ in mutants(str(path.relative_to(CODE)), path.read_text())}
+    return [name for name in names if name not in there]
 
 
 # --- what runs against each -----------------------------------------------------------------------------------------
@@ -423,6 +429,7 @@ def main() -> int:
     print("\n".join(table(page(outcomes))))
     survived = [mutant.name for mutant, by in outcomes if by == SURVIVED]
     print("\n".join(f"missed: {name}" for name in survived))
+    print("\n".join(f"listed, but no longer there: {name}" for name in stale(reasons)))
     return 6 if survived else 0
 
 

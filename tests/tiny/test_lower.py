@@ -14,6 +14,7 @@ from autoshard.ir.plan import Plan
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
+from autoshard.program.weights import careful_casts
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -83,6 +84,22 @@ def test_the_first_bucket_has_a_mebibyte_of_a_device_and_others_25(text: str, cu
     buckets = gradient_buckets(make.parameters, make.instructions, values, make.mesh, {})
     assert [len(bucket.parameters) for bucket in buckets] == expected
     assert [path for bucket in buckets for path in bucket.parameters] == paths[::-1]
+
+
+def test_casts_of_weights_that_move_are_careful_and_no_others() -> None:
+    """Moved before the cast, after it, or not at all; nothing where there is no backward."""
+    make = Maker(Mesh.parse("dp=2"))
+    x, y = make.input("x", (4, 8), "S0", "bfloat16"), []
+    for name in ("before", "after", "stays"):
+        weight = make.parameter(name, (8, 8), "R" if name == "stays" else "S0", "R+" if name == "stays" else "S0")
+        weight = make.move(f"{name}_moved", weight, "R+") if name == "before" else weight
+        layout = "S0" if name == "after" else "R+"
+        low = make.compute("aten.to", (weight,), [(f"{name}_low", (8, 8), layout)], dtype="bfloat16")
+        low = make.move(f"{name}_gathered", low, "R+") if name == "after" else low
+        y.append(make.compute("aten.linear", (x, low, None), [(f"{name}_y", (4, 8), "S0")], dtype="bfloat16"))
+    loss = make.compute("aten.sum", (y[0],), [("loss", (), "P")])
+    assert careful_casts(make.program((loss,), loss)) == {"before_low", "after_low"}
+    assert not careful_casts(make.program(tuple(y)))
 
 
 def _data_parallel(monkeypatch: pytest.MonkeyPatch) -> Plan:

@@ -47,6 +47,12 @@ def _with_parameter(program: Program, **changes: object) -> Program:
     return replace(program, parameters=(replace(first, **changes), *rest))
 
 
+def _lying(program: Program, kind: str) -> str:
+    """A value with such a placement, not the loss."""
+    own = (v for v in program.values if any(type(p).__name__ == kind for p in v.layout.placements))
+    return next(value.name for value in own if value.name != program.loss)
+
+
 BROKEN: dict[str, Callable[[Program], Program]] = {
     "two values of one name": lambda p: _with_value(p, 0, name=p.values[1].name),
     "another dtype": lambda p: _with_value(p, 0, dtype="float64"),
@@ -63,6 +69,8 @@ BROKEN: dict[str, Callable[[Program], Program]] = {
         p, gradient_buckets=(*p.gradient_buckets, GradientBucket(("dp", "tp"), "float32", (p.parameters[0].path,)))
     ),
     "an output that is not made": lambda p: replace(p, outputs=(*p.outputs, "nowhere")),
+    "a loss of which each device has a part": lambda p: replace(p, loss=_lying(p, "Shard"), outputs=()),
+    "an output that is still to be summed": lambda p: replace(p, outputs=(*p.outputs, _lying(p, "Partial"))),
     "storage of another size": lambda p: _with_parameter(p, split_shape=(1,)),
     "an update of another layout": lambda p: replace(p, buffer_updates=((p.inputs[0], p.loss or ""),)),
 }
