@@ -4,6 +4,7 @@ measure();
 drawings.push(drawTimeline, drawMemory);
 startTimeline();
 startMemory();
+startStages();
 new ResizeObserver(() => { measure(); redraw(); }).observe(canvas);
 const themes = [matchMedia("(prefers-color-scheme: dark)"), matchMedia("print")];
 for (const theme of themes) theme.addEventListener("change", () => { readPalette(); draw(); });

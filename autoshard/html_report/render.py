@@ -19,7 +19,15 @@ from autoshard.system.data_files import data_folder
 
 TABLE_SCRIPTS = ("tables.js",)
 SCRIPTS = (
-    *("units.js", "timeline_data.js", "timeline_view.js", "timeline_input.js", "memory_view.js", "main.js"),
+    *(
+        "units.js",
+        "timeline_data.js",
+        "timeline_view.js",
+        "timeline_input.js",
+        "memory_view.js",
+        "stages_view.js",
+        "main.js",
+    ),
     *TABLE_SCRIPTS,
 )
 

@@ -7,6 +7,7 @@ from typing import Any
 from autoshard.cluster.hardware import Hardware
 from autoshard.html_report.picture.stage_row import part_words
 from autoshard.html_report.picture.stages_picture import about_step, stages_svg
+from autoshard.html_report.timeline_series import differences, ticks
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
@@ -39,6 +40,30 @@ def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
         "picture": stages_svg(timeline),
         "about": about_step(timeline),
         "rows": _rows(plan, graph, timeline),
+        "data": slots(timeline, [part_words(plan, graph, number)[0] for number in range(len(timeline.costs.parts))]),
+    }
+
+
+def slots(timeline: StepTimeline, parts: list[str]) -> dict[str, Any]:
+    """Columns for the page's script, of each stage in order of start: `start` as differences; `slot` is (micro-batch x
+    chunks + chunk) x 2, one more for a backward. `parts` says what part chunk x stages + stage has."""
+    chunks = timeline.costs.chunks
+    return {
+        "step": ticks(timeline.step_seconds),
+        "chunks": chunks,
+        "parts": parts,
+        "stages": [
+            {
+                "start": differences([ticks(own.start_seconds) for own in placed]),
+                "duration": [ticks(own.duration_seconds) for own in placed],
+                "slot": [
+                    (own.slot.micro_batch * chunks + own.slot.chunk) * 2 + (own.slot.kind == "B") for own in placed
+                ],
+                "tail": ticks(timeline.costs.stages[stage].tail_seconds),
+                "end": ticks(timeline.stage_seconds[stage]),
+            }
+            for stage, placed in enumerate(timeline.by_stage)
+        ],
     }
 
 

@@ -71,7 +71,10 @@ def moved(plan: Plan, objective_seconds: float, predicted_seconds: float) -> str
 
 
 def resimulated(plan: Plan, step_seconds: float) -> tuple[str, ...]:
-    """What a reader of a timeline made today should know of its plan."""
+    """What a reader of a timeline made today, of one micro-batch, should know of its plan."""
+    if plan.step.predicted_seconds:
+        whole = format_seconds(plan.step.predicted_seconds)
+        return (*origin(plan), f"the timeline is of one micro-batch by itself; the step of all takes {whole}")
     if _close(plan.predicted_seconds, step_seconds):
         return origin(plan)
     then = format_seconds(plan.predicted_seconds)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.html_report.timeline_series import exposed_events, series
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
@@ -18,6 +19,7 @@ from autoshard.package.package_files import Beside, report_text
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.style_plans import style_plans
+from autoshard.search.whole_step import predicted, with_step
 from autoshard.simulation import Event, Timeline
 from tests.browser.pages import PHONE, browser, data_of, opened, with_data
 from tests.graphs import mlp_graph
@@ -377,3 +379,39 @@ def test_ninety_six_layers_on_sixty_four_devices(chromium: Any, tmp_path: Path) 
     with opened(chromium, page, tmp_path) as shown:
         shown.page.wait_for_function("autoshardTiming.first > 0")
         assert shown.problems == []
+
+
+# --- a step of several stages -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def staged() -> str:
+    """The page of two stages with six micro-batches."""
+    plan, graph, hardware = (one := built(mlp_graph(4, 64, 128), "tp=2", seed=3)).plan, one.graph, one.hardware
+    plan = predicted(with_step(plan, graph, StepRequest(micro_batches=6, stages=2)), graph)
+    return report_text(package_files.build(plan, graph, hardware))
+
+
+def test_the_whole_step_is_read_slot_by_slot(chromium: Any, staged: str, tmp_path: Path) -> None:
+    with opened(chromium, staged, tmp_path) as shown:
+        page = shown.page
+        page.wait_for_function("autoshardTiming.frames.length > 0")
+        assert colours(page, "stages") > 4 and not page.locator("#stages-picture").is_visible()
+        said = page.locator("#stages-panel")
+        slots = []
+        for _ in range(3):
+            page.locator("#stages").press("n")
+            slots.append(said.locator("h3").inner_text())
+        assert slots == [f"stage 0: forward of micro-batch {n}" for n in (0, 1)] + [
+            "stage 0: backward of micro-batch 0"
+        ]
+        assert "stage 1, until" in said.inner_text()  # whose backward it needs
+        page.locator("#stages").press("w")
+        box = page.locator("#stages").bounding_box()
+        page.locator("#stages").press("0")
+        page.mouse.click(box["x"] + box["width"] - 2, box["y"] + 10)
+        assert said.is_visible() is False or "once a step" in said.inner_text()
+        page.locator("#stages").press("Escape")
+        assert not said.is_visible() and shown.problems == []
+        page.emulate_media(media="print")
+        assert page.locator("#stages-picture").is_visible() and not page.locator("#stages").is_visible()
