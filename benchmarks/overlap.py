@@ -181,6 +181,17 @@ def collectives(step: Step) -> Counter[str]:
     return Counter(name.removeprefix("c10d::").strip("_").removesuffix("_base") for name in names)
 
 
+def peak_bytes(step: Step) -> int:
+    """Most bytes of tensors alive in one step on this process, above its parameters and optimizer state: every result
+    of an operator counts, as `tests/meter.py` does; what gloo copies inside a collective too, of both."""
+    from tests.meter import Meter
+
+    with Meter([]) as meter:
+        meter.phase = "step"
+        step()
+    return meter.peak("step")[0]
+
+
 def measure(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds of a step, wall and processor, by way."""
     import torch.distributed as dist
@@ -220,8 +231,9 @@ def work(options: argparse.Namespace) -> None:
             step()
     found = measure(steps, options.rounds)
     counts = {way: collectives(step) for way, step in steps.items()}
+    peaks = {way: peak_bytes(step) for way, step in steps.items()}
     if rank == 0:
-        print(json.dumps({way: found[way] | {"calls": counts[way]} for way in steps}), flush=True)
+        print(json.dumps({way: found[way] | {"calls": counts[way], "peak": peaks[way]} for way in steps}), flush=True)
     dist.barrier()
     os._exit(0)  # threads of gloo's groups outlive what this process does
 
@@ -229,11 +241,11 @@ def work(options: argparse.Namespace) -> None:
 # --- the table ---
 
 
-def row(model: str, size: str, options: argparse.Namespace) -> list[str]:
+def row(model: str, size: str, processes: int, options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        write_packages(model, size, options.processes, Path(folder))
+        write_packages(model, size, processes, Path(folder))
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes),
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
             str(Path(__file__)), "--work", folder, "--models", model, "--sizes", size, "--rounds", str(options.rounds),
         ]  # fmt: skip
         with contextlib.chdir(ROOT):
@@ -242,12 +254,13 @@ def row(model: str, size: str, options: argparse.Namespace) -> list[str]:
         raise SystemExit(made.stderr)
     found = json.loads(made.stdout.splitlines()[-1])
     lines = []
-    for way, (_, _, other) in ways(model, options.processes).items():
+    for way, (_, _, other) in ways(model, processes).items():
         one, two = found[way], found[other]
         lines.append(
-            f"| {model} {size} | {options.processes} | {way} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "
+            f"| {model} {size} | {processes} | {way} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "
             f"{said(one['calls'])} | {other} | {two['cpu'] * 1e3:.1f} | {two['wall'] * 1e3:.1f} | "
-            f"{said(two['calls'])} | {one['cpu'] / two['cpu']:.2f} | {one['wall'] / two['wall']:.2f} |"
+            f"{said(two['calls'])} | {one['cpu'] / two['cpu']:.2f} | {one['wall'] / two['wall']:.2f} | "
+            f"{one['peak'] / 2**20:.2f} | {two['peak'] / 2**20:.2f} |"
         )
     return lines
 
@@ -257,8 +270,8 @@ def said(calls: dict[str, int]) -> str:
 
 
 HEADER = """
-| model | processes | way | CPU ms | wall ms | collectives | beside | CPU ms | wall ms | collectives | CPU | wall |
-|---|--:|---|--:|--:|---|---|--:|--:|---|--:|--:|
+| model | n | way | CPU ms | wall ms | collectives | beside | CPU ms | wall ms | collectives | CPU | wall | MiB | MiB |
+|---|--:|---|--:|--:|---|---|--:|--:|---|--:|--:|--:|--:|
 """.strip()
 
 
@@ -266,7 +279,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama"])
     parser.add_argument("--sizes", nargs="+", default=["small", "large"])
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
@@ -278,7 +291,8 @@ def main(arguments: Sequence[str]) -> None:
     lines = [HEADER]
     for model in options.models:
         for size in options.sizes:
-            lines += row(model, size, options)
+            for processes in options.processes:
+                lines += row(model, size, processes, options)
     print("\n".join(lines), flush=True)
     if options.write:
         write(lines, " ".join(["python benchmarks/overlap.py", *arguments]), options.rounds)
@@ -292,7 +306,8 @@ def write(lines: Sequence[str], command: str, rounds: int) -> None:
 `{command}`
 
 Steps over gloo on {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the end, medians of {rounds}; what stands
-beside ran in turns with it.
+beside ran in turns with it. n: processes. MiB: most tensors alive
+in one step, parameters and optimizer state aside, of both.
 """
     text = "\n".join([head, *lines, END])
     path, old = README, README.read_text(encoding="utf-8")
