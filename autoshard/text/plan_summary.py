@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import parse_hardware
@@ -232,10 +233,36 @@ def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
     for stream, seconds in timeline.busy_seconds:
         share = f"{seconds / timeline.step_seconds:.1%} of the step" if timeline.step_seconds else ""
         rows.append((f"  {stream}", format_seconds(seconds), share))
+    found = collective_counts(timeline)
+    groups, streams = ({axes for _, axes in found}, {axis for _, axes in found for axis in axes})
+    if found:
+        total = sum(count.calls for count in found.values())
+        rows.append(("collectives", str(total), f"groups: {len(groups)}, streams of communication: {len(streams)}"))
+    for (kind, axes), count in found.items():
+        sizes = "one size" if count.sizes == 1 else f"{count.sizes} sizes"
+        rows.append((f"  {kind} {'+'.join(axes)}", str(count.calls), f"{sizes}, {format_bytes(count.bytes)} in all"))
     rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
     rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
     notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds)]
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
+
+
+@dataclass(frozen=True)
+class CollectiveCount:
+    """Collectives of a kind over one group, in a step: how many, of how many sizes, and their bytes on one device."""
+
+    calls: int
+    sizes: int
+    bytes: float
+
+
+def collective_counts(timeline: Timeline) -> dict[tuple[str, tuple[str, ...]], CollectiveCount]:
+    """(kind, axes of the group) -> their count, in the order of the first."""
+    found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    for event in timeline.events:
+        if event.collective:
+            found.setdefault((event.collective, event.axes), []).append(event.bytes)
+    return {key: CollectiveCount(len(own), len(set(own)), sum(own)) for key, own in found.items()}
 
 
 def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph) -> dict[str, Any]:
@@ -249,6 +276,10 @@ def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph) -> dict[str, Any
         "peak_tensors": [[held.name, held.kind, held.bytes] for held in timeline.peak_tensors],
         "static_bytes": timeline.static_bytes,
         "events": len(timeline.events),
+        "collectives": [
+            {"kind": kind, "axes": list(axes), **vars(count)}
+            for (kind, axes), count in collective_counts(timeline).items()
+        ],
     }
 
 
