@@ -7,12 +7,15 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch import nn
 
+import autoshard
 from autoshard import workflow
 from autoshard.api import ranks
 from autoshard.api.live_model import captured as graph_of
@@ -35,6 +38,7 @@ from autoshard.replay.plan_check import check_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
+from autoshard.system.data_files import data_folder
 from autoshard.verification.case import Backend, case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.sizing.shorter_axes import counterpart
@@ -156,13 +160,21 @@ def _kept_at(graph: Graph, hardware: Hardware, request: SearchRequest, cache: st
     folder = cache or os.environ.get(CACHE)
     if not folder or request.pareto:
         return None
-    from importlib.metadata import version
-
-    from autoshard import __version__
-
     pins = request.pins_file.read_text(encoding="utf-8") if request.pins_file else ""
-    parts = (graph_json.graph_hash(graph), hardware.text, repr(request), pins, __version__, version("numpy"))
+    libraries = tuple(version(name) for name in ("numpy", "scipy", "highspy"))
+    parts = (graph_json.graph_hash(graph), hardware.text, repr(request), pins, _own_code(), libraries)
     return Path(folder) / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.plan.json"
+
+
+@cache
+def _own_code() -> str:
+    """Changes with autoshard's code and constants: another one may find another plan."""
+    own = hashlib.sha256()
+    roots = {Path(autoshard.__file__).parent: "*.py", data_folder("costmodels"): "*.toml"}
+    for root, kind in roots.items():
+        for path in sorted(root.rglob(kind)):
+            own.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return own.hexdigest()
 
 
 Told = tuple[str, str, str, tuple[str, ...], Any, bool]
