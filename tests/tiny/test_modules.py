@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.emit.variable_names import name_values, reads
+from autoshard.emit.nested_calls import nested_calls
+from autoshard.emit.variable_names import Naming, name_values, reads
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Program
 from autoshard.program.flatten import canonical, flatten
 from autoshard.program.module_scopes import results_of
-from autoshard.program.module_tree import Loop, ModuleCall, module_tree
+from autoshard.program.module_tree import Definition, Loop, ModuleCall, module_tree
 from tests.programs import Maker
 
 SHAPE = (4, 8)
@@ -109,33 +110,43 @@ def test_calling_the_tree_runs_the_program(seed: int) -> None:
     assert owned == sorted(p.path for p in (*program.parameters, *program.buffers))
 
 
-@given(st.integers(0, 10**9))
-@settings(max_examples=200, deadline=None)
-def test_every_read_finds_its_own_value_in_its_variable(seed: int) -> None:
-    program = RandomProgram(seed).build()
+@given(st.integers(0, 10**9), st.sampled_from([("",), ("", "x", "h"), ("h", "y", "weight", "self")]))
+@settings(max_examples=300, deadline=None)
+def test_every_read_finds_its_own_value_in_its_variable(seed: int, called: tuple[str, ...]) -> None:
+    """`called`: what the model's own code calls its values."""
+    program, source = RandomProgram(seed).build(), random.Random(seed)
+    values = tuple(replace(value, variable=source.choice(called)) for value in program.values)
+    program = replace(program, values=values)
     tree = module_tree(program)
     for definition in tree.definitions:
-        naming = name_values(program, definition, frozenset(), definition is tree.root)
-        names = naming.names
-        holds = {names[value]: value for value in definition.inputs}
-        for i, item in enumerate(definition.body):
-            for new, value in naming.copies.get(i, []):
-                assert holds[names[value]] == value
-                holds[new] = value
-            given = item.arguments if isinstance(item, Loop | ModuleCall) else reads(item)
-            variables = [naming.carried.get((i, a)) or names.get(value) for a, value in enumerate(given)]
-            read = [pair for pair in zip(variables, given, strict=True) if pair[0] is not None]
-            assert [holds[variable] for variable, _ in read] == [value for _, value in read]
-            results = item.results if isinstance(item, Loop | ModuleCall) else results_of(item)
-            made = {names[value]: value for value in results if value is not None and names[value] != "_"}
-            holds |= made
-            if isinstance(item, Loop):  # the next turn reads again what is not carried
-                again = [
-                    pair for a, pair in enumerate(zip(variables, given, strict=True)) if (i, a) not in naming.carried
-                ]
-                assert all(variable is None or holds[variable] == value for variable, value in again)
-        ends = [*definition.outputs, *(new for _, new in definition.updates)]
-        assert all(holds[names[value]] == value for value in ends if value in names)
+        nested = nested_calls(program, definition, frozenset(), lambda op: f"function_of({len(op.operands)})")
+        naming = name_values(program, definition, frozenset({"self"}), definition is tree.root, (), nested)
+        _check_names(definition, naming, nested)
+
+
+def _check_names(definition: Definition, naming: Naming, nested: dict[int, int]) -> None:
+    """By what each variable holds after each statement."""
+    names = naming.names
+    holds = {names[value]: value for value in definition.inputs}
+    late: dict[int, list[str]] = {}  # statement -> what is read by those written within it
+    for i, item in enumerate(definition.body):
+        given = list(item.arguments if isinstance(item, Loop | ModuleCall) else reads(item))
+        if i in nested:
+            late.setdefault(nested[i], []).extend(given)
+            continue
+        for new, value in naming.copies.get(i, []):
+            assert holds[names[value]] == value
+            holds[new] = value
+        read = {a: naming.carried.get((i, a)) or names.get(value) for a, value in enumerate(given)}
+        assert all(variable is None or holds[variable] == given[a] for a, variable in read.items())
+        assert all(value not in names or holds[names[value]] == value for value in late.get(i, []))
+        results = item.results if isinstance(item, Loop | ModuleCall) else results_of(item)
+        holds |= {names[value]: value for value in results if value is not None and names[value] != "_"}
+        if isinstance(item, Loop):  # the next turn reads again what is not carried
+            again = {a: variable for a, variable in read.items() if (i, a) not in naming.carried}
+            assert all(variable is None or holds[variable] == given[a] for a, variable in again.items())
+    ends = [*definition.outputs, *(new for _, new in definition.updates)]
+    assert all(holds[names[value]] == value for value in ends if value in names)
 
 
 def _paths(name: str, path: str, tree) -> list[str]:  # type: ignore[no-untyped-def]
