@@ -68,9 +68,8 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
     if split is None:  # a cast: it goes along with what it casts
         return True
     result = strategy.results[0].placements
-    data = (
-        mesh.sizes[DATA] == 1 or op.name in _constants(written) or _fits(result[DATA], "S0") or not _shape(written, op)
-    )
+    fixed = op.name in written.graph.once(_constants) or not _shape(written, op)
+    data = mesh.sizes[DATA] == 1 or fixed or _fits(result[DATA], "S0")
     if mesh.sizes[TENSOR] == 1 or not data:
         return data
     if split == "vocabulary":
@@ -78,8 +77,10 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
     return _fits(result[TENSOR], stream if split == "stream" else split)
 
 
-def _constants(written: TransformerGraph) -> frozenset[str]:
-    return frozenset(op.name for op in written.graph.ops if op.results[0] in constants(written.graph))
+def _constants(graph: Graph) -> frozenset[str]:
+    """Operators whose result is always the same."""
+    fixed = constants(graph)
+    return frozenset(op.name for op in graph.ops if op.results[0] in fixed)
 
 
 def _shape(written: TransformerGraph, op: Op) -> tuple[int, ...]:

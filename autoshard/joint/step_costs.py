@@ -169,7 +169,7 @@ class StepProblem:
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
 
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
-        found, most = PartCosts(*self._ends(plan)), 0.0
+        found = PartCosts(*self._ends(plan))
         for block in range(part.first, part.stop):
             front, point = self.fronts[self.kinds[block]].front, plan.points[block]
             found = replace(
@@ -177,9 +177,8 @@ class StepProblem:
                 forward_seconds=found.forward_seconds + float(front.forward_seconds[point]),
                 backward_seconds=found.backward_seconds + float(front.backward_seconds[point]),
                 kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
+                working_bytes=max(found.working_bytes, float(front.working_bytes[point])),
             )
-            most = max(most, found.kept_bytes + float(front.working_bytes[point]))  # later blocks keep nothing then
-        found = replace(found, working_bytes=most - found.kept_bytes)
         if part.first == 0 or self.choice.stages == 1:
             return found
         received = self.costs[self.kinds[part.first]].received_bytes
