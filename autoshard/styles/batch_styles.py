@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from autoshard.formulation.fewer_choices import Keep
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import CAST, Op
-from autoshard.ir.layout import REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.rules.algebra.strategy import Strategy
 
 Part = tuple[Placement, ...]
 Parts = frozenset[Part]
@@ -69,6 +70,7 @@ def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) 
             note(keep, n, fitting, site)
             made[site.name] = frozenset(_part(site.layouts[s], axes) for s in fitting)
         elif site.kind == "op" and sharded and _casts_weight(formulation, site):
+            note(keep, n, [s for s, strategy in enumerate(site.strategies) if not _sums(strategy)], site)
             made[formulation.graph.by_op[site.name].results[0]] = frozenset([_whole(axes)])  # gathered after it
         elif site.kind == "op":
             note(keep, n, _as_made(graph.by_op[site.name], site, axes, made, known), site)
@@ -81,6 +83,11 @@ def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) 
 def _casts_weight(formulation: Formulation, site: Site) -> bool:
     op = formulation.graph.by_op[site.name]
     return op.target == CAST and op.operands[0] in formulation.graph.weights
+
+
+def _sums(strategy: Strategy) -> bool:
+    """Is what it reads a partial sum? A weight in shards would be padded with zeros for that, and never gathered."""
+    return any(layout is not None and PARTIAL in layout.placements for layout in strategy.operands)
 
 
 def _as_made(op: Op, site: Site, axes: Sequence[int], made: dict[str, Parts], known: Known) -> list[int]:

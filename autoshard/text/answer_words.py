@@ -70,7 +70,9 @@ def _simulated(plan: Plan) -> str:
     best = ("Kept by its communication", "The smallest", "The fastest")[plan.search.level]
     cut = "; the search was cut short" if plan.search.cut_short else ""
     fits = " that fit" if any(tried.outcome == "too large" for tried in plan.search.candidates) else ""
-    return f"{best} of {count} simulated plans{fits}{cut}" if count > 1 else f"The one plan simulated{cut}"
+    return (
+        f"{best} of {count} simulated plans{fits}{cut}" if count > 1 else f"The one plan that the search simulated{cut}"
+    )
 
 
 def gains(plan: Plan, styles: Iterable[StylePlan]) -> list[tuple[StylePlan, str]]:

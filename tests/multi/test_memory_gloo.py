@@ -78,7 +78,8 @@ GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 
 @pytest.mark.parametrize(
     ("mesh", "plans", "tolerance"),
     [
-        pytest.param("tp=2", PLANS, 0.02, id="two"),
+        # 0.02 until names were the model's own: what these hold to the end of a function, a name used again let go.
+        pytest.param("tp=2", PLANS, 0.035, id="two"),
         pytest.param("tp=2", MORE, 0.03, id="two, more", marks=pytest.mark.slow),
         pytest.param("dp=2,tp=2", GRID, 0.03, id="four", marks=pytest.mark.slow),
     ],

@@ -66,8 +66,10 @@ FAULTS = {
     "a gradient left out of its bucket": (
         MODEL, r'"transformer.ln_f.bias", ', "", "gradient transformer.ln_f.bias"
     ),
-    "a sum of gradients missing in backward": (MODEL, r"x = copy\(x, self.tp\)  # c_fc", "# c_fc", "gradient "),
-    "query, key and value permuted": (MODEL, "q, k, v = qkv.split", "k, q, v = qkv.split", LOSS),
+    "a sum of gradients missing in backward": (
+        MODEL, r"hidden_states = copy\(hidden_states, self.tp\)", "pass", "gradient "
+    ),
+    "query, key and value permuted": (MODEL, "query_states, key_states,", "key_states, query_states,", LOSS),
     "dropout masks by local index": (
         MODEL, r'shape=\(4, 12, (.*)\),\s*layout="S0 S1"', r'shape=(2, 6, \1), layout="R R"', LOSS
     ),
@@ -94,7 +96,7 @@ FAULTS = {
     ),
     "the package's masks are others": ("runtime/randomness.py", r">= int\(p \*", "< int(p *", LOSS),
     "a crash on one rank": (
-        MODEL, "q, k, v = qkv.split", "assert self.tp.index == 0, 'planted'\n        q, k, v = qkv.split", "planted"
+        MODEL, "(query_states, key_states, value)", r"assert self.tp.index == 0, 'planted'\n        \1", "planted"
     ),
     "a file that does not parse": (MODEL, r"class GPT2\(", "class GPT2[", "SyntaxError"),
 }  # fmt: skip
@@ -122,7 +124,7 @@ def test_the_command_runs_the_edited_file_and_exits_with_6(tmp_path: Path, capsy
     assert "verified on dp=2: 2 gloo processes" in capsys.readouterr().out
 
     model = out / "model_parallel.py"
-    model.write_text(edited(model.read_text(), r"F.relu\(x\)", "F.relu(x) * 1.00001"))
+    model.write_text(edited(model.read_text(), r"x = F.relu\(", "x = 1.00001 * F.relu("))
     assert commands.main(["verify", str(out), "--full"]) == 6
     printed = capsys.readouterr()
     assert "NOT verified" in printed.out and "output loss on rank 0 in step 1: relative error" in printed.err

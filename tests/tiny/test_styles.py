@@ -13,7 +13,7 @@ from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.ir import graph_json
 from autoshard.ir.graph import CAST
-from autoshard.ir.layout import Layout, Shard
+from autoshard.ir.layout import PARTIAL, Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective
@@ -105,6 +105,17 @@ def test_shards_are_gathered_in_the_precision_of_their_use(style: str) -> None:
     cast = {op.operands[0] for op in LARGE.ops if op.target == CAST}
     tensors = {program.by_name[step.operand].tensor for step in gathered}
     assert len(tensors - cast) >= 8 and not [name for name in tensors & cast if len(LARGE.tensor(name or "").shape) > 1]
+
+
+@pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
+def test_small_weights_are_gathered_not_summed(style: str) -> None:
+    """Two all-reduces have less latency than two gathers and a scatter, and would hold every weight whole."""
+    small = transformer_graph(Transformer(4, 64, 8, 32, 1000), 4, "bf16-mixed", "adamw").graph
+    program = lower(search(small, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy=style)), small)
+    own = [step for step in program.instructions if isinstance(step, Collective)]
+    own = [step for step in own if program.by_name[step.operand].tensor in small.weights]
+    padded = [step for step in own if PARTIAL in step.after and any(isinstance(place, Shard) for place in step.before)]
+    assert "all_gather" in {step.forward for step in own} and not padded
 
 
 REFUSED = [

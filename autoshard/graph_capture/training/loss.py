@@ -32,7 +32,7 @@ def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
     if not loss.requires_grad:
         raise CaptureError(
             f"no parameter that is trained has a part in the loss ({_described(graph, loss, called)})",
-            "parameters that require_grad, and a loss that is computed from them; or --eval (training=False)",
+            "parameters with requires_grad, and a loss that is computed from them; or --eval (training=False)",
         )
     return replace(graph, loss=loss.name)
 
