@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from autoshard.graph_capture.passes.rewrite import MARK, rewrite
 from autoshard.ir.graph import Graph, Op, Saved
+from autoshard.rules.algebra.operator_record import Work
+from autoshard.rules.operators import record
 
 
 def fold_repeats(graph: Graph) -> Graph:
@@ -42,7 +44,7 @@ def fold_shared_heads(graph: Graph) -> Graph:
 
 def _shared(op: Op, graph: Graph) -> Op | None:
     given = dict(op.attributes)
-    if op.target != "aten.scaled_dot_product_attention" or given.get("enable_gqa"):
+    if record(op.target).work is not Work.ATTENTION or given.get("enable_gqa"):
         return None
     if op.operands[3:4] not in ((), (None,)):
         return None
