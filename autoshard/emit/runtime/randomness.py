@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 
 from .axis import held_indices, shard_cuts
 
@@ -72,15 +72,13 @@ def _drawn_keep(like: Tensor, number: int, index: int, layout: str, p: float) ->
         return torch.empty_like(like).bernoulli_(1 - p)
 
 
-def _free_namespace() -> str:
-    """Where no copy of this file that the process has loaded before (another package) keeps its operator."""
-    numbers = itertools.count()
-    return next(
-        name for name in map("parallel_runtime_{}".format, numbers) if not hasattr(getattr(torch.ops, name), "keep")
-    )
+def _free_name() -> str:
+    """Of an operator that no copy of this file has registered which the process loaded before, of another package."""
+    names = map("parallel_runtime_{}".format, itertools.count())
+    return "::".join((next(name for name in names if not hasattr(getattr(torch.ops, name), "keep")), "keep"))
 
 
-_traced_keep = torch.library.custom_op(f"{_free_namespace()}::keep", _drawn_keep, mutates_args=())
+_traced_keep = library.custom_op(_free_name(), _drawn_keep, mutates_args=())
 _traced_keep.register_fake(lambda like, *_: torch.empty_like(like))
 
 
