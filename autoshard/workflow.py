@@ -137,9 +137,11 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
     Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
     """
+    from autoshard.constraints.model_request import with_requests
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
 
+    wanted = replace(wanted, step=with_requests(wanted.step, graph))
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
         assert wanted.mesh is not None  # `random_seed` says so to a user
@@ -166,7 +168,7 @@ def _stepped(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
 ) -> tuple[Plan, tuple[Point, ...], SearchTask | None]:
     """What `_searched` gives, with the whole step that is asked for, which fits."""
-    if not wanted.step.said:
+    if not wanted.step.said and not graph.module_requests:
         return _searched(graph, hardware, wanted, clock, log)
     from autoshard.search.memory_fit import fitting_step
 
@@ -177,7 +179,7 @@ def _stepped(
         return found[-1][0]
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
-    start = float("inf") if wanted.step.changes_memory else limit
+    start = float("inf") if wanted.step.changes_memory or graph.module_requests else limit
     plan = fitting_step(searched, lambda plan: _with_step(plan, graph, wanted), limit, start)
     return plan, *found[0][1:]
 

@@ -23,6 +23,7 @@ from autoshard.joint.step_request_space import searched_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import with_step
+from autoshard.workflow import make_plan
 
 
 class Block(nn.Module):
@@ -103,6 +104,26 @@ def test_blocks_are_computed_again() -> None:
     both = graph_of(lambda tower: (autoshard.recompute(tower.blocks), autoshard.recompute(tower.blocks[0])))
     assert both.module_requests == (("blocks", "recompute"),)  # what holds it goes before
     assert [own.module for own in step_of(both).recompute] == [f"blocks.{n}" for n in range(4)]
+
+
+def test_the_command_follows_them_without_a_word_of_its_own() -> None:
+    """The search, too, is of a step of as many micro-batches."""
+
+    def ask(tower: Tower) -> None:
+        on_stages(0, 0, 1, 1)(tower)
+        tower.micro_size = 6  # type: ignore[assignment]
+        autoshard.recompute(tower.blocks[1])
+
+    graph, hardware = graph_of(ask), load_hardware("cpu-local")
+    for strategy in ("best", "random:1"):
+        plan = make_plan(graph, hardware, SearchRequest(mesh=Mesh.parse("dp=2"), strategy=strategy)).plan
+        assert (plan.step.stages, plan.step.micro_batches) == (2, 6) and plan.step.predicted_seconds > 0
+        assert plan.step.keeps == {"blocks.1": "input"}
+    alone = make_plan(untouched(), hardware, SearchRequest(mesh=Mesh.parse("dp=2"))).plan
+    assert (
+        alone.predicted_seconds
+        > make_plan(graph, hardware, SearchRequest(mesh=Mesh.parse("dp=2"))).plan.predicted_seconds
+    )
 
 
 @pytest.mark.parametrize(
