@@ -137,7 +137,8 @@ LEVELS = (
 def _certificate(plan: Plan) -> dict[str, Any]:
     certificate = plan.certificate
     difference = plan.predicted_seconds - certificate.objective_seconds
-    text = f"{certainty(plan)} The simulated step is {format_seconds(abs(difference))}"
+    what = "The mean micro-batch" if plan.step.micro_batches > 1 else "The simulated step"
+    text = f"{certainty(plan)} {what} is {format_seconds(abs(difference))}"
     text += f" {'longer' if difference >= 0 else 'shorter'} than the sum of all costs, in which nothing overlaps."
     show = format_bytes if plan.search.level == 1 else format_seconds
     row = (

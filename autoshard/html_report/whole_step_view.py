@@ -29,12 +29,13 @@ def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
         return None
     timeline = simulate_plan_step(plan, program, graph, hardware)
     step = plan.step
-    text = f"{step.micro_batches} micro-batches of the captured batch"
+    size = f"{step.samples} samples" if step.samples else "the captured batch"
+    text = f"{step.micro_batches} micro-batches of {size}"
     text += f" through {step.stages} stages, in the order called {step.schedule}" if step.stages > 1 else ""
     text += (
-        "; all that follows on this page is of one of them, as if all of the model stood on each stage. The timeline "
+        "; all that follows on this page is of one of them, as if all of the model stood on each stage. Of what runs "
     )
-    text += f"is that of a step of one micro-batch; of {step.micro_batches}, each has an equal part of what runs once."
+    text += "once a step it is given an equal part; the timeline and its table are of a step of one micro-batch."
     return {
         "text": text,
         "picture": stages_svg(timeline),

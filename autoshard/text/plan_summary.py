@@ -182,7 +182,8 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     objective = format_seconds(certificate.objective_seconds)
     how = f"({certificate.solver}, {certificate.status}{space(plan)})"
     show = format_bytes if level == 1 else format_seconds
-    name = ("communication and repeated work", "least memory as the solver counts", "simulated step")[level]
+    step = "mean micro-batch" if plan.step.micro_batches > 1 else "simulated step"
+    name = ("communication and repeated work", "least memory as the solver counts", step)[level]
     found, least = show(certificate.level_objective), show(certificate.level_bound)
     known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
     text = f"{name} {found}, {known} {how}"
