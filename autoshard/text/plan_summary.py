@@ -81,10 +81,9 @@ def purpose(plan: Plan, graph: Graph) -> str:
 def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     """Each distinct block: operators with their strategies, and under each what is communicated before it."""
     rows: list[Sequence[str]] = [("module", "operator", "strategy, and what is communicated before")]
-    parameters = {parameter.tensor for parameter in graph.parameters}
     for block in plan_words.blocks(plan, graph):
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in block.rows) or math.inf
-        shown = [row for row in block.rows if is_shown(row, parameters, total)]
+        shown = [row for row in plan_words.without_casts(block.rows, graph) if is_shown(row, graph, total)]
         rows += [(block.title, "", "")] if shown else []
         for row in shown:
             rows.append((f"  {row.module}", row.op.target.partition(".")[2], row.words))
@@ -92,11 +91,11 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
     return table(rows, width)
 
 
-def is_shown(row: plan_words.BlockRow, parameters: set[str], block_total: float) -> bool:
-    """Whether a summary names the op: it uses a parameter, costs something, or something is communicated for it."""
-    uses_parameter = any(operand in parameters for operand in row.op.operands)
+def is_shown(row: plan_words.BlockRow, graph: Graph, block_total: float) -> bool:
+    """Whether a summary names the op: it uses a weight, costs something, or something is communicated for it."""
+    uses_weight = any(operand in graph.weights for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= SHOWN_SHARE * block_total
-    return uses_parameter or costly or any(map(collectives, row.moves))
+    return uses_weight or costly or any(map(collectives, row.moves))
 
 
 def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
@@ -104,7 +103,8 @@ def move_lines(moves: Sequence[RedistributionPlan], graph: Graph) -> list[str]:
 
     Parameters of one op that move alike share a line. Sizes are of whole tensors, seconds forward and backward.
     """
-    paths = {parameter.tensor: parameter.path for parameter in graph.parameters}
+    stored = {parameter.tensor: parameter.path for parameter in graph.parameters}
+    paths = {name: stored[parameter] for name, parameter in graph.weights.items()}
     groups: dict[tuple[str, str], list[RedistributionPlan]] = {}
     for move in moves:
         done = collectives(move, graph.loss is not None and graph.tensor(move.tensor).requires_grad)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard import rules
-from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OpPlan, Plan, RedistributionPlan
@@ -60,6 +60,23 @@ def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
         else:
             folded.append(Block((owner,), tuple(rows)))
     return tuple(folded)
+
+
+def without_casts(rows: tuple[BlockRow, ...], graph: Graph) -> tuple[BlockRow, ...]:
+    """Rows for readers of mixed precision: a weight's cast is none, what moves for it stands with its first reader."""
+    place = {row.op.name: index for index, row in enumerate(rows)}
+    found: dict[int, BlockRow] = {}
+    for index, row in sorted(enumerate(rows), reverse=True):  # a cast of a cast hands on what it was given
+        own = found.setdefault(index, row)
+        cast = row.op.target == CAST and row.op.results[0] in graph.weights
+        readers = (
+            [place[user.name] for user, _ in graph.consumers[row.op.results[0]] if user.name in place] if cast else []
+        )
+        if readers:
+            first = min(readers)
+            found[first] = replace(found[first], moves=(*own.moves, *found[first].moves))
+            del found[index]
+    return tuple(found[index] for index in sorted(found))
 
 
 def _rows(plan: Plan, graph: Graph) -> list[tuple[BlockRow, str]]:

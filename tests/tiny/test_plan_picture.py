@@ -7,14 +7,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autoshard.html_report.picture import svg
+from autoshard.graph_capture.training.precision import apply_precision
+from autoshard.html_report.picture import plan_flow, svg
 from autoshard.html_report.picture.flow_layout import placed
 from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, flows
-from autoshard.html_report.picture.plan_picture import plan_svg
+from autoshard.html_report.picture.plan_picture import _label, _title_lines, plan_svg
 from autoshard.html_report.picture.shard_glyph import glyph
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.package import package_files
+from autoshard.text import plan_words
 from autoshard.text.plan_summary import collectives
 from tests.graphs import mlp_graph
 from tests.tiny.test_report import built
@@ -77,6 +79,60 @@ def test_boxes_never_overlap() -> None:
                 for other in places:
                     apart = one.x + one.width <= other.x or other.x + other.width <= one.x
                     assert one is other or apart or one.y + one.height <= other.y or other.y + other.height <= one.y
+
+
+def test_mixed_precision_hides_no_weight() -> None:
+    """A weight's cast is no box and no row: its product has the box, with the stored layout and what moves for it."""
+    made = built(apply_precision(mlp_graph(4, 64, 128), "bf16-mixed"), seed=1)
+    boxes = [box for flow in flows(made.plan, made.graph) for box in flow.boxes if box.kind == "op"]
+    products = [box for box in boxes if box.what == "linear"]
+    assert products and all(box.tensors[0].name == "weight, bias" for box in products)
+    stored = {parameter.name: parameter.layout for parameter in made.plan.parameters}
+    assert {box.tensors[0].layout for box in products} <= set(stored.values())
+    rows = [row for block in plan_words.blocks(made.plan, made.graph) for row in block.rows]
+    kept = [
+        row
+        for block in plan_words.blocks(made.plan, made.graph)
+        for row in plan_words.without_casts(block.rows, made.graph)
+    ]
+    assert any(row.op.target == "aten.to" and row.op.operands[0] in made.graph.weights for row in rows)
+    assert not any(row.op.target == "aten.to" and row.op.operands[0] in made.graph.weights for row in kept)
+    assert sorted(map(repr, (m for row in kept for m in row.moves))) == sorted(
+        map(repr, (m for row in rows for m in row.moves))
+    )
+
+
+def test_a_long_picture_joins_what_is_split_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = built(mlp_graph(4, 64, 128), "dp=4")
+    long = [box.what for flow in flows(made.plan, made.graph) for box in flow.boxes]
+    monkeypatch.setattr(plan_flow, "MOST_BOXES", 2)
+    short = [box for flow in flows(made.plan, made.graph) for box in flow.boxes]
+    assert len(short) < len(long) and any("relu" in box.after for box in short)
+
+
+def test_edges_pass_beside_higher_boxes() -> None:
+    """Down to the end of the layer first: a low box beside high ones is left without crossing them."""
+    boxes = tuple(FlowBox(key, "op") for key in ("low", "high", "next", "last"))
+    flow = BlockFlow("h", 1, boxes, (("low", "next"), ("high", "next"), ("next", "last"), ("low", "last")))
+    heights = {"low": 18.0, "high": 90.0, "next": 30.0, "last": 30.0}
+    found = placed(flow, {key: (100.0, height) for key, height in heights.items()})
+    low, high = found.places["low"], found.places["high"]
+    assert low.floor == high.y + 90.0 < found.places["next"].y
+    [lane] = found.lanes
+    assert low.floor < lane.turn < found.places["next"].y
+
+
+def test_a_module_keeps_its_own_name() -> None:
+    box = FlowBox("a", "op", "decoder.layer.0.SelfAttention", "scaled_dot_product_attention")
+    assert _title_lines(box) == ["decoder.layer.0.SelfAttention", "scaled_dot_product_attention"]
+    assert _title_lines(FlowBox("a", "op", "decoder.layer.1.DenseReluDense.wi", "linear")) == [
+        "…1.DenseReluDense.wi · linear"
+    ]
+    assert _title_lines(FlowBox("a", "move", "", "all-reduce over dp+tp in backward")) == [
+        "all-reduce over dp+tp in",
+        "backward",
+    ]
+    assert _label("from encoder.block.0.layer.0.SelfAttention", 170.0) == "from …layer.0.SelfAttention"
 
 
 GLYPHS = [

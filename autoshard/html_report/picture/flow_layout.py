@@ -12,20 +12,24 @@ ACROSS, DOWN, LANE, MARGIN = 16.0, 24.0, 11.0, 14.0
 
 @dataclass(frozen=True)
 class Place:
+    """`floor`: where the highest box of its layer ends, below which an edge may go sideways."""
+
     x: float
     y: float
     width: float
     height: float
+    floor: float
 
 
 @dataclass(frozen=True)
 class Lane:
-    """An edge that passes layers: down from `start`, across to `x`, down, across, and down to `end`."""
+    """An edge that passes layers: from `start` down to `turn`, across to `x`, down, across, and down to `end`."""
 
     x: float
     start: tuple[float, float]
     end: tuple[float, float]
-    turn: float  # how far below a box it turns
+    turn: float
+    offset: float  # how far above `end` it turns
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,11 @@ def placed(flow: BlockFlow, sizes: Mapping[str, tuple[float, float]]) -> PlacedF
     for row in rows:
         _ordered(row, flow, places)
         x = MARGIN + (wide - sum(sizes[key][0] for key in row) - ACROSS * (len(row) - 1)) / 2
+        floor = y + max((sizes[key][1] for key in row), default=0.0)
         for key in row:
-            places[key] = Place(x, y, *sizes[key])
+            places[key] = Place(x, y, *sizes[key], floor)
             x += sizes[key][0] + ACROSS
-        y += max((sizes[key][1] for key in row), default=0.0) + DOWN
+        y = floor + DOWN
     straight = tuple(edge for edge in flow.edges if layers[edge[1]] - layers[edge[0]] == 1)
     lanes = _lanes([edge for edge in flow.edges if edge not in straight], layers, places, wide + 2 * MARGIN)
     width = max([wide + 2 * MARGIN, *(lane.x + MARGIN for lane in lanes)])
@@ -112,6 +117,7 @@ def _lanes(
                 left + LANE * lane - MARGIN / 2,
                 (start.x + start.width * 0.75, start.y + start.height),
                 (end.x + end.width * 0.75, end.y),
+                start.floor + offset,
                 offset,
             )
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from autoshard.ir.graph import Graph, Op
@@ -25,6 +26,7 @@ _QUIET = frozenset(
      "view", "zeros"}
 )  # fmt: skip
 SMALL = 4  # operators: smaller blocks that follow each other share a drawing
+MOST_BOXES = 150  # from which on an operator split as the one before it belongs to that one's box
 _MERGED = "\0"
 
 
@@ -76,6 +78,8 @@ def flows(plan: Plan, graph: Graph) -> tuple[BlockFlow, ...]:
         else:
             groups.append((_title(block), block))
     every = [_FlowOfBlock(plan, graph, block).flow(title) for title, block in groups]
+    if sum(len(flow.boxes) for flow in every) > MOST_BOXES:
+        every = [_FlowOfBlock(plan, graph, block, short=True).flow(title) for title, block in groups]
     return tuple(flow for flow in every if any(box.kind in ("op", "move") for box in flow.boxes))
 
 
@@ -95,19 +99,26 @@ class _FlowOfBlock:
     plan: Plan
     graph: Graph
     block: plan_words.Block
+    short: bool = False
     boxes: dict[str, FlowBox] = field(default_factory=dict)
     edges: dict[tuple[str, str], None] = field(default_factory=dict)
     behind: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tensor -> the boxes that it comes from
 
+    @cached_property
+    def stored(self) -> dict[str, Layout]:
+        """Parameter -> the layout that it is stored in."""
+        return {parameter.name: parameter.layout for parameter in self.plan.parameters}
+
     def flow(self, title: str) -> BlockFlow:
-        graph, rows = self.graph, self.block.rows
-        weights = {p.tensor for p in graph.parameters}
+        graph, rows = self.graph, plan_words.without_casts(self.block.rows, self.graph)
         total = sum(row.plan.forward_seconds + row.plan.backward_seconds for row in rows) or float("inf")
         moves = _moves(self.plan, rows)
         for row in rows:
             sources = self._sources(row.op.operands)
-            if is_shown(row, weights, total) or len(sources) > 1:
-                self._box(row, moves, shown=is_shown(row, weights, total))
+            if self.short and self._goes_on(row, sources, moves):
+                self._passes(row.op, sources)
+            elif is_shown(row, graph, total) or len(sources) > 1:
+                self._box(row, moves, shown=is_shown(row, graph, total))
             else:
                 self._passes(row.op, sources)
         self._outputs()
@@ -115,6 +126,16 @@ class _FlowOfBlock:
         joined = {key for edge in self.edges for key in edge}  # what no value of the flow enters or leaves is no part
         boxes = tuple(box for box in self.boxes.values() if box.key in joined)
         return BlockFlow(title, times, boxes, tuple(self.edges))
+
+    def _goes_on(
+        self, row: plan_words.BlockRow, sources: tuple[str, ...], moves: dict[tuple[str, str], RedistributionPlan]
+    ) -> bool:
+        """Whether it is split as the one operator that it reads, and nothing is communicated on the way."""
+        before = self.boxes[sources[0]] if len(sources) == 1 else None
+        if before is None or (before.kind, before.words) != ("op", row.words) or row.plan.variant:
+            return False
+        own = (moves.get((row.op.name, name)) for name in row.op.operands if name and name not in self.graph.weights)
+        return not any(move and self._words(move) for move in own)
 
     def _carries(self, name: str) -> bool:
         """Whether a value is on the way from input to output: what no gradient flows through steers only."""
@@ -157,7 +178,7 @@ class _FlowOfBlock:
                 continue
             move = moves.get((op.name, name))
             if name in graph.weights:
-                weights[name] = layout if move is None else move.source
+                weights[name] = self.stored[graph.weights[name]]
             elif move is not None and self._words(move):
                 incoming[self._move(move)] = None
             elif self._carries(name) or (name in graph.inputs and not self._sources(op.operands)):

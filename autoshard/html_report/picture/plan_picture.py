@@ -104,8 +104,24 @@ def _size(box: FlowBox) -> tuple[float, float]:
         return min(ROOM, svg.width_of(box.name, 10)) + 16, 18.0
     if box.kind == "join":
         return 120.0, 18.0
-    lines = len(_lines(box)) + sum(len(own.talks) and len(_talk_lines(own)) for own in box.tensors)
-    return ROOM + 16, 10 + LINE * (lines + 1) + SHARDS * len(box.tensors) + LINE * bool(box.after)
+    lines = len(_title_lines(box)) + len(_lines(box))
+    lines += sum(len(own.talks) and len(_talk_lines(own)) for own in box.tensors)
+    return ROOM + 16, 10 + LINE * lines + SHARDS * len(box.tensors) + LINE * bool(box.after)
+
+
+def _title_lines(box: FlowBox) -> list[str]:
+    """The module and the operator on two lines where one has no room for the module's own name."""
+    if not box.name:
+        return svg.folded(box.what, ROOM, 12, 2)
+    title, own = f"{box.name} · {box.what}", box.name.rpartition(".")[2]
+    one = svg.ending(title, ROOM, 12)
+    return [one] if f"{own} · {box.what}" in one else [svg.ending(box.name, ROOM, 12), svg.clipped(box.what, ROOM, 12)]
+
+
+def _label(words: str, room: float) -> str:
+    """Of `from MODULE` the module's end."""
+    first, space, rest = words.partition(" ")
+    return first + space + svg.ending(rest, room - svg.width_of(first + space, 10), 10)
 
 
 def _lines(box: FlowBox) -> list[str]:
@@ -119,17 +135,18 @@ def _talk_lines(own: TensorShards) -> list[str]:
 def _box(box: FlowBox, at: Place, mesh: Mesh) -> list[str]:
     middle = at.x + at.width / 2
     if box.kind in ("input", "output"):
-        return [svg.text(middle, at.y + 13, svg.ending(box.name, at.width, 10), class_="small soft mid")]
+        return [svg.text(middle, at.y + 13, _label(box.name, at.width), class_="small soft mid")]
     if box.kind == "join":
         shape = svg.rect(at.x, at.y, at.width, at.height, rx=9, class_="box")
         return [shape, svg.text(middle, at.y + 13, svg.clipped(box.what, at.width), class_="mid")]
     kind, ink = ("talkbox", "talk") if box.kind == "move" else ("box", "")
     body = [svg.rect(at.x, at.y, at.width, at.height, rx=4, class_=kind)]
-    left, y = at.x + 8, at.y + 17
+    left, y = at.x + 8, at.y + 17 - LINE
     title = f"{box.name} · {box.what}" if box.name else box.what
-    shown = svg.ending(title, ROOM, 12)
     body.append(f"<title>{svg.safe(f'{title}: {box.words}')}</title>")
-    body.append(svg.text(left, y, shown, class_=f"name {ink}".strip()))
+    for words in _title_lines(box):
+        y += LINE
+        body.append(svg.text(left, y, words, class_=f"name {ink}".strip()))
     for words in _lines(box):
         y += LINE
         body.append(svg.text(left, y, words))
@@ -155,21 +172,17 @@ def _shards(own: TensorShards, x: float, y: float, mesh: Mesh) -> list[str]:
 
 
 def _edge(a: Place, b: Place) -> str:
+    """Down to the end of its layer, so that it passes beside higher boxes there, and in a curve to the next."""
     x1, y1, x2, y2 = a.x + a.width / 2, a.y + a.height, b.x + b.width / 2, b.y
-    half = (y1 + y2) / 2
-    points = (
-        " ".join(map(svg.number, (x1, y1)))
-        + " C "
-        + ", ".join(f"{svg.number(x)} {svg.number(y)}" for x, y in ((x1, half), (x2, half), (x2, y2 - 5)))
-    )
-    return svg.path(f"M {points}", class_="edge") + _tip(x2, y2)
+    half, n = (a.floor + y2) / 2, svg.number
+    curve = ", ".join(f"{n(x)} {n(y)}" for x, y in ((x1, half), (x2, half), (x2, y2 - 5)))
+    return svg.path(f"M {n(x1)} {n(y1)} V {n(a.floor)} C {curve}", class_="edge") + _tip(x2, y2)
 
 
 def _lane(lane: Lane) -> str:
     (x1, y1), (x2, y2) = lane.start, lane.end
-    down, up = y1 + lane.turn, y2 - lane.turn
     n = svg.number
-    d = f"M {n(x1)} {n(y1)} V {n(down)} H {n(lane.x)} V {n(up)} H {n(x2)} V {n(y2 - 5)}"
+    d = f"M {n(x1)} {n(y1)} V {n(lane.turn)} H {n(lane.x)} V {n(y2 - lane.offset)} H {n(x2)} V {n(y2 - 5)}"
     return svg.path(d, class_="edge", stroke_linejoin="round") + _tip(x2, y2)
 
 

@@ -68,10 +68,13 @@ def clipped(words: str, room: float, size: float = 11) -> str:
 
 
 def ending(words: str, room: float, size: float = 11) -> str:
-    """What fits, its beginning replaced by an ellipsis: of a module path the end says most."""
+    """What fits, its beginning replaced by an ellipsis: of a module path the end says most. Cut at a dot where the
+    names behind it are more than half of what fits."""
     if width_of(words, size) <= room:
         return words
-    return "…" + clipped(words[::-1], room, size)[-2::-1]
+    kept = clipped(words[::-1], room, size)[-2::-1]
+    whole = kept.partition(".")[2]
+    return "…" + (whole if 2 * len(whole) > len(kept) else kept)
 
 
 def folded(words: str, room: float, size: float = 11, most: int = 3) -> list[str]:
