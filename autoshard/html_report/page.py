@@ -207,7 +207,7 @@ def told(notes: Iterable[str]) -> list[str]:
 
 def discovered(graph: Graph) -> list[str]:
     """The operators whose rule was found by experiment, and the rule."""
-    rules = {graph.by_op[name].target: rule for name, rule in graph.discovered}
+    rules = {graph.by_op[name].target: rule for name, rule in graph.discovered if rule}
     return [
         f"The rule of {target} was found by experiment, not written by hand: {rule}" for target, rule in rules.items()
     ]

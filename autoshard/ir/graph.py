@@ -147,7 +147,8 @@ class Graph:
     `modules` maps module path -> original class name. `source` is what the user named (`file.py:callable`).
     `assumed` are sentences on guards of the forward whose usual answer was taken (`model.py:12 `…` is False`), and on
     options that count for nothing.
-    `discovered` are (op name, rule text) pairs for operators that the table of rules lacks.
+    `discovered` are (op name, rule text) pairs for operators that the table of rules lacks; "" where it has a rule, of
+    another overload, and none was found.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
     `schemas` are those of the overloads that the ops mean, as torch prints them.

@@ -9,7 +9,7 @@ from autoshard.ir.graph import OPTIMIZERS, PRECISIONS, Graph, Op
 from autoshard.ir.graph_fault import GraphFault, require
 from autoshard.rules.algebra.argument_rules import NoRule
 from autoshard.rules.algebra.notation import Rule, RuleError
-from autoshard.rules.operator_table import bound, depends_on_nothing, rule_text
+from autoshard.rules.operator_table import CONTRADICTIONS, bound, depends_on_nothing, rule_text
 from autoshard.rules.operators import record
 
 
@@ -31,7 +31,8 @@ def check_rules(graph: Graph) -> None:
     require(graph.optimizer in OPTIMIZERS, f"the optimizer is {graph.optimizer!r}: expected {', '.join(OPTIMIZERS)}")
     for name, text in graph.discovered:
         require(name in graph.by_op, f"a rule was discovered for op {name}, which there is not")
-        _parsed(name, text)
+        if text:
+            _parsed(name, text)
     for op in graph.ops:
         require(_is_known(op.target), f"op {op.name}: there is no operator {op.target}")
         if not depends_on_nothing(graph, op):
@@ -56,7 +57,7 @@ def _check_op(graph: Graph, op: Op) -> None:
         return  # not with these arguments: every device repeats it
     except RuleError as error:
         raise GraphFault(f"op {op.name} ({op.target}): its shapes contradict each other: {error}") from None
-    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
+    except CONTRADICTIONS as error:
         raise GraphFault(f"op {op.name} ({op.target}): its arguments do not fit the operator: {error}") from None
 
 

@@ -10,6 +10,9 @@ from autoshard.rules.algebra.instance import Instance, TensorFacts, bind, unboun
 from autoshard.rules.algebra.notation import Rule, RuleError
 from autoshard.rules.operators import constants, record
 
+# What a rule says of shapes and arguments that it was not written for.
+CONTRADICTIONS = (RuleError, LookupError, TypeError, ValueError, ArithmeticError, AssertionError)
+
 
 def has_rule(graph: Graph, op: Op) -> bool:
     """False where the table does not know the operator (with these arguments), so that it can only be repeated."""
@@ -19,10 +22,10 @@ def has_rule(graph: Graph, op: Op) -> bool:
 def rule_text(graph: Graph, op: Op) -> str:
     """The line of the table, with a rule function's answer in its place, or the rule that was discovered.
 
-    Raises NoRule where there is none.
+    Raises NoRule where there is none: "" is noted of an operator that the table's rule is not for.
     """
-    rule = graph.rule_of.get(op.name) or record(op.target).rule
-    if rule is None:
+    rule = graph.rule_of.get(op.name, record(op.target).rule)
+    if not rule:
         raise NoRule(op.target)
     return rule if isinstance(rule, str) else rule(call(graph, op))
 
@@ -49,10 +52,10 @@ def fits(graph: Graph, op: Op) -> bool:
     """Is the rule of the table one for this overload? It may be written for another of the same name."""
     try:
         bound(graph, op, rule_text(graph, op))
-    except RuleError:
-        return False
     except NoRule:
         return True  # says so itself: not with these arguments
+    except CONTRADICTIONS:
+        return False
     return True
 
 

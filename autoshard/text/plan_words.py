@@ -130,7 +130,7 @@ def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
     for axis, choice in enumerate(strategy.choices):
         if mesh.sizes[axis] > 1:
             said.setdefault(_axis_words(op, strategy, choice, axis, graph), []).append(mesh.names[axis])
-    discovered = " (discovered)" if op.name in graph.rule_of else ""
+    discovered = " (discovered)" if graph.rule_of.get(op.name) else ""
     return (", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole") + discovered
 
 

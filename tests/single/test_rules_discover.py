@@ -16,10 +16,13 @@ from autoshard.cli import commands
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
+from autoshard.ir.graph_fault import GraphFault
 from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.operator_record import Operator
 from autoshard.rules.enumerate import derive
 from autoshard.rules.operator_check import check_rules
 from autoshard.rules.operator_table import instance
+from autoshard.rules.operators import OPERATORS
 from autoshard.rules.proof import discover as room
 from autoshard.rules.proof.case_words import case, case_id, floats
 from autoshard.rules.proof.discover import cached_rule, discover, is_right, reduced, safe_rule, with_discovered
@@ -201,6 +204,40 @@ def test_an_overload_that_the_rule_is_not_for(tmp_path: Path) -> None:
     assert dict(other.discovered) == {first.name: "f0 f1, f0 f1 -> f0 f1"} and not warnings
     check_rules(other)
     assert instance(other, first).known
+
+
+@pytest.mark.parametrize("text", ["a b -> b a", "a -> a"])
+def test_an_overload_without_any_rule_is_repeated_and_read_back(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's rule contradicts the shapes, and no experiment finds another: the saved graph is not damaged."""
+    graph = register("mixed", lambda x: x * x.norm())
+    monkeypatch.setitem(OPERATORS, graph.ops[0].target, Operator(rule=text))
+    found, warnings = with_discovered(graph, tmp_path)
+    assert found.discovered == ((graph.ops[0].name, ""),) and len(warnings) == 1
+    again = graph_json.loads(graph_json.dumps(found))
+    check_rules(again)
+    assert not instance(again, again.ops[0]).known
+    with pytest.raises(GraphFault, match="contradict"):
+        check_rules(graph)
+
+
+class Biased(torch.nn.Module):
+    """`addmm` spreads a bias of one number over the columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.weight = torch.nn.Parameter(torch.randn(1)), torch.nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_a_bias_of_one_number_is_no_linear_layer() -> None:
+    graph = capture_model(Biased(), (torch.randn(4, 6),), training=False)
+    assert [op.target for op in graph.ops] == ["aten.addmm"]
+    assert instance(graph, graph.ops[0]).known
+    check_rules(graph_json.loads(graph_json.dumps(graph)))
 
 
 def test_graphs_without_discovered_rules_are_written_as_before() -> None:

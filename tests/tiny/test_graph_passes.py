@@ -95,7 +95,9 @@ CASES = [
      j:i[2,3,4] = aten.to(x, dtype='int64', copy=False)
      k:i[3] = aten.arange(end=3, dtype=None)
      l:f[2,3,4] = aten.dropout(x, p=0.5, train=False)
-     -> a b c d e f g h i j k l""",
+     m:f[2,3,4] = aten.squeeze(h)
+     n:f[2,3,4] = aten.squeeze(x, dim=-1)
+     -> a b c d e f g h i j k l m n""",
      """a[6, 4] = aten.reshape(x, shape=(6, 4))
      b[24] = aten.reshape(a, shape=(24,))
      c[4, 6] = aten.transpose(a, dim0=0, dim1=1)
@@ -107,7 +109,9 @@ CASES = [
      j[2, 3, 4] = aten.to(x, dtype=int64)
      k[3] = aten.arange(start=0, end=3, step=1, dtype=int64)
      l[2, 3, 4] = aten.alias(x)
-     -> a b c d e f g h i j k l"""),
+     m[2, 3, 4] = aten.squeeze(h, dim=1)
+     n[2, 3, 4] = aten.alias(x)
+     -> a b c d e f g h i j k l m n"""),
     (canonical, """x:f[4,1] x2:f[4,3]
      a:f[4,3], b:f[4,3] = aten.broadcast_tensors(x, x2)
      -> a b""",

@@ -78,6 +78,17 @@ def _split(op: Op, tensors: Tensors) -> Op:
     return replace(op, target="aten.split", attributes=(("split_size", sizes), ("dim", dim)))
 
 
+def _squeeze(op: Op, tensors: Tensors) -> Op:
+    """The dims that it removes are said: a shard may have dims of one element where the whole has not."""
+    shape, said = _operand(op, tensors).shape, dict(op.attributes).get("dim")
+    listed = said if isinstance(said, tuple) else range(len(shape)) if said is None else (said,)
+    dims = [dim % len(shape) for dim in cast("tuple[int, ...]", listed)] if shape else []
+    removed = tuple(sorted(dim for dim in dims if shape[dim] == 1))
+    if not removed:
+        return replace(op, target="aten.alias", attributes=())
+    return replace(op, attributes=(("dim", removed[0] if len(removed) == 1 else removed),))
+
+
 def _slice(op: Op, tensors: Tensors) -> Op:
     start, stop, step = (cast("int | None", op.attribute(name)) for name in ("start", "end", "step"))
     size = _operand(op, tensors).shape[cast(int, op.attribute("dim"))]
@@ -183,6 +194,7 @@ _RULES: dict[str, Rule] = {
     "aten.uniform": _random("uniform", 0.0, 1.0, ("from", "to")),
     "aten.bernoulli": _bernoulli,
     "aten.view": _view,
+    "aten.squeeze": _squeeze,
     "aten.slice": _slice,
     "aten.repeat_interleave": _repeat_interleave,
     **_each("max min", _of_two),

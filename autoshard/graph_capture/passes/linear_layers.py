@@ -29,7 +29,7 @@ def fold_linears(graph: Graph) -> Graph:
 def _as_linear(op: Op, graph: Graph) -> Op:
     if op.target == "aten.addmm" and op.attribute("beta") == 1 and op.attribute("alpha") == 1:
         bias, left, right = op.operands
-        if bias is not None and len(graph.tensor(bias).shape) == 1:
+        if bias is not None and graph.tensor(bias).shape == graph.tensor(op.results[0]).shape[-1:]:
             return _linear(op, left, right, bias, graph)
     if op.target in ("aten.mm", "aten.matmul") and _is_matrix_parameter(op.operands[1], graph):
         return _linear(op, op.operands[0], op.operands[1], None, graph)

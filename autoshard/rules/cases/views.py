@@ -23,6 +23,7 @@ VIEWS = [
     case("aten.flatten", floats((4, 5, 6)), start_dim=1, end_dim=-1),
     case("aten.unflatten", floats((4, 6)), dim=-1, sizes=(3, 2)),
     case("aten.squeeze", floats((4, 1, 6)), dim=1),
+    case("aten.squeeze", floats((4, 1, 5, 1)), dim=(1, 3)),
     case("aten.unsqueeze", floats((4, 6)), dim=-1),
     case("aten.expand", floats((4, 1, 6)), size=(4, 5, -1), implicit=False),
     case("aten.expand", floats((1, 6)), size=(3, 4, 6), implicit=False),

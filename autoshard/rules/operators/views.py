@@ -233,6 +233,15 @@ def result_shape(name: str) -> Localise:
     return lambda local: {name: local.result()}
 
 
+def squeeze(call: OperatorCall) -> str:
+    """Of dims that are said, and have one element: else a shard of one element would lose its dim, too."""
+    said = call.get("dim")
+    dims = (said,) if isinstance(said, int) else said
+    if not isinstance(dims, tuple) or any(call.shape[dim] != 1 for dim in dims if isinstance(dim, int)):
+        raise NoRule
+    return reshape(call)
+
+
 def localise_unflatten(local: Local) -> dict[str, LocalAttribute]:
     facts = local.instance.operands[0]
     assert facts is not None
@@ -373,7 +382,7 @@ OPERATORS: dict[str, Operator] = {
         dims="dim",
     ),
     "aten.squeeze": Operator(
-        rule=reshape,
+        rule=squeeze,
         saves=NOTHING,
         view=reshaped,
         work=Work.VIEW,

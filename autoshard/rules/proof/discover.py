@@ -62,15 +62,18 @@ def with_discovered(
     for op in graph.ops:
         known = record(op.target)
         has_rule = known.repeated or (known.rule is not None and fits(graph, op))
-        if has_rule or not op.target.count(".") or _is_constant(graph, op):
+        if has_rule or not op.target.count(".") or constants(graph).issuperset(op.results):
+            continue
+        if op.target.startswith("autoshard."):  # no operator of torch, with which to experiment
+            rules += [(op.name, "")] if known.rule is not None else []
             continue
         case = case_of(graph, op)
         if case not in found:
             found[case] = safe_rule(case, folder, run_call)
         rule = found[case]
-        if rule:
-            rules.append((op.name, rule))
-        else:
+        if rule or known.rule is not None:
+            rules.append((op.name, rule or ""))  # "": the table has one, for another overload
+        if not rule:
             why = _NOTHING if rule is not None else _no_end(_path(case, folder))
             lacking.setdefault(op.target, (op.name, why))
     warnings = tuple(
@@ -86,10 +89,6 @@ _ENDED = (
     "ended its process in an experiment (it does not check the shapes that it is given; once it does, remove {}"
     " to try it again)"
 )
-
-
-def _is_constant(graph: Graph, op: Op) -> bool:
-    return op.target.startswith("autoshard.") or constants(graph).issuperset(op.results)
 
 
 def case_of(graph: Graph, op: Op) -> OpCase:
