@@ -15,7 +15,7 @@ from autoshard.workflow import ModelRequest, read_graph
 
 A100 = load_hardware("a100-80g-sxm")
 LAYERS, SEQUENCE, MICRO_BATCH = 4, 512, 4
-GPT2 = Transformer(LAYERS, 768, 12, SEQUENCE, 50257, activation="gelu_new")
+GPT2 = Transformer(LAYERS, 768, 12, SEQUENCE, 50257)  # capture folds its GELU into one operator
 
 
 def captured(batch: int) -> Graph:
@@ -23,12 +23,12 @@ def captured(batch: int) -> Graph:
     return read_graph(ModelRequest("examples/gpt2.py:build", arguments))
 
 
-@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 4), (2, 2), (4, 1)])
 def test_gpt2(dp: int, tp: int) -> None:
     plan = search(captured(MICRO_BATCH * dp), A100, SearchRequest(Mesh((("dp", dp), ("tp", tp))), strategy="megatron"))
     runs = (
-        TrainingRun(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut)
+        TrainingRun(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut, overlap=True)
         for cut in (False, True)
     )
     nearest = min(estimate(GPT2, run, A100).step_seconds for run in runs)  # the search may cut the norms' sequence, too
-    assert nearest == pytest.approx(plan.predicted_seconds, rel=0.05)
+    assert nearest == pytest.approx(plan.predicted_seconds, rel=0.01)
