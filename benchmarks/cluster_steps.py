@@ -72,8 +72,8 @@ def bloom(data: Path) -> tuple[tuple[NamedRow, str, bool], ...]:
         model = Transformer(*shape, SEQUENCE, BLOOM_VOCABULARY, **EAGER)  # type: ignore[arg-type]
         sizes = (int(raw[key]) for key in ("global_batch", "micro_batch", "dp", "tp", "pp"))
         run = TrainingRun(*sizes, recompute="full", zero=int(raw["zero"] or 1), precision=raw["dtype"])
-        if model.layers % run.pp or run.batch % (run.micro_batch * run.dp) or model.heads % run.tp:
-            continue  # stages of unequal size
+        if run.batch % (run.micro_batch * run.dp) or model.heads % run.tp:
+            continue
         full = "OOM" in (raw["memory_gb"], raw["note"])
         seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
         memory = float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan")
@@ -107,8 +107,9 @@ def bloom_plans(data: Path) -> list[str]:
         "network that was measured there (40.5 Gb/s a node) and rates of kernels alone: nothing is fitted. Eager",
         "attention, dropout and full recomputation are assumed. Seconds a sequence, so that batches compare;",
         "the same run",
-        "measured twice counts once. Left out: rows whose layers the stages do not divide, and rows of one node, which",
-        f"do not state their replicas. First the {size} model on {day.replace('-', '/')}:",
+        "measured twice counts once. Left out: rows of one node, which do not state their replicas. Layers that the",
+        "stages do not divide are shared as Megatron-DeepSpeed does, embedding and head as a layer each.",
+        f"First the {size} model on {day.replace('-', '/')}:",
         "",
         "| dp x tp x pp, micro-batch | measured ms a sequence | predicted | error |",
         "|---|--:|--:|--:|",

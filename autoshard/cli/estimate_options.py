@@ -83,7 +83,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dispatch = quantity("--host-dispatch", "seconds", zero=True)
     time = 'host time per operator, such as "60 us"'
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
+    stages = "layers of each stage, or chunk of one, in the model's order, such as 5,6,6,5; default: as even as they go"
+    parser.add_argument("--stage-layers", type=_counts, default=(), metavar="N,…", help=stages)
     parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between."""
+    return tuple(map(whole("--stage-layers", 0), text.split(",")))
 
 
 def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
@@ -127,6 +134,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         own["shard"],
         options.reduce or "",
         options.software,
+        options.stage_layers,
     )
     return model, run
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import PRECISIONS
 from autoshard.units import format_bytes, format_flop_rate, format_seconds
@@ -22,6 +24,7 @@ def text(made: Estimate, hardware: Hardware) -> str:
         f"{model.heads} heads, sequence {model.sequence}",
         f"{run.batch} sequences a step on {where}, {run.precision}, {run.optimizer}: {run.micro_batches} micro-batches "
         f"of {run.micro_batch} a replica, {run.schedule}, recompute {run.recompute}, ZeRO {run.zero}",
+        *_uneven(made),
         "",
         f"step {format_seconds(made.step_seconds)}: {made.tokens_per_second:,.0f} tokens/s, "
         f"{format_flop_rate(made.flops_per_device)} a device{_utilisation(made, hardware)}",
@@ -36,6 +39,16 @@ def text(made: Estimate, hardware: Hardware) -> str:
         *(f"  {name:<40} {format_bytes(size):>10}" for name, size in asdict(made.memory).items() if size),
     ]
     return "\n".join(lines)
+
+
+def _uneven(made: Estimate) -> list[str]:
+    """Layers of each part of the pipeline, where they differ."""
+    own = part_layers(made.model, made.run)
+    if len(set(own)) == 1:
+        return []
+    runs = [(count, len(list(same))) for count, same in groupby(own)]
+    parts = "chunks" if made.run.interleave > 1 else "stages"
+    return [f"layers of its {parts}: {', '.join(f'{count} x {n}' if n > 1 else f'{count}' for count, n in runs)}"]
 
 
 def _ignored(made: Estimate) -> list[str]:

@@ -35,9 +35,9 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
             continue
         for pp in _choices(space, "pp", divisors(space.devices // tp)):
             dp = space.devices // tp // pp
-            if space.devices % (tp * pp) or dp != space.fixed.get("dp", dp) or batch % dp or model.layers % pp:
+            if space.devices % (tp * pp) or dp != space.fixed.get("dp", dp) or batch % dp or model.layers < pp:
                 continue
-            chunks = divisors(model.layers // pp) if pp > 1 else [1]
+            chunks = divisors(model.layers // pp) if pp > 1 and model.layers % pp == 0 else [1]
             inner = (
                 _choices(space, "sequence_parallel", [False, True] if tp > 1 else [False]),
                 _choices(space, "interleave", chunks),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.estimate.gradient_sync import held
+from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
@@ -97,22 +98,22 @@ def stage_memory(
     built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int, order: Sequence[Slot], stage: int
 ) -> StageMemory:
     """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
-    weights, gradients, optimizer = _states(built, model, run, parameters)
+    chunks = layers_of(model, run, stage)
+    weights, gradients, optimizer = _states(built, run, parameters, sum(chunks))
     own = kept(built)
     each, again = {
         "none": (own.layer, 0.0),
         "selective": (own.layer - own.core, own.core),
         "full": (own.input, own.layer),
     }[run.recompute]
-    layers = model.layers // (run.pp * run.interleave)
     first, last = stage == 0, stage == run.pp - 1
     # What the embedding gives its layer is that layer's input, which is counted there.
     ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
-    in_flight = most_in_flight(order)
-    return StageMemory(weights, gradients, optimizer, in_flight * layers * each + ends, again + own.working * last)
+    in_flight = most_in_flight(order, weights=chunks)  # layers
+    return StageMemory(weights, gradients, optimizer, in_flight * each + ends, again + own.working * last)
 
 
-def _states(built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int) -> tuple[float, ...]:
+def _states(built: BuiltTransformer, run: TrainingRun, parameters: int, layers: int) -> tuple[float, ...]:
     """Bytes of weights, gradients and optimizer, and of what is gathered or scattered at the moment.
 
     ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps
@@ -123,7 +124,6 @@ def _states(built: BuiltTransformer, model: Transformer, run: TrainingRun, param
     shares = [run.shards if run.zero >= least else 1 for least in (2 if fsdp else 3, 2, 1)]
     weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
     if run.dp > 1:
-        layers = model.layers // run.pp
         one = held(built, layer(LAYERS - 1))
         whole = one * min(1 + run.overlap, layers)
         gathered = whole if run.zero == 3 else one * layers if fsdp else 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
 from autoshard.estimate.pieces import Piece, Pieces
+from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.simulation.pipeline_schedule import Slot
 
@@ -35,7 +36,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Stages:
-    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. All stages have as many layers.
+    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas.
     `beside`: how much slower computation is beside a collective."""
 
     model: Transformer
@@ -45,10 +46,9 @@ class Stages:
     host: Host
     beside: float = 0.0
 
-    @property
-    def layers(self) -> int:
-        """Of one chunk."""
-        return self.model.layers // (self.run.pp * self.run.interleave)
+    def layers(self, stage: int, chunk: int) -> int:
+        """Of one chunk of a stage."""
+        return part_layers(self.model, self.run)[chunk * self.run.pp + stage]
 
     @property
     def again(self) -> Piece:
@@ -71,8 +71,9 @@ class Stages:
         own = self.made.layer
         each = own.forward_seconds if slot.kind == "F" else own.backward_seconds + self.again.forward_seconds
         first, last = self._ends(stage, slot)
+        count = self.layers(stage, slot.chunk)
         embedding = [self._end_seconds(self.made.embedding, slot)] * first
-        return [*embedding, *[each * self.slowdown] * self.layers, *[self._end_seconds(self.made.head, slot)] * last]
+        return [*embedding, *[each * self.slowdown] * count, *[self._end_seconds(self.made.head, slot)] * last]
 
     def _end_seconds(self, piece: Piece, slot: Slot) -> float:
         if slot.kind == "F":
@@ -87,7 +88,8 @@ class Stages:
     def _synced(self, stage: int, slot: Slot) -> list[Sync]:
         """What replicas exchange of the pieces of a slot, in forward order."""
         first, last = self._ends(stage, slot)
-        return [*[self.syncs.embedding] * first, *[self.syncs.layer] * self.layers, *[self.syncs.head] * last]
+        count = self.layers(stage, slot.chunk)
+        return [*[self.syncs.embedding] * first, *[self.syncs.layer] * count, *[self.syncs.head] * last]
 
     def replica_seconds(self, stage: int, slot: Slot) -> float:
         """What every micro-batch waits for its replicas: gathered weights (ZeRO 3), scattered gradients (2 and 3)."""
@@ -117,7 +119,7 @@ class Stages:
     def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
         """What a stage is busy with in a step; they add up to the seconds of its slots."""
         own, again = self.made.layer, self.again
-        count = self.layers * sum(slot.kind == "F" for slot in order)
+        count = sum(self.layers(stage, slot.chunk) for slot in order if slot.kind == "F")
         communication = own.forward_communication_seconds + own.backward_communication_seconds
         compute = own.forward_seconds + own.backward_seconds - communication
         stalled = (compute + communication + again.forward_seconds) * (self.slowdown - 1)
@@ -143,11 +145,15 @@ class Stages:
                 for name, seconds in piece.forward_families if slot.kind == "F" else piece.backward_families:
                     found[name] = found.get(name, 0.0) + times * seconds
             for name, seconds in self.again.forward_families if slot.kind == "B" else ():
-                found[name] = found.get(name, 0.0) + self.layers * seconds
+                found[name] = found.get(name, 0.0) + self.layers(stage, slot.chunk) * seconds
             found["collective"] = found.get("collective", 0.0) + self.replica_seconds(stage, slot)
         return found
 
     def _pieces(self, stage: int, slot: Slot) -> list[tuple[Piece, int]]:
         """What runs in a slot, and how often."""
         first, last = self._ends(stage, slot)
-        return [(self.made.layer, self.layers), (self.made.embedding, int(first)), (self.made.head, int(last))]
+        return [
+            (self.made.layer, self.layers(stage, slot.chunk)),
+            (self.made.embedding, int(first)),
+            (self.made.head, int(last)),
+        ]

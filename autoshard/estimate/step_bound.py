@@ -11,6 +11,7 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
+from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.stage_memory import StageMemory, stage_memory
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import hands_on
@@ -36,18 +37,19 @@ def least_seconds(
     stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host, beside)
     send = send_seconds(model, run, hardware)
     last = run.pp - 1
-    named = {0, max(0, last - 1), last}  # the first, one in the middle, the last: the others are as the middle one
+    even = len(set(part_layers(model, run))) == 1
+    named = {0, max(0, last - 1), last} if even else set(range(run.pp))  # the others are as the last but one
 
     def seconds(stage: int, kind: str, chunk: int) -> float:
         slot = Slot(kind, 0, chunk)  # type: ignore[arg-type]
         return stages.seconds(stage, slot) + send * hands_on(stage, slot, run)
 
-    once = {(s, kind): seconds(s, kind, 0) for s in {0, min(1, last), last} for kind in "FB"}
+    once = {(s, kind): seconds(s, kind, 0) for s in named | {min(1, last)} for kind in "FB"}
     tails = {s: sum(t for _, t in tail(built, model, run, hardware, s, stages.step_end_seconds(s))) for s in named}
     found = []
     for stage in named:
-        passed = [once[min(s, 1), "F"] for s in range(stage)]
-        returned = [once[min(s, 1), "B"] for s in range(stage)]
+        passed = [once[min(s, 1) if even else s, "F"] for s in range(stage)]
+        returned = [once[min(s, 1) if even else s, "B"] for s in range(stage)]
         busy = sum(seconds(stage, kind, chunk) for kind in "FB" for chunk in range(run.interleave)) * run.micro_batches
         ended = sum(passed) + busy
         found.append(ended + max(tails[stage], sum(returned) + tails[0]))
@@ -58,7 +60,8 @@ def fullest(model: Transformer, run: TrainingRun, built: BuiltTransformer) -> St
     """As the estimate has it: the first stage has most in flight, the last the head."""
     micro_batches = min(run.micro_batches, STEADY * run.pp)
     found = []
-    for stage in {0, run.pp - 1}:
+    even = len(set(part_layers(model, run))) == 1
+    for stage in {0, run.pp - 1} if even else range(run.pp):
         order = SCHEDULES[run.schedule](stage, run.pp, micro_batches, run.interleave)
         count = stage_parameters(built, model, run, stage)
         found.append(stage_memory(built, model, run, count, order, stage))

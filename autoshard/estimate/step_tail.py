@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.estimate.gradient_sync import held
+from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_slots import Part
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
@@ -67,7 +68,7 @@ def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> fl
 
 def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> int:
     """How many parameters a device of `stage` holds."""
-    total = held(built, layer(LAYERS - 1)) * model.layers // run.pp
+    total = held(built, layer(LAYERS - 1)) * sum(layers_of(model, run, stage))
     if stage == 0:
         total += held(built, EMBEDDING)
     if stage == run.pp - 1:

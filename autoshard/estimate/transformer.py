@@ -76,6 +76,7 @@ class TrainingRun:
     gathers them in bf16 (FSDP's mixed precision). `zero`: stage 0 to 3. `shard`: replicas that share one set of shards,
     each such group a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`:
     gradients are reduced and weights gathered beside the computation of neighbours. `reduced`: gradients are summed in.
+    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as they go.
     """
 
     batch: int
@@ -94,6 +95,7 @@ class TrainingRun:
     shard: int = 0
     reduced: str = ""
     software: str = "kernels"
+    stage_layers: tuple[int, ...] = ()
 
     @property
     def shards(self) -> int:
@@ -164,7 +166,8 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             run.precision != FSDP or run.zero >= 2 or run.dp == 1,
             f"precision {FSDP} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
         ),
-        (model.layers % chunks == 0, f"{model.layers} layers do not divide over {chunks} pipeline chunks"),
+        (model.layers >= chunks, f"{model.layers} layers are too few for {chunks} pipeline chunks"),
+        *_given_stages(model, run, chunks),
         (
             run.micro_batches * chunks <= MOST_SLOTS,
             f"batch {run.batch} / (micro-batch {run.micro_batch} x dp {run.dp}) is {run.micro_batches} micro-batches "
@@ -182,6 +185,16 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             not run.sequence_parallel or model.sequence % run.tp == 0,
             f"sequence parallelism: tp {run.tp} does not divide the sequence {model.sequence}",
         ),
+    ]
+
+
+def _given_stages(model: Transformer, run: TrainingRun, chunks: int) -> list[tuple[bool, str]]:
+    own = run.stage_layers
+    told = f"stage layers {','.join(map(str, own))}"
+    return [
+        (len(own) in (0, chunks), f"{told}: expected {chunks} numbers, one for each pipeline chunk, got {len(own)}"),
+        (not own or sum(own) == model.layers, f"{told}: expected {model.layers} layers together, got {sum(own)}"),
+        (all(count >= 0 for count in own), f"{told}: expected none below 0"),
     ]
 
 

@@ -134,12 +134,16 @@ def ends(placed: Sequence[Placed], stages: int) -> list[float]:
     return [max((p.end_seconds for p in placed if p.stage == stage), default=0.0) for stage in range(stages)]
 
 
-def most_in_flight(order: Sequence[Slot], chunk: int | None = None) -> int:
-    """The most (micro-batch, chunk) pairs, or those of one chunk, whose forward has run and whose backward has not."""
+def most_in_flight(order: Sequence[Slot], chunk: int | None = None, weights: Sequence[int] = ()) -> int:
+    """The most (micro-batch, chunk) pairs, or those of one chunk, whose forward has run and whose backward has not.
+
+    `weights`: what a pair of each chunk counts, by default 1.
+    """
     alive = most = 0
     for slot in order:
         if chunk not in (None, slot.chunk):
             continue
-        alive += 1 if slot.kind == "F" else -1
+        own = weights[slot.chunk] if weights else 1
+        alive += own if slot.kind == "F" else -own
         most = max(most, alive)
     return most

@@ -56,6 +56,18 @@ def test_no_bound_is_above_what_is_simulated_and_memory_is_the_same(oracle: list
     assert sum(ratios) / len(ratios) > 0.9  # a bound that is far below sorts nothing
 
 
+def test_layers_that_stages_do_not_divide() -> None:
+    """Bound and memory of every configuration of seven layers: some have stages of unequal size."""
+    model, uneven = replace(MODEL, layers=7), 0
+    for run in runs(RunSpace(model, TrainingRun(16, 2), 8, {"tp": 1, "zero": 1, "micro_batch": 2}), SMALL_MEMORY):
+        built, made = program_of(model, run, SMALL_MEMORY), estimate(model, run, SMALL_MEMORY)
+        bound = least_seconds(model, run, built, SMALL_MEMORY, host_of(SMALL_MEMORY))
+        assert bound <= made.step_seconds * (1 + 1e-9), run
+        assert fullest(model, run, built).peak == pytest.approx(made.memory.peak), run
+        uneven += run.pp in (2, 4)
+    assert uneven >= 6
+
+
 def test_the_space_by_hand() -> None:
     """Two devices without tensor parallelism: two replicas, or two stages of four layers in 1, 2 or 4 chunks."""
     space = RunSpace(MODEL, TrainingRun(4, 1), 2, {"tp": 1, "recompute": "none", "zero": 0})

@@ -1,0 +1,39 @@
+"""How many layers each part of a pipeline holds.
+
+Part c * stages + s of the model is chunk c of stage s. Where the layers do not divide, the embedding and the head count
+as a layer each, as Megatron-Core with account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split
+have it, and DeepSpeed's partition by type:transformer|embedding. What is then left over goes to the first part, for an
+embedding takes little time, and to the last ones that hold layers alone, which have the fewest micro-batches in flight.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from autoshard.estimate.transformer import TrainingRun, Transformer
+
+
+def part_layers(model: Transformer, run: TrainingRun) -> tuple[int, ...]:
+    """Layers of each part, in the model's order; they add up to those of the model."""
+    return run.stage_layers or balanced(model.layers, run.pp * run.interleave)
+
+
+def layers_of(model: Transformer, run: TrainingRun, stage: int) -> tuple[int, ...]:
+    """Layers of each chunk of a stage."""
+    return part_layers(model, run)[stage :: run.pp]
+
+
+@lru_cache(maxsize=4096)
+def balanced(layers: int, parts: int) -> tuple[int, ...]:
+    """At least one each; as many each where they divide."""
+    if layers % parts == 0:
+        return (layers // parts,) * parts
+    each, left = divmod(layers + 2, parts)
+    found = [each + (part == 0 < left or parts - left <= part < parts - 1) for part in range(parts)]
+    found[0] -= 1
+    found[-1] -= 1
+    for part in (0, parts - 1):
+        if found[part] == 0:  # more parts than half of the layers
+            found[found.index(max(found))] -= 1
+            found[part] = 1
+    return tuple(found)
