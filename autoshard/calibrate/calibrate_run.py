@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,10 +14,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from autoshard.calibrate.cost_model_file import Entry, costmodel_text, figure_text
+from autoshard.calibrate.cost_model_file import costmodel_text
 from autoshard.calibrate.fitted_models import MEMORY_KINDS
 from autoshard.calibrate.machine_fit import KIND, Calibration, Family, calibrate
 from autoshard.calibrate.network_fit import NetworkFit, level_between_nodes, network_fit, with_network
+from autoshard.calibrate.profile_text import check_target, costs_path, profile_text
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.costs.bands import NAMES
 from autoshard.errors import InvalidFileError, UsageError, UserError
@@ -27,7 +27,6 @@ from autoshard.units import format_bandwidth, format_seconds
 
 LIMIT_SECONDS = 1200.0
 DEVICES = ("cpu", "cuda", "npu")
-_COSTS = re.compile(r"^(# Constants of the cost formulas|\[constants)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def run(request: Request) -> CalibrationFiles | None:
     processes of torchrun but the first."""
     hardware = load_hardware(request.hardware)
     hardware.peak_flops(request.dtype)
-    costs = request.out.with_name(f"{request.out.stem}-costs.toml")
+    costs = costs_path(request.out)
     kept = request.out.with_name(f"{request.out.stem}-measured.json")
     _check(request, hardware, (request.out, costs))
     if request.measured:
@@ -88,15 +87,7 @@ def run(request: Request) -> CalibrationFiles | None:
 
 
 def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> None:
-    if request.out.suffix != ".toml":
-        raise UsageError(f"--out {request.out}: expected a name that ends in .toml", f"--out {request.out}.toml")
-    there = [str(path) for path in files if path.exists()]
-    if there:
-        raise UsageError(f"{there[0]} exists already", "--out with another name")
-    if not request.out.absolute().parent.is_dir():
-        raise UsageError(
-            f"--out {request.out}: there is no folder {request.out.parent}", f"mkdir -p {request.out.parent}"
-        )
+    check_target(request.out, files)
     if under_torchrun():
         _check_nodes(request, hardware)
     if request.processes > hardware.max_devices:
@@ -212,16 +203,7 @@ def _texts(request: Request, hardware: Hardware, made: Calibration, costs: Path,
     told = "; ".join(f"{NAMES[family.name]} {family.error:.1%}" for family in made.families)
     error = f"mean absolute error on held-out rows: {told}"
     constants = costmodel_text(costs.stem, f"fitted by {source}", error, today, made.entries, dtypes=request.dtype)
-    own = _COSTS.split(hardware.text)[0].rstrip() + "\n"
-    launch = f"{made.launch_seconds * 1e6:.4g} us"
-    figure = figure_text(Entry("launch_overhead", launch, "measured", source))
-    for key, value in (
-        ("name", f'"{request.out.stem}"'),
-        ("costmodel", f'"{costs.name}"'),
-        ("launch_overhead", figure),
-    ):
-        own = re.sub(rf"^{key} = .*$", lambda _, key=key, value=value: f"{key} = {value}", own, count=1, flags=re.M)
-    return own, constants
+    return profile_text(hardware, request.out, made.launch_seconds, source), constants
 
 
 def summary(written: CalibrationFiles) -> str:

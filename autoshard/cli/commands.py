@@ -311,21 +311,30 @@ def simulate(options: argparse.Namespace) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Lay a profiler's trace of a real run beside the prediction."""
+    from autoshard.calibrate import run_files, run_fit
     from autoshard.compare import compare_text, differences
     from autoshard.compare.measured_step import measured_step
     from autoshard.compare.trace_events import read_trace
     from autoshard.package import package_files
     from autoshard.program.step_check import check_one_batch
 
+    if options.out:
+        run_files.check_out(options.out)
     with step("simulating", options.json):
         built = package_files.build(*package_files.read_package(options.plan))
     check_one_batch(built.plan.step, "comparing with a trace")
     measured = measured_step(read_trace(options.trace))
     found = differences.compare(built.timeline, built.program, built.graph, measured)
+    written = None
+    if options.out:
+        with step("fitting constants to the run", options.json):
+            fitted = run_fit.run_fit(built.program, built.graph, built.hardware, measured)
+        run = f"{measured.steps} steps of {built.graph.name} on {built.plan.mesh}"
+        written = run_files.write_run(options.out, built.hardware, fitted, run)
     if options.json:
-        _print_json(compare_text.as_dict(found))
+        _print_json(compare_text.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
     else:
-        print(compare_text.text(found))
+        print(compare_text.text(found), *(["", run_files.summary(written)] if written else []), sep="\n")
     return 0
 
 

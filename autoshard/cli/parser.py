@@ -193,6 +193,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     trace = "of one rank of a run of the package, as torch.profiler exports it (.json or .json.gz)"
     parser.add_argument("trace", type=path("TRACE"), metavar="TRACE", help=trace)
+    out = "write a hardware profile whose constants are as the run had them, and FILE-costs.toml beside it"
+    parser.add_argument("--out", type=path("--out"), metavar="FILE.toml", help=out)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

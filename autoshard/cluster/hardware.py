@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autoshard import units
 from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
-from autoshard.cluster.profile_schema import Link, read_constants, read_links, read_peaks
+from autoshard.cluster.profile_schema import OTHERWISE, Link, read_constants, read_links, read_peaks
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.system.data_files import data_folder
@@ -86,6 +86,10 @@ class Hardware:
 
     def constant(self, key: str) -> float:
         return self._constants[key]
+
+    def share(self, key: str) -> float:
+        """A share of the memory bandwidth: the constant, or the one that stands in for it where it is 0."""
+        return self._constants[key] or self._constants[OTHERWISE[key]]
 
     @cached_property
     def _peaks(self) -> dict[str, float]:

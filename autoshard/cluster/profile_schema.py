@@ -84,8 +84,9 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("memory.normalisation", None, None, 1e-6),
     Constant("memory.softmax", None, 0.62, 1e-6),
     Constant("memory.gather", None, 0.5, 1e-6),
-    Constant("memory.loss", None, 0.0),  # 0: as a normalisation
-    Constant("memory.parallel_loss", None, 0.0),  # 0: as by default
+    Constant("memory.loss", None, 0.0),  # 0: see OTHERWISE
+    Constant("memory.parallel_loss", None, 0.0),
+    Constant("memory.optimizer", None, 0.0),
     Constant("memory.cache", None, 1.0, 1.0),
     Constant("memory.cache_size", units.parse_bytes, 2.0**25, 1.0),
     Constant("allocator.block", units.parse_bytes, 512.0, 1.0),
@@ -104,6 +105,14 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("error.memory", None, 0.35),
     Constant("error.collective", None, 0.5),
 )
+
+
+# The constant that stands in for one that is 0.
+OTHERWISE = {
+    "memory.loss": "memory.normalisation",
+    "memory.parallel_loss": "memory.default",
+    "memory.optimizer": "memory.elementwise",
+}
 
 
 def read_constants(table: Table) -> tuple[tuple[str, float], ...]:

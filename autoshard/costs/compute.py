@@ -30,8 +30,6 @@ from autoshard.rules.operators import VARIANTS, record
 
 ATTENTION_BACKWARD_FLOPS = 2.5  # five products against two: the scores are computed again
 
-_ELSE = {"memory.loss": "memory.normalisation", "memory.parallel_loss": "memory.default"}  # where a constant is 0
-
 
 @lru_cache(maxsize=65536)
 def local_op_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
@@ -145,9 +143,7 @@ def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:
 def _memory_seconds(hardware: Hardware, kernel: Operator | OperatorVariant, size_bytes: float) -> float:
     if size_bytes == 0:
         return 0.0
-    key = f"memory.{kernel.bandwidth}"
-    share = hardware.constant(key) or hardware.constant(_ELSE[key])
-    bandwidth = hardware.memory_bandwidth * share
+    bandwidth = hardware.memory_bandwidth * hardware.share(f"memory.{kernel.bandwidth}")
     gain, cache_bytes = hardware.constant("memory.cache"), hardware.constant("memory.cache_size")
     return hardware.launch_seconds + pass_seconds(float(size_bytes), bandwidth, gain, cache_bytes)
 

@@ -42,4 +42,9 @@ def optimizer_seconds(hardware: Hardware, graph: Graph, parameter: Parameter, la
     if not is_trained(graph, parameter):
         return 0.0
     size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh) * OPTIMIZER_PASSES[graph.optimizer]
-    return size / (hardware.memory_bandwidth * hardware.constant("memory.elementwise"))
+    return size / optimizer_bandwidth(hardware)
+
+
+def optimizer_bandwidth(hardware: Hardware) -> float:
+    """Bytes/s of memory that an optimizer step reaches."""
+    return hardware.memory_bandwidth * hardware.share("memory.optimizer")

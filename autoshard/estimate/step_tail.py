@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
+from autoshard.costs.device_bytes import optimizer_bandwidth
 from autoshard.estimate.gradient_sync import held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_slots import Part
@@ -35,8 +36,7 @@ def tail(
     """
     count = stage_parameters(built, model, run, stage)
     own = count / (run.shards if run.zero else 1)
-    bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
-    update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / bandwidth
+    update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / optimizer_bandwidth(hardware)
     return (
         ("gradient synchronisation", replica_seconds + _tied_seconds(model, run, hardware, stage)),
         ("optimizer", update),

@@ -20,7 +20,7 @@ def test_a_run_is_laid_beside_its_prediction(tmp_path: Path, capsys: pytest.Capt
     """What the plan multiplies and sums is found in the trace under the same names, forward and backward."""
     package, trace, script = tmp_path / "package", tmp_path / "trace.json", ROOT / "examples" / "profiled.py"
     words = [f"{ROOT}/examples/mlp.py:build", "--mesh", "dp=2", "--hardware", "cpu-local", "--out", str(package)]
-    assert main(["plan", *words]) == 0
+    assert main(["plan", *words, "--strategy", "dp"]) == 0
     started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     run = [*started, str(trace), str(package / "train.py"), "--backend", "gloo", "--steps", "4"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -34,3 +34,12 @@ def test_a_run_is_laid_beside_its_prediction(tmp_path: Path, capsys: pytest.Capt
     assert any(row["predicted_seconds"] and row["measured_seconds"] for row in found["collectives"])
     assert main(["compare", str(package), str(trace)]) == 0
     assert "Most of the difference" in capsys.readouterr().out
+    assert main(["compare", str(package), str(trace), "--out", str(tmp_path / "mine.toml")]) == 0
+    assert "calibrated by this run" in capsys.readouterr().out
+    again = [*words[:4], str(tmp_path / "mine.toml"), "--out", str(tmp_path / "again")]
+    assert main(["plan", *again, "--strategy", "dp"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "again"), str(trace), "--json"]) == 0
+    step, before = json.loads(capsys.readouterr().out)["step"], found["step"]
+    off = [abs(row["predicted_seconds"] / row["measured_seconds"] - 1) for row in (before, step)]
+    assert off[1] < off[0] and off[1] < 0.1

@@ -1,0 +1,94 @@
+"""A profile written from a real run: constants of another one, those that the run says something of changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from autoshard.calibrate.cost_model_file import Entry, costmodel_text, entries_of
+from autoshard.calibrate.profile_text import check_target, costs_path, profile_text
+from autoshard.calibrate.run_fit import RunFit
+from autoshard.cluster.hardware import Hardware, parse_hardware
+from autoshard.system.files import write_text
+from autoshard.units import format_seconds
+
+_NUMBER = re.compile(r"[-+.\d]+(e[-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The two files, and what they were made from."""
+
+    profile: Path
+    costmodel: Path
+    fitted: RunFit
+
+
+def check_out(out: Path) -> None:
+    """UsageError before anything is measured or simulated."""
+    check_target(out, (out, costs_path(out)))
+
+
+def write_run(out: Path, hardware: Hardware, fitted: RunFit, run: str) -> RunFiles:
+    """`hardware` is the profile that the run was predicted with; `run` says which run it was."""
+    source = f"autoshard compare: {run}"
+    costs = costs_path(out)
+    profile = profile_text(hardware, out, fitted.hardware.launch_seconds, source)
+    constants = costmodel_text(
+        costs.stem, f"those of {hardware.name}, families of operators as {run} has them", hardware.error,
+        date.today().isoformat(), _entries(hardware, fitted, source), "fitted" if hardware.calibrated else "none",
+        ", ".join(hardware.fitted_dtypes),
+    )  # fmt: skip
+    parse_hardware(f"{profile}\n{constants}", str(out))  # before a file is there
+    write_text(costs, constants)
+    write_text(out, profile)
+    return RunFiles(out, costs, fitted)
+
+
+def _entries(hardware: Hardware, fitted: RunFit, source: str) -> list[Entry]:
+    """Every constant that the profile writes down, or that changed."""
+    known = {figure.key.removeprefix("constants."): figure for figure in hardware.figures}
+    found = []
+    for key, value in fitted.hardware.constants:
+        group, _, last = key.rpartition(".")
+        if key in fitted.changed:
+            was = f", {known[key].value} before" if key in known else ""
+            found += entries_of(group, {last: value}, "measured", f"{source}{was}")
+        elif key in known:
+            own = known[key]
+            number = float(own.value) if _NUMBER.fullmatch(own.value) else own.value
+            found.append(Entry(key, number, own.kind, own.source))
+    return found
+
+
+def summary(written: RunFiles) -> str:
+    """What the run changed, and how to use it."""
+    own = written.fitted
+    lines = [
+        f"calibrated by this run: the step was predicted as {format_seconds(own.before_seconds)}, is now "
+        f"{format_seconds(own.after_seconds)}, took {format_seconds(own.measured_seconds)}",
+        *([f"left as the profile has them: {', '.join(own.left_out)} (links between nodes: see `autoshard calibrate` "
+           "under torchrun)"] if own.left_out else []),
+        f"written to {written.profile} and {written.costmodel}",
+        f"next: autoshard plan … --hardware {written.profile}",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def as_dict(written: RunFiles) -> Mapping[str, Any]:
+    """The same for `--json`."""
+    own = written.fitted
+    return {
+        "profile": str(written.profile),
+        "costmodel": str(written.costmodel),
+        "before_seconds": own.before_seconds,
+        "after_seconds": own.after_seconds,
+        "measured_seconds": own.measured_seconds,
+        "ratios": dict(own.ratios),
+        "changed": list(own.changed),
+        "left_out": list(own.left_out),
+    }

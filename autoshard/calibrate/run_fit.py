@@ -1,0 +1,164 @@
+"""Constants from a real run: families of operators scaled until the predicted step is the traced one.
+
+What both the prediction and the trace have, under one name, says how much longer a family takes: products and attention
+each way, operators bound by memory by kind, collectives by protocol, the optimizer. What is then left of the step is
+time in which no operator runs: Python between the operators on a CPU, so each operator's launch takes longer; on a GPU
+the host that issues them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.compare.differences import Comparison, Row, compare
+from autoshard.compare.measured_step import BACKWARD, UPDATE, MeasuredStep, canonical
+from autoshard.costs.bands import family
+from autoshard.costs.collective import KINDS
+from autoshard.ir.graph import Graph
+from autoshard.ir.program import Compute, Program
+from autoshard.rules.operators import VARIANTS, record
+from autoshard.simulation import simulate
+
+ROUNDS, ENOUGH = 6, 0.01  # a launch that a family shares is not scaled with its rate: the rest by repetition
+MOST = 8.0  # times, of one round
+SHARES = (1e-3, 4.0)  # of a bandwidth or a rate that a constant may come to
+HALVINGS = 20
+OPTIMIZER = "memory.optimizer"
+MATMUL, ATTENTION, MEMORY, COLLECTIVE = "matmul", "attention", "memory", "collective"
+
+
+@dataclass(frozen=True)
+class RunFit:
+    """`hardware` predicts the run; `changed` are its constants that do, by key; `ratios` is by how much each family was
+    predicted too short, before. `left_out`: collectives between nodes, whose links are the profile's."""
+
+    hardware: Hardware
+    changed: tuple[str, ...]
+    ratios: Mapping[str, float]
+    before_seconds: float
+    after_seconds: float
+    measured_seconds: float
+    left_out: tuple[str, ...]
+
+
+def run_fit(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> RunFit:
+    """The run must be one of `program`."""
+    own = hardware
+    before = _compared(program, graph, hardware, measured)
+    found = before
+    first: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        ratios = _ratios(found, program, hardware)
+        first = first or ratios
+        if all(abs(ratio - 1) < ENOUGH for ratio in ratios.values()):
+            break
+        own = _scaled(own, ratios)
+        found = _compared(program, graph, own, measured)
+    own = _with_rest(program, graph, own, measured)
+    after = simulate(program, graph, own).step_seconds
+    was = dict(hardware.constants)
+    changed = tuple(key for key, value in own.constants if value != was[key])
+    left_out = tuple(r.name for r in before.collectives if _members(r) > hardware.devices_per_node and _both(r))
+    return RunFit(own, changed, first, before.step.predicted_seconds or 0.0, after, measured.step_seconds, left_out)
+
+
+def _compared(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> Comparison:
+    return compare(simulate(program, graph, hardware), program, graph, measured)
+
+
+def _both(row: Row) -> bool:
+    return bool(row.predicted_seconds and row.measured_seconds)
+
+
+def _members(row: Row) -> int:
+    """Ranks of a collective's group, 0 where the trace does not say."""
+    return int(row.name.partition(" of ")[2] or 0)
+
+
+def _ratios(found: Comparison, program: Program, hardware: Hardware) -> dict[str, float]:
+    """Measured over predicted, by family; of what both sides have."""
+    kinds = {canonical(i.target): _family(i) for i in program.instructions if isinstance(i, Compute)}
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in filter(_both, found.operators):
+        name, _, phase = row.name.partition(", ")
+        own = OPTIMIZER if name == UPDATE else kinds.get(name, "")
+        if own:
+            _add(sums[f"{own} {phase}" if own in (MATMUL, ATTENTION) else own], row)
+    for row in filter(_both, found.collectives):
+        kind = KINDS.get(row.name.partition(" ")[0])
+        if kind and _members(row) <= hardware.devices_per_node:
+            for key in (f"{COLLECTIVE}.{kind.constants}", COLLECTIVE):
+                _add(sums[key], row)
+    return {key: min(max(real / own, 1 / MOST), MOST) for key, (own, real) in sums.items()}
+
+
+def _add(sums: list[float], row: Row) -> None:
+    sums[0] += row.predicted_seconds or 0.0
+    sums[1] += row.measured_seconds or 0.0
+
+
+def _family(instruction: Compute) -> str:
+    """matmul, attention, or memory with the kind that prices it."""
+    own = family(instruction.target)
+    kernel = VARIANTS.get(instruction.variant) or record(instruction.target)
+    return f"{MEMORY}.{kernel.bandwidth}" if own == MEMORY else own
+
+
+def _scaled(hardware: Hardware, ratios: Mapping[str, float]) -> Hardware:
+    """With every family as much slower as it was measured."""
+    constants = dict(hardware.constants)
+
+    def longer(ratio: float, seconds: tuple[str, ...], rates: tuple[str, ...]) -> None:
+        constants.update({key: constants[key] * ratio for key in seconds})
+        for key in rates:
+            constants[key] = min(max(constants[key] / ratio, SHARES[0]), SHARES[1])
+
+    for name, ratio in ratios.items():
+        group, _, phase = name.partition(" ")
+        back = ratio / ratios.get(f"{group} forward", 1.0) if phase == BACKWARD else 1.0
+        if group == MATMUL and phase == BACKWARD:
+            longer(back, (), ("matmul.dgrad", "matmul.wgrad"))
+        elif group == ATTENTION and phase == BACKWARD:
+            longer(back, (), ("attention.backward",))
+        elif group in (MATMUL, ATTENTION):
+            extra = {MATMUL: "matmul.depth", ATTENTION: "attention.chain"}[group]
+            longer(ratio, (f"{group}.launch", extra), (f"{group}.compute", f"{group}.memory"))
+        elif group == COLLECTIVE:
+            longer(ratio, ("collective.launch",), ())
+        elif group.startswith("collective."):
+            longer(ratio, tuple(f"{group}.{key}" for key in ("step", "setup", "setup_step")), (f"{group}.efficiency",))
+        else:
+            constants[group] = hardware.share(group)
+            longer(ratio, (), (group,))
+    kinds = [ratio for name, ratio in ratios.items() if name.startswith(f"{MEMORY}.") and name != OPTIMIZER]
+    launch = hardware.launch_seconds * min(kinds, default=1.0)  # all kinds have it
+    return replace(hardware, constants=tuple(constants.items()), launch_seconds=launch)
+
+
+def _with_rest(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> Hardware:
+    """What no operator explains, as time between operators: the step is then as long as it was measured. Where it is
+    predicted longer already, with nothing between, it stays so."""
+
+    def too_short(seconds: float) -> bool:
+        made = _between(hardware, seconds, measured.on_device)
+        return simulate(program, graph, made).step_seconds < measured.step_seconds
+
+    low, high = 0.0, measured.step_seconds
+    for _ in range(HALVINGS if too_short(0.0) else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_short(middle) else (low, middle)
+    return _between(hardware, low, measured.on_device)
+
+
+def _between(hardware: Hardware, seconds: float, on_device: bool) -> Hardware:
+    """`seconds` of the host for every operator: ahead of the device, or before each where it computes itself."""
+    constants = dict(hardware.constants)
+    if on_device:
+        constants["host.dispatch"] = seconds
+        return replace(hardware, constants=tuple(constants.items()))
+    for key in ("matmul.launch", "attention.launch"):
+        constants[key] += seconds
+    return replace(hardware, constants=tuple(constants.items()), launch_seconds=hardware.launch_seconds + seconds)
