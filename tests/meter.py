@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 SETTLE_SECONDS = 0.005
+
+
+@dataclass
+class _Waiting:
+    """A collective on its way. It holds what it was given until it is waited for, as NCCL's do; gloo's hold it as long
+    as their threads like."""
+
+    waits: Callable[[], Any]
+    given: tuple[Any, ...]
+
+    def wait(self) -> Any:
+        self.given = ()
+        return self.waits()
 
 
 class Meter(TorchDispatchMode):
@@ -62,15 +76,17 @@ class Meter(TorchDispatchMode):
         return out
 
     def beside(self, collective: Callable[..., Any]) -> Callable[..., Any]:
-        """The collective, with what it makes inside left out: gloo reduces and scatters in copies, NCCL does not."""
+        """The collective, with what it makes inside left out, until it was waited for, too: gloo reduces and scatters
+        in copies, NCCL does not."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.inside = True
             try:
-                return collective(*args, **kwargs)
+                made = collective(*args, **kwargs)
             finally:
                 self.inside = False
                 self.collectives += 1
+            return _Waiting(self.beside(made.wait), args) if hasattr(made, "wait") else made
 
         return call
 

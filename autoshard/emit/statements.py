@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from autoshard import redistribute
 from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
+from autoshard.emit.let_go import Holding
 from autoshard.emit.nested_calls import with_brackets
 from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
-from autoshard.program.module_scopes import RANDOM, random_index, reads_of, results_of
+from autoshard.program.module_scopes import RANDOM, random_index, results_of
 from autoshard.program.module_tree import Loop, ModuleCall
 from autoshard.rules.operators import record
 
@@ -40,13 +41,7 @@ class Body:
         self.names = owner.naming.names
         self.pending: dict[str, str] = {}  # value -> the expression that a later statement takes in
         self.sources: dict[str, tuple[str | None, bool]] = {}  # of what is pending, see `_source`
-        self.last: dict[str, int] = {}
-        for i, item in enumerate(owner.definition.body):
-            read = item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item)
-            for value in read:
-                if value is not None:
-                    self.last[value] = owner.nested.get(i, i)
-        self.kept = {*owner.definition.outputs, *(new for _, new in owner.definition.updates)}
+        self.holding = Holding(self.program, owner.definition, owner.nested, owner.package.gathered)
 
     def items(self) -> Iterator[tuple[str, list[str]]]:
         """(op, lines), in order: the lines that call an operator under its name, all others under ""."""
@@ -69,7 +64,8 @@ class Body:
                 yield item.op, self._compute(item)
                 if item.again:
                     yield "", self._again(item)
-                yield from (("", lines) for lines in self._let_go(i, item))
+            if done := self.holding.after(i, self.names):
+                yield "", statement(f"del {', '.join(done)}", 2)
 
     def _again(self, op: Compute) -> list[str]:
         """What the backward of this operator gathers before all else. It follows the operator at once."""
@@ -79,17 +75,6 @@ class Body:
             return statement(f"regather_before({made[0]}, {weights})", 2)
         results = ", ".join(made)
         return statement(f"{results} = regather_before(({results}), {weights})", 2) if made else []
-
-    def _let_go(self, i: int, op: Compute) -> Iterator[list[str]]:
-        """A weight that was gathered for this use: its name would keep it whole to the end of forward."""
-        done = [v for v in dict.fromkeys(reads_of(op)) if v is not None and self.last[v] == i and v not in self.kept]
-        gathered = self.owner.package.gathered
-        names = [self.names[v] for v in done if v in gathered and self.names.get(v) not in self._made(op)]
-        if names:
-            yield statement(f"del {', '.join(names)}", 2)
-
-    def _made(self, op: Compute) -> set[str]:
-        return {self.names[value] for value in results_of(op) if value in self.names}
 
     def text(self, value: str | None) -> str:
         return "None" if value is None else self.owner.operand(value)

@@ -189,6 +189,7 @@ class Program:
     weight_buckets: tuple[WeightBucket, ...] = ()  # in the order of use
     step: StepPlan = field(default_factory=StepPlan)  # the program is one micro-batch of it
     label_counts: tuple[LabelCount, ...] = ()  # in order; of a step with one micro-batch none
+    short_lived: tuple[tuple[str, ...], ...] = ()  # values of one storage each, see `program.short_lived`
 
     @cached_property
     def variables(self) -> frozenset[str]:

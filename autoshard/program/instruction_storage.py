@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autoshard.ir.graph import Graph, Saved
@@ -39,3 +40,14 @@ def facts(instruction: Instruction, graph: Graph) -> InstructionStorage:
     if record(op.target).work is Work.VIEW and not aliases:
         aliases = dict.fromkeys(range(len(op.results)), 0)
     return InstructionStorage(instruction.operands, instruction.results, aliases, op.saved)
+
+
+def storage_roots(instructions: Sequence[Instruction], graph: Graph, fixed: Iterable[str]) -> dict[str, str]:
+    """Value -> the one that first held its storage. `fixed`: what nothing makes, each its own."""
+    root = {name: name for name in fixed}
+    for instruction in instructions:
+        known = facts(instruction, graph)
+        for position, name in enumerate(known.results):
+            source = known.operands[known.aliases[position]] if position in known.aliases else None
+            root[name] = root[source] if source is not None else name
+    return root

@@ -25,6 +25,7 @@ from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, P
 from autoshard.program.collective_reasons import reason
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.label_counts import label_counts
+from autoshard.program.short_lived import short_lived
 from autoshard.program.weight_buckets import given_at, weight_buckets
 from autoshard.program.weight_way import weight_way
 from autoshard.program.weights import with_gathers
@@ -72,6 +73,7 @@ class _Lowering:
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
         stored, again = [p.value for p in parameters], tuple(plan.step.keeps)
         instructions = with_gathers(self.instructions, self.values, stored, graph, again)
+        fixed = (*inputs, *stored, *(b.value for b in buffers))
         together = weight_buckets(parameters, instructions, self.values, self.mesh) if graph.loss else ()
         return Program(
             graph.name,
@@ -93,6 +95,7 @@ class _Lowering:
             together,
             plan.step,
             label_counts(instructions, self.values, self.mesh) if plan.step.micro_batches > 1 else (),
+            short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
         )
 
     # --- values ---

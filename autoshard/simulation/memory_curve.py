@@ -27,7 +27,7 @@ from autoshard.ir.program import Compute, GradientBucket, Program
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.instruction_storage import InstructionStorage, facts
 from autoshard.program.module_scopes import results_of
-from autoshard.program.weight_buckets import given_at
+from autoshard.program.weight_buckets import given_at, parameter_paths
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.timeline import Held
 from autoshard.simulation.weight_spans import flat_gradients, flat_weights
@@ -132,6 +132,8 @@ class _Lives:
         kept = [p for bucket in program.weight_buckets if bucket.kept for p in bucket.gathers]
         self.whole = {results_of(program.instructions[position])[0] for position in kept}
         self.ends = backward_ends(program.instructions, program.by_name, values, given_at(program.weight_buckets))
+        buckets = [(bucket, parameter_paths(program, bucket)) for bucket in program.weight_buckets]
+        self.scattered = {path: min(bucket.gathers) for bucket, paths in buckets for path in paths}
         self.made: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
@@ -184,10 +186,16 @@ class _Lives:
         flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
         for p in (p for p in self.program.parameters if p.trainable):
             held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
-            born = self._mirror(self.used[p.value]) if p.value in self.used else end - 1
+            born = self._born(p.path, p.value, end)
             complete = self._complete(p.value) if p.path in flat else end
             spans += [Span(held, 0 if accumulates else born, complete), *self._summands(held, p.value)]
         return spans
+
+    def _born(self, path: str, value: str, end: int) -> int:
+        """When backward makes the first part of a parameter's gradient: with others, by their reduce-scatter."""
+        if path in self.scattered:
+            return self._mirror(self.scattered[path])
+        return self._mirror(self.used[value]) if value in self.used else end - 1
 
     def _flat_gradients(self) -> list[Span]:
         """The buckets, each from the first of its gradients on."""

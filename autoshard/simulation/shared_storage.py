@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
-from autoshard.program.instruction_storage import facts
+from autoshard.program.instruction_storage import storage_roots
 from autoshard.program.weights import weight_steps
 
 
@@ -27,15 +27,11 @@ class Storage:
 def storage(program: Program, graph: Graph) -> Storage:
     parameters = [p.value for p in program.parameters]
     fixed = frozenset({*parameters, *(b.value for b in program.buffers), *program.inputs})
-    root = {name: name for name in fixed}
+    root = storage_roots(program.instructions, graph, fixed)
     steps = weight_steps(program.instructions, parameters, program.by_name)
     gathers: dict[str, tuple[int, ...]] = {}
     again: dict[int, tuple[int, ...]] = {}
     for index, instruction in enumerate(program.instructions):
-        known = facts(instruction, graph)
-        for position, name in enumerate(known.results):
-            source = known.operands[known.aliases[position]] if position in known.aliases else None
-            root[name] = root[source] if source is not None else name
         if isinstance(instruction, Compute) and instruction.again:
             gathers |= {root[name]: steps[name] for name in instruction.again}
             again[index] = tuple(step for name in instruction.again for step in steps[name])

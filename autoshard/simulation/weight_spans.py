@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.program import Collective, Program, WeightBucket
@@ -15,38 +15,49 @@ Flat = tuple[Held, int, int]  # in memory at steps first <= step <= last
 
 def flat_weights(program: Program, again: dict[int, tuple[int, ...]]) -> Iterator[Flat]:
     """`again[i]`: what the backward of instruction i gathers again. A gather's flat tensor lives from where the block
-    before it (in backward: after it) comes into use to the last of its weights."""
+    before it (in backward: after it) comes into use to the last of its weights, what is sent to the first of them."""
     uses = {step: index for index, steps in again.items() for step in steps}
     backward = [b for b in program.weight_buckets if not b.kept and any(p in uses for p in b.gathers)]
     for bucket in program.weight_buckets:
         near = [other.gathers[0] for other in program.weight_buckets if 0 <= bucket.block - other.block <= 1]
-        yield _held(program, bucket, bucket.gathers), min(near), max(bucket.gathers)
+        yield _whole(program, bucket, bucket.gathers), min(near), max(bucket.gathers)
+        yield _sent(program, bucket, bucket.gathers), min(near), min(bucket.gathers)
     for bucket in backward:
         own = [position for position in bucket.gathers if position in uses]
         blocks = sorted({other.block for other in backward if other.block >= bucket.block})[:2]
         first = max(uses[p] for other in backward if other.block in blocks for p in other.gathers if p in uses)
-        yield _held(program, bucket, own), _mirror(program, first), _mirror(program, min(uses[p] for p in own))
+        start, used = _mirror(program, first), [_mirror(program, uses[p]) for p in own]
+        yield _whole(program, bucket, own), start, max(used)
+        yield _sent(program, bucket, own), start, min(used)
 
 
 def flat_gradients(program: Program) -> Iterator[Flat]:
     """From the first whole gradient of a bucket to where the next block's reduce-scatter starts, or to the end."""
     for bucket, until in scattered_until(program.weight_buckets):
         size = 0.0
-        for step in (program.instructions[position] for position in bucket.gathers):
-            assert isinstance(step, Collective)
+        for step in _steps(program, bucket.gathers):
             value = program.value(step.result)
             size += local_tensor(value, program.mesh).numel * DTYPE_BYTES[step.gradient_dtype or value.dtype]
         end = _mirror(program, until) if until else 2 * len(program.instructions)
         yield Held(f"gradients of block {bucket.block}", "gradient", size), _mirror(program, max(bucket.gathers)), end
 
 
-def _held(program: Program, bucket: WeightBucket, positions: tuple[int, ...] | list[int]) -> Held:
-    """The whole weights, and what this device sends of them."""
-    size = 0.0
-    for step in (program.instructions[position] for position in positions):
-        assert isinstance(step, Collective)
-        size += sum(local_bytes(program.value(name), program.mesh) for name in (step.operand, step.result))
+def _whole(program: Program, bucket: WeightBucket, positions: Sequence[int]) -> Held:
+    steps = _steps(program, positions)
+    size = sum(local_bytes(program.value(step.result), program.mesh) for step in steps)
     return Held(f"weights of block {bucket.block}", "working", size)
+
+
+def _sent(program: Program, bucket: WeightBucket, positions: Sequence[int]) -> Held:
+    """What this device has of them."""
+    steps = _steps(program, positions)
+    size = sum(local_bytes(program.value(step.operand), program.mesh) for step in steps)
+    return Held(f"shards of block {bucket.block}", "working", size)
+
+
+def _steps(program: Program, positions: Sequence[int]) -> list[Collective]:
+    steps = [program.instructions[position] for position in positions]
+    return [step for step in steps if isinstance(step, Collective)]
 
 
 def _mirror(program: Program, index: int) -> int:

@@ -78,14 +78,13 @@ GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 
 @pytest.mark.parametrize(
     ("mesh", "plans", "tolerance"),
     [
-        # 0.02 until names were the model's own: what these hold to the end of a function, a name used again let go.
-        pytest.param("tp=2", PLANS, 0.035, id="two"),
+        pytest.param("tp=2", PLANS, 0.02, id="two"),
         pytest.param("tp=2", MORE, 0.03, id="two, more", marks=pytest.mark.slow),
         pytest.param("dp=2,tp=2", GRID, 0.03, id="four", marks=pytest.mark.slow),
     ],
 )
 def test_peak_of_a_step(mesh: str, plans: dict[str, Make], tolerance: float, tmp_path: Path) -> None:
-    """What is left: names of the emitted code that hold a value to the end of their function."""
+    """What is left: on a CPU, attention of some shapes keeps its scores."""
     said = {name: written(make, Mesh.parse(mesh), tmp_path / name) for name, make in plans.items()}
     run_processes("tests.memory_worker", [mesh, str(tmp_path)], Mesh.parse(mesh).size, TIMEOUT_SECONDS)
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]

@@ -73,7 +73,37 @@ def test_the_package_says_these_names() -> None:
     assert "gate = gate.sigmoid()" in forward[0]
     assert "F.linear(gate * value, local(self.down.weight), local(self.down.bias))" in forward[0]
     assert "for block in self.layers:\n            hidden = block(hidden)" in forward[1]
-    assert re.search(r"first = hidden\.tanh\(\)\n\s+second = first\.cos\(\)", forward[1])
+    assert re.search(r"first = hidden\.tanh\(\)\n\s+del hidden\n\s+second = first\.cos\(\)", forward[1])
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = x @ self.weight
+        shifted = states + x
+        centred = shifted - shifted.mean()
+        kept = centred.tanh()
+        again = kept.abs() * kept
+        return again.square().mean()
+
+
+def test_a_variable_lets_go_of_what_nothing_keeps() -> None:
+    """`states` and `shifted` are kept by no backward and read no more, while tensors of their size are made. What
+    backward keeps and what the next statement makes anew stay."""
+    graph = capture_model(Held(), (torch.randn(256, 64),))
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
+    program = lower(plan, graph)
+    text = emit(program, plan, graph)["model_parallel.py"]
+    lines = [line.strip() for line in text.split("def forward")[1].split("return loss")[0].splitlines()[1:]]
+    gone = {line.removeprefix("del "): i for i, line in enumerate(lines) if line.startswith("del ")}
+    made = [line.partition(" = ")[0] for line in lines]
+    assert [*gone] == ["states", "shifted", "centred"], text
+    assert gone["states"] == made.index("shifted") + 1 and gone["shifted"] == made.index("centred") + 1
+    short = {program.value(value).variable for storage in program.short_lived for value in storage}
+    assert {"states", "shifted", "centred"} <= short and "kept" not in short
 
 
 class Head(nn.Module):

@@ -1,0 +1,75 @@
+"""Where a function lets go of variables: of weights gathered for one use, and of what the program says is short-lived.
+
+A `del` stands only where its variable would hold a tensor on: not where the name is used again at once, nor where
+nothing more is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autoshard.ir.program import Collective, Program
+from autoshard.program.module_scopes import reads_of, results_of
+from autoshard.program.module_tree import Definition, Item, Loop, ModuleCall
+from autoshard.rules.algebra.operator_record import Work
+from autoshard.rules.operators import record
+
+
+class Holding:
+    """Which variable holds which value while the statements of one function are written.
+
+    `nested`: position of what stands within a later statement, and that one's. `gathered`: weights.
+    """
+
+    def __init__(
+        self, program: Program, definition: Definition, nested: Mapping[int, int], gathered: frozenset[str]
+    ) -> None:
+        self.program, self.definition, self.nested = program, definition, nested
+        self.last: dict[str, int] = {}
+        for i, item in enumerate(definition.body):
+            for value in (*_reads(item), *_results(item)):
+                self.last[value] = nested.get(i, i)
+        stay = {*definition.outputs, *(new for _, new in definition.updates), *definition.inputs}
+        own = [[value for value in storage if value in self.last] for storage in program.short_lived]
+        own += [[value] for value in gathered if value in self.last]
+        self.ends: dict[int, list[str]] = {}  # position -> the values that end with its statement
+        for values in own:
+            if values and stay.isdisjoint(values):
+                self.ends.setdefault(max(self.last[value] for value in values), []).extend(values)
+        self.held: dict[str, str] = {}  # variable -> value
+
+    def after(self, i: int, names: Mapping[str, str]) -> list[str]:
+        """The variables to let go of once the statement at `i` has run, in order of their values. To be asked at each
+        statement, in order: `names` are those of its results, too."""
+        self.held |= {names[value]: value for value in _results(self.definition.body[i]) if value in names}
+        done = [names[value] for value in self.ends.get(i, ()) if self.held.get(names.get(value, "")) == value]
+        return [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
+
+    def _is_in_the_way(self, i: int, name: str, names: Mapping[str, str]) -> bool:
+        """Is anything made before the name is used again?"""
+        for j, item in enumerate(self.definition.body[i + 1 :], i + 1):
+            if self._makes(item):
+                return True
+            if j not in self.nested and name in (names.get(value) for value in _results(item)):
+                return False
+        return False
+
+    def _makes(self, item: Item) -> bool:
+        if isinstance(item, ModuleCall | Loop):
+            return True
+        if isinstance(item, Collective):
+            return item.forward != ""
+        views = record(item.target).work is Work.VIEW
+        return not views and any(self.program.value(value).shape for value in item.results)
+
+
+def _reads(item: Item) -> tuple[str, ...]:
+    if isinstance(item, ModuleCall | Loop):
+        return item.arguments
+    return tuple(value for value in reads_of(item) if value is not None)
+
+
+def _results(item: Item) -> tuple[str, ...]:
+    if isinstance(item, ModuleCall | Loop):
+        return tuple(value for value in item.results if value is not None)
+    return results_of(item)
