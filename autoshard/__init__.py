@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoshard.api.parallel_module import parallelize
+    from autoshard.api.parallel.parallel_module import parallelize
+    from autoshard.api.parallel.sharded import shard
     from autoshard.api.plan_tables import operator_strategies, parameter_layouts, strategies_text
-    from autoshard.api.sharded import shard
     from autoshard.api.verbs import capture, load_plan, plan, report, simulate, verify, write
     from autoshard.graph_capture.module_requests import recompute
     from autoshard.graph_capture.operator_strategies import operator, strategy
@@ -35,8 +35,8 @@ __all__ = [
 _VERBS = "autoshard.api.verbs"
 _PLACES = {
     **dict.fromkeys(("capture", "load_plan", "plan", "report", "simulate", "verify", "write"), _VERBS),
-    "parallelize": "autoshard.api.parallel_module",
-    "shard": "autoshard.api.sharded",
+    "parallelize": "autoshard.api.parallel.parallel_module",
+    "shard": "autoshard.api.parallel.sharded",
     "recompute": "autoshard.graph_capture.module_requests",
     **dict.fromkeys(("operator_strategies", "parameter_layouts", "strategies_text"), "autoshard.api.plan_tables"),
     **dict.fromkeys(("operator", "strategy"), "autoshard.graph_capture.operator_strategies"),

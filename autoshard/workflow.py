@@ -1,4 +1,4 @@
-"""From what a user named to the files of a package, one function a stage; the verbs of the CLI call these.
+"""From what a user named to the files of a package, one function a stage; the verbs of the interface call these.
 
 Heavy modules are imported where they are used, so that `autoshard --help` is quick and a saved graph needs no torch.
 """
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Literal
 from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec
 from autoshard.package import output_folder
-from autoshard.package.package_files import REPORT, VERIFICATION, build, read_beside, read_package, report_text, root_of
+from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
     from autoshard.ir.graph import Graph
     from autoshard.ir.plan import Plan
+    from autoshard.package.package_files import SimulatedPlan
     from autoshard.search.pareto_front import Point
     from autoshard.search.search_request import SearchRequest
     from autoshard.search.search_task import Log, SearchTask
@@ -240,17 +241,18 @@ def _searched(
         return plan, pareto_front.front(task, plan) if wanted.pareto else (), whole
 
 
-def verify_package(path: Path, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments) -> Proof:
-    """Run the package's own files against the original model, and note the outcome in the package and its report."""
-    from autoshard.ir import graph_json
+def verify_package(
+    path: Path, built: SimulatedPlan, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments
+) -> Proof:
+    """Run the package's own files against the original model, and note the outcome in the package and its report.
 
-    read = read_package(path)  # before torch is imported: a missing folder is told at once
-    graph_json.check_has_code(read[0].model)
+    `built`: the plan that was read from it.
+    """
     from autoshard.verification import verify_package as verify
 
-    proof = verify(root_of(path), backend=backend, full=full, arguments=arguments)
+    proof = verify(path, backend=backend, full=full, arguments=arguments)
     noted = {key: value for key, value in proof.as_dict().items() if key != "seconds"}
     text = json.dumps(noted, indent=1, ensure_ascii=False) + "\n"
     beside = replace(read_beside(path), verification=noted)
-    output_folder.update_package(root_of(path), {VERIFICATION: text, REPORT: report_text(build(*read), beside)})
+    output_folder.update_package(path, {VERIFICATION: text, REPORT: report_text(built, beside)})
     return proof

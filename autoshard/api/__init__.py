@@ -1,1 +1,1 @@
-"""The Python interface: what the command line does, in a program, and the split model in an eager one."""
+"""The Python interface: what the command line does too, in a program."""

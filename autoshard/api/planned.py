@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.graph_capture.call_form import ModelCall
+from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.plan_json import plan_hash
-from autoshard.package.package_files import SimulatedPlan, build
+from autoshard.package.package_files import Beside, SimulatedPlan, build, read_beside
 from autoshard.search.build_plan import Origin
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
+from autoshard.system.files import write_text
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from autoshard.graph_capture.call_form import ModelCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +41,29 @@ class CapturedModel:
     origin: Origin = field(default_factory=Origin)
     live: LiveModel | None = None
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model learns."""
+        return sum(self.graph.tensor(p.tensor).numel for p in self.graph.parameters)
+
+    @property
+    def hash(self) -> str:
+        return graph_json.graph_hash(self.graph)
+
+    def save(self, path: str | Path) -> None:
+        """The graph as a file, which `plan` takes in place of a model."""
+        write_text(Path(path), graph_json.dumps(self.graph))
+
     def __str__(self) -> str:
-        parameters = sum(self.graph.tensor(p.tensor).numel for p in self.graph.parameters)
-        return f"{self.graph.name}: {len(self.graph.ops)} operators, {parameters:,} parameters"
+        return f"{self.graph.name}: {len(self.graph.ops)} operators, {self.parameters:,} parameters"
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedModel:
     """A plan with all that it was made from. `str(...)` is the summary that the command line prints.
 
-    `ignored`: sentences about settings that did not count. `folder`: of the package that it was read from.
+    `ignored`: sentences about settings that did not count. `folder`: of the package that it was read from. `log`: what
+    took how many seconds.
     """
 
     plan: Plan
@@ -56,11 +74,17 @@ class PlannedModel:
     ignored: tuple[str, ...] = ()
     front: tuple[Point, ...] = ()
     styles: tuple[StylePlan, ...] = ()
+    log: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def simulated(self) -> SimulatedPlan:
         """The program, and its simulated step."""
         return build(self.plan, self.graph, self.hardware)
+
+    @property
+    def beside(self) -> Beside:
+        """What its report shows beside it: from the search, or from its package."""
+        return Beside(self.styles, self.front) if self.folder is None else read_beside(self.folder)
 
     @property
     def hash(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,24 @@ FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_al
 STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name != "pins")
 
 
+@dataclass(frozen=True)
+class Words:
+    """How one says the mesh and the devices here, and what to try."""
+
+    missing: tuple[str, str]
+    unequal: tuple[str, str]
+
+
+IN_PROGRAM = Words(
+    ("neither a mesh nor a number of devices is given", 'mesh="dp=2,tp=2", or devices=4'),
+    ("but devices={devices}", 'mesh="{mesh}" alone'),
+)
+ON_COMMAND_LINE = Words(
+    ("the following arguments are required: --mesh, or --devices to search for one", "--devices 8"),
+    ("but --devices says {devices}", "--mesh {mesh} alone, or --devices {devices} alone to search for a mesh"),
+)
+
+
 def search_request(
     mesh: str | Mesh | Mapping[str, int] | None,
     devices: int | None,
@@ -31,45 +50,65 @@ def search_request(
     further: Mapping[str, Any],
     mode: str = "auto",
 ) -> SearchRequest:
-    """UsageError names the setting that can't be."""
+    """As a program says it. UsageError names the setting that can't be."""
     known = {*FURTHER, *STEP}
     for name in further:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1) or sorted(known)
             raise UsageError(f"plan has no setting {name!r}", " or ".join(near))
-    has_pins = bool(pins or further.get("pins_file"))
-    strategy, own = of_mode(read_mode(mode), further.get("strategy", BEST), read_mesh(mesh), devices, has_pins)
-    if own is None and devices is None:
-        raise UsageError("neither a mesh nor a number of devices is given", 'mesh="dp=2,tp=2", or devices=4')
-    step = _step_request({name: value for name, value in further.items() if name in STEP}, pin_texts(pins), own)
-    stages = step.fixed_stages()
-    if own is not None and devices not in (None, own.size * stages):
-        of = f" on each of {stages} stages" if stages > 1 else ""
-        raise UsageError(f"the mesh {own} has {own.size} devices{of}, but devices={devices}", f'mesh="{own}" alone')
-    given: dict[str, Any] = {
-        name: Path(value) if name == "pins_file" and value else value
-        for name, value in further.items()
-        if name not in STEP
-    }
-    return SearchRequest(
-        mesh=own,
-        devices=devices,
-        level=parse_level(str(level)),
+    own = read_mesh(mesh)
+    said = {name: value for name, value in further.items() if name in STEP}
+    step = step_request(said, pin_texts(pins))
+    if step.open_ or (step.global_batch is not None and own is None):
+        told = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
+        raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
+    given = {name: value for name, value in further.items() if name not in STEP}
+    file = given.pop("pins_file", None)
+    return wanted(
+        own,
+        devices,
+        mode,
+        step,
+        IN_PROGRAM,
+        level=level,
         pins=pin_texts(pins),
+        pins_file=Path(file) if file else None,
         memory_limit_bytes=_quantity(memory_limit, "bytes"),
         time_limit_seconds=_quantity(time_limit, "seconds"),
-        step=step,
-        **given | {"strategy": strategy},
+        **given,
     )
 
 
-def _step_request(said: Mapping[str, Any], pins: tuple[str, ...], mesh: Mesh | None) -> StepRequest:
-    step = StepRequest(**said, pins=read_stage_pins(pins))
+def wanted(
+    mesh: Mesh | None,
+    devices: int | None,
+    mode: str,
+    step: StepRequest,
+    words: Words,
+    *,
+    level: int | str,
+    pins: tuple[str, ...],
+    pins_file: Path | None,
+    strategy: str = BEST,
+    **settings: Any,
+) -> SearchRequest:
+    """The request of a program or of a command; `settings` are fields of it. UsageError where they contradict."""
     step.check()
-    if step.open_ or (step.global_batch is not None and mesh is None):
-        told = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
-        raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
-    return step
+    strategy, mesh = of_mode(read_mode(mode), strategy, mesh, devices, bool(pins or pins_file))
+    if mesh is None and devices is None:
+        raise UsageError(*words.missing)
+    stages = step.fixed_stages()
+    if mesh is not None and devices not in (None, mesh.size * stages):
+        of = f" on each of {stages} stages" if stages > 1 else ""
+        told, hint = (text.format(mesh=mesh, devices=devices) for text in words.unequal)
+        raise UsageError(f"the mesh {mesh} has {mesh.size} devices{of}, {told}", hint)
+    of_search: dict[str, Any] = {"pins": pins, "pins_file": pins_file, "level": parse_level(str(level))}
+    return SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
+
+
+def step_request(said: Mapping[str, Any], pins: tuple[str, ...]) -> StepRequest:
+    """`said`: fields of STEP."""
+    return StepRequest(**said, pins=read_stage_pins(pins))
 
 
 def read_mesh(mesh: str | Mesh | Mapping[str, int] | None) -> Mesh | None:

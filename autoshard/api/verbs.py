@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch.distributed as dist
-from torch import nn
-
-import autoshard
 from autoshard import workflow
-from autoshard.api import ranks
-from autoshard.api.live_model import captured as graph_of
-from autoshard.api.live_model import live_model, on_cpu
-from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
+from autoshard.api.plan_cache import kept_at
+from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
 from autoshard.cluster.hardware import Hardware, check_precision
-from autoshard.emit import emit
 from autoshard.errors import UsageError
-from autoshard.graph_capture.call_form import LossFunction
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir import graph_json, plan_json
-from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan
-from autoshard.package import output_folder
-from autoshard.package.package_files import Beside, package_files, read_package, report_text, root_of
+from autoshard.package import output_folder, package_files
+from autoshard.package.package_files import read_package, report_text, root_of
 from autoshard.replay.plan_check import check_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
-from autoshard.system.data_files import data_folder
-from autoshard.verification.case import Backend, case_of, check_files
-from autoshard.verification.comparison.proof import Proof
-from autoshard.verification.sizing.shorter_axes import counterpart
-from autoshard.verification.verify_folder import MOST_PROCESSES, MOST_RANKS, check_stages
+from autoshard.system.files import write_text
 
-Model: TypeAlias = nn.Module | str | CapturedModel
-CACHE = "AUTOSHARD_CACHE"  # the folder of plans, where a program names none
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autoshard.graph_capture.call_form import LossFunction
+    from autoshard.verification.case import Backend
+    from autoshard.verification.comparison.proof import Proof
+
+Model: TypeAlias = "nn.Module | str | CapturedModel"
 
 
 def capture(
@@ -55,8 +45,8 @@ def capture(
     targets: Any = None,
     loss: LossFunction | str | None = None,
     arguments: Mapping[str, str | int | float | bool] | None = None,
-    precision: str = "fp32",
-    optimizer: str = "adamw",
+    precision: str | None = None,
+    optimizer: str | None = None,
     training: bool = True,
 ) -> CapturedModel:
     """The graph of a model.
@@ -64,7 +54,8 @@ def capture(
     `model`: an `nn.Module` with `inputs`, one *global* batch: a tensor, a tuple of positional arguments, or a dict of
     keyword arguments. Or text as the command line takes it (`file.py:callable`, `package.module:callable`, `file.pt2`,
     a saved graph) with `arguments` for the callable. `loss` makes the loss of the model's output and of `targets`, or
-    of those keys of a dict of inputs that the forward does not take. CaptureError names the model's line.
+    of those keys of a dict of inputs that the forward does not take. `precision` is fp32 and `optimizer` adamw where
+    nothing is said; a saved graph has its own. CaptureError names the model's line.
     """
     if isinstance(model, CapturedModel):
         return model
@@ -77,8 +68,11 @@ def capture(
     if inputs is None or arguments:
         what = "takes no arguments" if arguments else "needs example inputs"
         raise UsageError(f"a model that is an object {what}", "autoshard.capture(model, (x, y)), or a dict of keywords")
+    from autoshard.api.live_model import captured, live_model
+
     live = live_model(model, inputs, targets, loss, "missing" if training else "never")
-    return CapturedModel(workflow.checked(graph_of(live, precision, optimizer, training)), Origin(), live)
+    graph = captured(live, precision or "fp32", optimizer or "adamw", training)
+    return CapturedModel(workflow.checked(graph), Origin(), live)
 
 
 def plan(
@@ -98,8 +92,8 @@ def plan(
     targets: Any = None,
     loss: LossFunction | str | None = None,
     arguments: Mapping[str, str | int | float | bool] | None = None,
-    precision: str = "fp32",
-    optimizer: str = "adamw",
+    precision: str | None = None,
+    optimizer: str | None = None,
     training: bool = True,
     **search: Any,
 ) -> PlannedModel:
@@ -117,11 +111,10 @@ def plan(
     """
     own = read_hardware(hardware)
     wanted = search_request(mesh, devices, level, pins, memory_limit, time_limit, search, mode)
-    if isinstance(model, str):
-        given = dict(arguments or {})
-        workflow.check(workflow.ModelRequest(model, given, precision, optimizer, training), wanted, own)
     options: dict[str, Any] = {"targets": targets, "loss": loss, "arguments": arguments, "precision": precision}
     options |= {"optimizer": optimizer, "training": training}
+    if isinstance(model, str):
+        check(model, own, wanted, arguments, precision)
 
     def made_here() -> PlannedModel:
         captured_model = capture(model, inputs, **options)
@@ -130,20 +123,51 @@ def plan(
         given = dataset_pins(dataset_strategy, captured_model.graph, size)
         return planned(captured_model, own, replace(wanted, pins=(*wanted.pins, *given)), cache)
 
-    if ranks.started() == 1:
+    if _alone():
         return made_here()
-    device = ranks.device_type(None)
-    made = ranks.from_rank_0(lambda: _told(made_here()), device)
-    return _heard(made, model, inputs, targets, loss, training)
+    from autoshard.api.told_plan import from_rank_0
+
+    return from_rank_0(made_here, model, (inputs, targets, loss, training))
+
+
+def check(
+    model: str,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    arguments: Mapping[str, str | int | float | bool] | None = None,
+    precision: str | None = None,
+    loss: str | None = None,
+    out: Path | None = None,
+    to_verify: bool = False,
+) -> None:
+    """What can be known to be wrong before torch is imported and the model captured. Raises a UserError.
+
+    `out`: where the package is to go. `to_verify`: will it be run against the model?
+    """
+    given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
+    workflow.check(workflow.ModelRequest(model, given, precision), wanted, hardware)
+    if to_verify:
+        graph_json.check_has_code(model)
+    if out is not None:
+        output_folder.check_target(out)
+
+
+def _alone() -> bool:
+    """Is this the only process? Without torch it is, unless torchrun started it."""
+    if "torch" not in sys.modules and os.environ.get("WORLD_SIZE", "1") == "1":
+        return True
+    from autoshard.api import ranks
+
+    return ranks.started() == 1
 
 
 def planned(
-    model: CapturedModel, hardware: Hardware, wanted: SearchRequest, cache: str | Path | None = None
+    model: CapturedModel, hardware: Hardware, wanted: SearchRequest, cache: str | Path | bool | None = None
 ) -> PlannedModel:
-    """The plan of a captured model; from the cache, where it was made before."""
+    """The plan of a captured model; from the cache (False: there is none), where it was made before."""
     check_precision(hardware, model.graph.precision)
     request = replace(wanted, origin=model.origin)
-    kept = _kept_at(model.graph, hardware, request, cache)
+    kept = kept_at(model.graph, hardware, request, cache)
     if kept is not None and kept.is_file():
         plan = plan_json.load(kept)
         check_plan(plan, model.graph, hardware, str(kept))
@@ -152,52 +176,8 @@ def planned(
     if kept is not None and not made.plan.search.cut_short:
         kept.parent.mkdir(parents=True, exist_ok=True)
         plan_json.save(made.plan, kept)
-    return PlannedModel(made.plan, model.graph, hardware, model.live, None, made.ignored, made.front, made.styles)
-
-
-def _kept_at(graph: Graph, hardware: Hardware, request: SearchRequest, cache: str | Path | None) -> Path | None:
-    """The file of this very plan; None without a cache, or where more than a plan is asked for."""
-    folder = cache or os.environ.get(CACHE)
-    if not folder or request.pareto:
-        return None
-    pins = request.pins_file.read_text(encoding="utf-8") if request.pins_file else ""
-    libraries = tuple(version(name) for name in ("numpy", "scipy", "highspy"))
-    parts = (graph_json.graph_hash(graph), hardware.text, repr(request), pins, _own_code(), libraries)
-    return Path(folder) / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.plan.json"
-
-
-@cache
-def _own_code() -> str:
-    """Changes with autoshard's code and constants: another one may find another plan."""
-    own = hashlib.sha256()
-    roots = {Path(autoshard.__file__).parent: "*.py", data_folder("costmodels"): "*.toml"}
-    for root, kind in roots.items():
-        for path in sorted(root.rglob(kind)):
-            own.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return own.hexdigest()
-
-
-Told = tuple[str, str, str, tuple[str, ...], Any, bool]
-
-
-def _told(made: PlannedModel) -> Told:
-    call = made.live.call if made.live else None
-    texts = plan_json.dumps(made.plan), graph_json.dumps(made.graph), made.plan.hardware_text
-    return *texts, made.ignored, call.returned if call else None, bool(call and call.summed)
-
-
-def _heard(
-    told: Told, model: Any = None, inputs: Any = None, targets: Any = None, loss: Any = None, training: bool = True
-) -> PlannedModel:
-    plan_text, graph_text, hardware_text, ignored, returned, summed = told
-    live: LiveModel | None = None
-    if isinstance(model, nn.Module):
-        live = live_model(model, inputs, targets, loss, "missing" if training else "never")
-        live.call.returned, live.call.summed = returned, summed
-    elif isinstance(model, CapturedModel):
-        live = model.live
-    plan, graph = plan_json.loads(plan_text), graph_json.loads(graph_text, "the graph of rank 0")
-    return PlannedModel(plan, graph, read_hardware(hardware_text), live, None, ignored)
+    plan, own = made.plan, (made.ignored, made.front, made.styles, made.log)
+    return PlannedModel(plan, model.graph, hardware, model.live, None, *own)
 
 
 def load_plan(path: str | Path) -> PlannedModel:
@@ -206,10 +186,11 @@ def load_plan(path: str | Path) -> PlannedModel:
     Under torchrun rank 0 reads it and every rank gets it.
     """
     own = Path(path)
-    if ranks.started() == 1:
+    if _alone():
         return PlannedModel(*read_package(own), folder=root_of(own))
-    told = ranks.from_rank_0(lambda: _told(PlannedModel(*read_package(own))), ranks.device_type(None))
-    return replace(_heard(told), folder=root_of(own))
+    from autoshard.api.told_plan import from_rank_0
+
+    return replace(from_rank_0(lambda: PlannedModel(*read_package(own))), folder=root_of(own))
 
 
 def simulate(plan: PlannedModel) -> Timeline:
@@ -219,18 +200,26 @@ def simulate(plan: PlannedModel) -> Timeline:
 
 def write(plan: PlannedModel, folder: str | Path) -> Path:
     """Writes the package that runs with torchrun, and its report. UsageError where the folder holds something else."""
+    write_files(plan, Path(folder))
+    return Path(folder)
+
+
+def write_files(plan: PlannedModel, folder: Path) -> list[str]:
+    """`write`; the names of the files."""
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
-    output_folder.write_package(Path(folder), package_files(plan.simulated, Beside(plan.styles, plan.front)))
-    return Path(folder)
+    files = package_files.package_files(plan.simulated, plan.beside)
+    output_folder.write_package(folder, files)
+    write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
+    return sorted(files)
 
 
 def report(plan: PlannedModel, path: str | Path | None = None) -> str:
     """The HTML page that shows the plan; written to `path` where one is given."""
-    page = report_text(plan.simulated, Beside(plan.styles, plan.front))
+    page = report_text(plan.simulated, plan.beside)
     if path is not None:
-        Path(path).write_text(page, encoding="utf-8")
+        write_text(Path(path), page)
     return page
 
 
@@ -244,29 +233,18 @@ def verify(
     """Runs the plan's program against the original model in float64, three optimizer steps. See `Proof.passed`.
 
     `backend`: all ranks in this process, or `"gloo"`, a process each. Of a model that was named by text, `arguments`
-    reduce its sizes and `full` forbids to; an object is verified as it is.
+    reduce its sizes and `full` forbids to; an object is verified as it is. What is found of a package is noted in it.
     """
-    if plan.live is None and not plan.plan.model:
-        raise UsageError("this plan does not say which model it is of", "plan the model again")
     if plan.live is not None:
-        return _verified(plan, plan.live, backend)
+        from autoshard.api.live_proof import verified
+
+        return verified(plan, plan.live, backend)
+    if not plan.plan.model:
+        raise UsageError("this plan does not say which model it is of", "plan the model again")
+    graph_json.check_has_code(plan.plan.model)  # before torch is imported
+    given = dict(arguments or {})
     if plan.folder is not None:
-        return workflow.verify_package(plan.folder, backend, full, dict(arguments or {}))
+        return workflow.verify_package(plan.folder, plan.simulated, backend, full, given)
     with tempfile.TemporaryDirectory(prefix="autoshard-verify-") as folder:
         package = write(plan, Path(folder) / "package")
-        return workflow.verify_package(package, backend, full, dict(arguments or {}))
-
-
-def _verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
-    real, program, graph = on_cpu(live), plan.simulated.program, plan.graph
-    own: Plan = plan.plan
-    if own.mesh.size > MOST_RANKS:
-        found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
-        own, program = found.plan, found.program
-    case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches)
-    if own.step.parts:
-        check_stages(own, "gloo")
-        backend = "gloo"
-    kind: Backend = "lockstep" if own.mesh.size > MOST_PROCESSES or dist.is_initialized() else backend
-    proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
-    return proof if own is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))
+        return workflow.verify_package(package, plan.simulated, backend, full, given)

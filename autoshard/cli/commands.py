@@ -17,11 +17,9 @@ from autoshard.system.files import write_text
 from autoshard.system.progress import step
 
 if TYPE_CHECKING:
+    from autoshard.api.planned import CapturedModel, PlannedModel
     from autoshard.cluster.hardware import Hardware
-    from autoshard.constraints.step_request import StepRequest
-    from autoshard.ir.graph import Graph
     from autoshard.search.search_request import SearchRequest
-    from autoshard.workflow import Made
 
 _LONG = re.compile(r"\S{400,}")
 BUG_REPORT = "this is a bug in autoshard, not in your input; `--debug` shows where"
@@ -105,15 +103,12 @@ def _print_json(content: object) -> None:
 
 def trace(options: argparse.Namespace) -> int:
     """Capture a model and save its graph."""
-    from autoshard import workflow
-    from autoshard.ir import graph_json
-
     with step(f"capturing {options.model}", options.json):
-        graph = workflow.read_graph(_request(options))
-    write_text(options.output, graph_json.dumps(graph))
-    counts = {"ops": len(graph.ops), "parameters": sum(graph.tensor(p.tensor).numel for p in graph.parameters)}
+        captured = _captured(options)
+    captured.save(options.output)
+    counts = {"ops": len(captured.graph.ops), "parameters": captured.parameters}
     if options.json:
-        _print_json({"graph": str(options.output), "graph_hash": graph_json.graph_hash(graph), **counts})
+        _print_json({"graph": str(options.output), "graph_hash": captured.hash, **counts})
     else:
         print(f"{options.output}: {counts['ops']} ops, {counts['parameters']:,} parameters")
         print(f"next: autoshard plan {options.output} --mesh dp=2,tp=2 --hardware a100-80g-sxm")
@@ -122,45 +117,37 @@ def trace(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
-    from autoshard import workflow
-    from autoshard.cluster.hardware import load_hardware
-    from autoshard.ir import graph_json
-    from autoshard.package import output_folder, package_files
+    from autoshard.api import verbs
+    from autoshard.api.settings import read_hardware
     from autoshard.text import plan_summary
     from autoshard.text.tables import terminal_width
 
-    wanted, request, quiet = _wanted(options), _request(options), options.json
-    hardware = load_hardware(options.hardware)
-    workflow.check(request, wanted, hardware)
-    wants_check = options.verify or options.verify_with
-    if wants_check:
-        graph_json.check_has_code(options.model)
-    output_folder.check_target(options.out)
+    wanted, quiet = _wanted(options), options.json
+    hardware = read_hardware(options.hardware)
+    wants_check = bool(options.verify or options.verify_with)
+    asked: dict[str, Any] = {"arguments": dict(options.arguments), "precision": options.precision}
+    asked |= {"loss": options.loss or None, "out": options.out, "to_verify": wants_check}
+    verbs.check(options.model, hardware, wanted, **asked)
     for sentence in wanted.ignored():
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
-        graph = workflow.read_graph(request)
+        captured = _captured(options)
     told: dict[str, Any] = {}
     if wanted.searches_step:
-        graph, made, told = _searched_step(options, graph, hardware, wanted)
-        if "error" in told:
+        made, told = _searched_step(options, captured, hardware, wanted)
+        if made is None:
             _print_json(told)
             return int(told["error"]["exit_code"])
-        assert made is not None
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
-            made = workflow.make_plan(graph, hardware, wanted)
+            made = verbs.planned(captured, hardware, wanted, cache=False)
     with step("writing the package", quiet):
-        files = package_files.package_files(
-            package_files.build(made.plan, graph, hardware), package_files.Beside(made.styles, made.front)
-        )
-        output_folder.write_package(options.out, files)
-        write_text(options.out / package_files.SEARCH_LOG, package_files.log_text(made.log))
-    summary = plan_summary.as_dict(made.plan, graph) | {"out": str(options.out), "files": sorted(files)}
+        files = verbs.write_files(made, options.out)
+    summary = plan_summary.as_dict(made.plan, made.graph) | {"out": str(options.out), "files": files}
     summary |= {"searched_step": told} if told else {}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
-        print(plan_summary.summary(made.plan, graph, made.styles, terminal_width()))
+        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width()))
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
@@ -168,61 +155,56 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(summary)
     elif code == 0:
-        print(f"next: {plan_summary.next_command(made.plan, graph, str(options.out))}")
+        print(f"next: {plan_summary.next_command(made.plan, made.graph, str(options.out))}")
     return code
 
 
+def _captured(options: argparse.Namespace) -> CapturedModel:
+    from autoshard.api import verbs
+
+    return verbs.capture(
+        options.model,
+        loss=options.loss or None,
+        arguments=dict(options.arguments),
+        precision=options.precision,
+        optimizer=options.optimizer,
+        training=not options.eval,
+    )
+
+
 def _searched_step(
-    options: argparse.Namespace, graph: Graph, hardware: Hardware, wanted: SearchRequest
-) -> tuple[Graph, Made | None, dict[str, Any]]:
-    """The best whole step: told, and made a plan, of the graph at the batch of its micro-batch. Where it can't be
-    written as code, UsageError after the answer; with --json the answer has the error in it."""
-    from autoshard import workflow
-    from autoshard.joint.joint_plan import confirmed, step_seconds
-    from autoshard.joint.step_request_space import searched_step
+    options: argparse.Namespace, captured: CapturedModel, hardware: Hardware, wanted: SearchRequest
+) -> tuple[PlannedModel | None, dict[str, Any]]:
+    """The best whole step: told, and its plan. Where it can't be written as code, UsageError after the answer; with
+    --json the answer has the error in it."""
+    from autoshard.api.step_answer import planned_step
     from autoshard.text import step_text
     from autoshard.text.tables import terminal_width
 
     with step(f"searching steps of {wanted.devices} devices", options.json):
-        found = searched_step(graph, hardware, wanted)
-        reason = step_text.not_written(found)
-        if not reason:
-            found, graph, plan = confirmed(found, hardware, wanted.origin)
-    told = step_text.as_dict(found, wanted)
+        answer = planned_step(captured, hardware, wanted)
+    told = step_text.as_dict(answer.found, wanted)
     if not options.json:
-        print("\n".join([*step_text.summary(found, wanted, terminal_width()), ""]))
-    if reason:
-        error = UsageError(reason, "--zero 0,3")
+        print("\n".join([*step_text.summary(answer.found, wanted, terminal_width()), ""]))
+    if answer.plan is None:
+        error = UsageError(answer.reason, "--zero 0,3")
         if not options.json:
             raise error
-        return graph, None, told | {"error": {"message": reason, "hint": error.hint, "exit_code": error.exit_code}}
-    told |= {"program_seconds": step_seconds(plan)}
-    return graph, workflow.Made(plan), told
+        return None, told | {"error": {"message": answer.reason, "hint": error.hint, "exit_code": error.exit_code}}
+    return answer.plan, told | {"program_seconds": answer.program_seconds}
 
 
 def _wanted(options: argparse.Namespace) -> SearchRequest:
-    from autoshard.ir.mesh import Mesh
-    from autoshard.search.build_plan import Origin
-    from autoshard.search.objectives import parse_level
-    from autoshard.search.search_request import SearchRequest
-    from autoshard.styles.parallel_mode import of_mode, read_mode
+    from autoshard.api import settings
 
-    mesh, step = None if options.mesh is None else Mesh.parse(options.mesh), _step_request(options)
-    mode, pins = read_mode(options.mode or "auto"), bool(options.pin or options.pins)
-    strategy, mesh = of_mode(mode, options.strategy, mesh, options.devices, pins)
-    if mesh is None and options.devices is None:
-        raise UsageError("the following arguments are required: --mesh, or --devices to search for one", "--devices 8")
-    stages = step.fixed_stages()
-    if mesh is not None and options.devices not in (None, mesh.size * stages):
-        of = f" on each of {stages} stages" if stages > 1 else ""
-        told = f"the mesh {mesh} has {mesh.size} devices{of}, but --devices says {options.devices}"
-        raise UsageError(told, f"--mesh {mesh} alone, or --devices {options.devices} alone to search for a mesh")
-    request = _request(options)
-    return SearchRequest(
-        mesh=mesh,
-        devices=options.devices,
-        strategy=strategy,
-        level=parse_level(options.level),
+    return settings.wanted(
+        settings.read_mesh(options.mesh),
+        options.devices,
+        options.mode or "auto",
+        settings.step_request({name: getattr(options, name) for name in settings.STEP}, tuple(options.pin)),
+        settings.ON_COMMAND_LINE,
+        strategy=options.strategy,
+        level=options.level,
         solver=options.solver,
         ilp_engine=options.ilp_engine,
         pins=tuple(options.pin),
@@ -231,27 +213,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         time_limit_seconds=options.time_limit,
         pareto=options.pareto,
         all_to_all=not options.no_all_to_all,
-        origin=Origin(request.spec, tuple(sorted(request.arguments.items()))),
-        step=step,
     )
-
-
-def _step_request(options: argparse.Namespace) -> StepRequest:
-    from autoshard.constraints.step_request import StepRequest, read_stage_pins
-
-    step = StepRequest(
-        micro_batches=options.micro_batches,
-        global_batch=options.global_batch,
-        stages=options.stages,
-        virtual_stages=options.virtual_stages,
-        schedule=options.schedule,
-        recompute=options.recompute,
-        micro_batch=options.micro_batch,
-        zero=options.zero,
-        pins=read_stage_pins(tuple(options.pin)),
-    )
-    step.check()
-    return step
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -264,10 +226,11 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
-    from autoshard import workflow
+    from autoshard.api import verbs
 
     with step(f"verifying {options.out}", options.json):
-        result = workflow.verify_package(options.out, options.backend, options.full, dict(options.verify_with))
+        made, arguments = verbs.load_plan(options.out), dict(options.verify_with)
+        result = verbs.verify(made, backend=options.backend, full=options.full, arguments=arguments)
     summary["verification"] = result.as_dict()
     if not options.json:
         print(result.summary())
@@ -280,57 +243,44 @@ def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Simulate a package's step and write the timeline."""
-    from autoshard.package import package_files
+    from autoshard.api import package_verbs, verbs
     from autoshard.text import plan_summary
 
     with step("simulating", options.json):
-        built = package_files.build(*package_files.read_package(options.plan))
-    timeline = built.timeline
+        made = verbs.load_plan(options.plan)
+        timeline = verbs.simulate(made)
     if options.export:
-        from autoshard.exports.export_files import export
-        from autoshard.program.step_check import check_one_batch
-
-        check_one_batch(built.plan.step, f"--export {options.export}")
-
-        target = options.output or package_files.root_of(options.plan) / options.export
-        files = export(options.export, target, timeline, built.program, built.graph, built.hardware)
+        target, files = package_verbs.export(made, options.export, options.output)
     else:
-        target = package_files.write_output(
-            options.plan, options.output, package_files.TIMELINE, package_files.trace_text(timeline)
-        )
+        target = package_verbs.write_timeline(made, options.output)
         files = [target.name]
     if options.json:
         _print_json(
-            plan_summary.timeline_dict(timeline, built.plan, built.graph) | {"written": str(target), "files": files}
+            plan_summary.timeline_dict(timeline, made.plan, made.graph) | {"written": str(target), "files": files}
         )
     else:
-        print(plan_summary.timeline_summary(timeline, built.plan, built.graph))
+        print(plan_summary.timeline_summary(timeline, made.plan, made.graph))
         print(f"written to {target}" + (f": {plan_summary.file_names(files)}" if options.export else ""))
     return 0
 
 
 def compare(options: argparse.Namespace) -> int:
     """Lay a profiler's trace of a real run beside the prediction."""
-    from autoshard.calibrate import run_files, run_fit
-    from autoshard.compare import compare_text, differences
-    from autoshard.compare.measured_step import measured_step
-    from autoshard.compare.trace_events import read_trace
-    from autoshard.package import package_files
-    from autoshard.program.step_check import check_one_batch
+    from autoshard.api import package_verbs, verbs
+    from autoshard.calibrate import run_files
+    from autoshard.compare import compare_text
 
     if options.out:
         run_files.check_out(options.out)
     with step("simulating", options.json):
-        built = package_files.build(*package_files.read_package(options.plan))
-    check_one_batch(built.plan.step, "comparing with a trace")
-    measured = measured_step(read_trace(options.trace))
-    found = differences.compare(built.timeline, built.program, built.graph, measured)
+        made = verbs.load_plan(options.plan)
+        verbs.simulate(made)
+    measured = package_verbs.read_run(made, options.trace)
+    found = package_verbs.compare(made, measured)
     written = None
     if options.out:
         with step("fitting constants to the run", options.json):
-            fitted = run_fit.run_fit(built.program, built.graph, built.hardware, measured)
-        run = f"{measured.steps} steps of {built.graph.name} on {built.plan.mesh}"
-        written = run_files.write_run(options.out, built.hardware, fitted, run)
+            written = package_verbs.fit_run(made, measured, options.out)
     if options.json:
         _print_json(compare_text.as_dict(found) | {"calibration": run_files.as_dict(written) if written else None})
     else:
@@ -340,21 +290,19 @@ def compare(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write a package's HTML report, its plan as a picture, or a page that compares two packages."""
-    from autoshard.package import package_files
+    from autoshard.api import package_verbs, verbs
 
     if options.svg and options.other is not None:
         raise UsageError("--svg draws one plan, but two are named", f"autoshard report {options.plan} --svg")
     with step("rendering the report", options.json):
-        built = package_files.build(*package_files.read_package(options.plan))
+        made = verbs.load_plan(options.plan)
         if options.other is not None:
-            other = package_files.build(*package_files.read_package(options.other))
-            kind, name, text = "diff", package_files.DIFF, package_files.diff_text(built, other)
+            other = verbs.load_plan(options.other)
+            kind, path = "diff", package_verbs.write_difference(made, other, options.output)
         elif options.svg:
-            kind, name, text = "picture", package_files.PLAN_PICTURE, package_files.picture_text(built)
+            kind, path = "picture", package_verbs.write_picture(made, options.output)
         else:
-            beside = package_files.read_beside(options.plan)
-            kind, name, text = "report", package_files.REPORT, package_files.report_text(built, beside)
-    path = package_files.write_output(options.plan, options.output, name, text)
+            kind, path = "report", package_verbs.write_report(made, options.output)
     if options.json:
         _print_json({kind: str(path)})
     else:
@@ -388,12 +336,12 @@ def estimate(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> int:
     """Say what each choice of a plan costs, what comes next, and what another choice would cost."""
-    from autoshard.package import package_files
+    from autoshard.api import package_verbs, verbs
     from autoshard.text import explain
     from autoshard.text.tables import tty_width
 
     with step("explaining", options.json):
-        explained = explain.explain(*package_files.read_package(options.plan), options.what, options.why_not)
+        explained = package_verbs.explain(verbs.load_plan(options.plan), options.what, options.why_not)
     if options.json:
         _print_json(explain.as_dict(explained))
     else:
@@ -403,12 +351,11 @@ def explain(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Say which decisions of two plans differ, and what that is predicted to cost."""
-    from autoshard.package import package_files
+    from autoshard.api import package_verbs, verbs
     from autoshard.text import plan_diff
     from autoshard.text.tables import tty_width
 
-    one, other = (package_files.read_package(path)[:2] for path in (options.one, options.other))
-    found = plan_diff.diff(*one, *other)
+    found = package_verbs.diff(verbs.load_plan(options.one), verbs.load_plan(options.other))
     if options.json:
         _print_json(plan_diff.as_dict(found))
     else:
@@ -482,14 +429,6 @@ def prove(options: argparse.Namespace) -> int:
     else:
         print(outcome_table(outcomes))
     return CheckError.exit_code if any(outcome.failures for outcome in outcomes) else 0
-
-
-def _request(options: argparse.Namespace) -> Any:
-    from autoshard.graph_capture.model_spec import LOSS
-    from autoshard.workflow import ModelRequest
-
-    arguments = dict(options.arguments) | ({LOSS: options.loss} if options.loss else {})
-    return ModelRequest(options.model, arguments, options.precision, options.optimizer, not options.eval)
 
 
 VERBS = (trace, plan, verify, simulate, compare, report, explain, diff, estimate, profiles, calibrate, prove)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import autoshard
-from autoshard.api import verbs
+from autoshard.api import plan_cache
 from autoshard.errors import CaptureError, InvalidFileError, UsageError, UserError
 from autoshard.graph_capture import call_record
 from autoshard.ir.plan_json import dumps
@@ -99,7 +99,7 @@ def test_a_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     autoshard.plan(model, x, **WHERE, level="memory")
     autoshard.plan(model, x[:4], **WHERE)
     assert len(calls) == 3
-    monkeypatch.setattr(verbs, "_own_code", lambda: "of another autoshard")
+    monkeypatch.setattr(plan_cache, "_own_code", lambda: "of another autoshard")
     autoshard.plan(model, x, **WHERE)
     assert len(calls) == 4
     monkeypatch.undo()

@@ -22,7 +22,8 @@ PACKAGE = ROOT / "autoshard"
 
 COPIED = r"emit/(runtime|package)/"  # copied into every package: they are no part of the pipeline
 TORCH = (
-    r"graph_capture/(tracing|constructor)/|graph_capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verification/|api/(?!__init__)|"
+    r"graph_capture/(tracing|constructor)/|graph_capture/(?!model_spec|__init__)\w+\.py|rules/proof/(?!__init__)|verification/|"
+    r"api/parallel/(?!__init__)|api/(?!__init__|parallel/|verbs|package_verbs|planned|plan_cache|settings|step_answer|strategies|plan_tables)|"
     r"calibrate/measure_worker"
 )
 NEEDS_TORCH = re.compile(rf"^autoshard/({TORCH}|{COPIED})")
@@ -102,6 +103,29 @@ def test_no_circle_of_imports() -> None:
 def test_a_folder_is_small_enough_to_choose_from() -> None:
     large = {entry: len(modules_of(entry)) for entry in ENTRIES if len(modules_of(entry)) > 15 + 1}  # and __init__
     assert set(large) <= {"emit/runtime/"}, large
+
+
+def test_the_command_line_calls_the_interface() -> None:
+    """What a command does is what a program can call: it imports the interface, words, and rooms that are a command."""
+    interface = {"api/", "cli/", "errors.py", "system/", "text/"}
+    commands = {
+        "autoshard.compare.compare_text": {"compare"},
+        "autoshard.estimate": {"estimate", "_search_runs"},
+        "autoshard.calibrate": {"calibrate"},
+        "autoshard.calibrate.run_files": {"compare"},
+        "autoshard.cluster.hardware": {"profiles", "estimate"},
+        "autoshard.verification.rule_table": {"prove"},
+    }
+    path = PACKAGE / "cli" / "commands.py"
+    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    own = [(name, line) for name, line in imported(path) if name.startswith("autoshard.")]
+    wrong = []
+    for name, line in own:
+        verb = next((f.name for f in functions if f.lineno <= line <= (f.end_lineno or 0)), "")
+        rooms = [room for room, verbs in commands.items() if name.startswith(room) and verb in verbs]
+        if entry_of(name) not in interface and not rooms:
+            wrong.append(f"{verb}, line {line}: {name}")
+    assert len(own) > 20 and not wrong, wrong
 
 
 def twice(found: Iterator[tuple[str, str]]) -> dict[str, list[str]]:

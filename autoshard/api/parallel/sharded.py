@@ -15,14 +15,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autoshard.api import ranks
-from autoshard.api.boundary import part_of, undistributed, whole_of
-from autoshard.api.function_module import FunctionModule
-from autoshard.api.gradient_step import run_on_ranks
 from autoshard.api.live_model import same_tensors
-from autoshard.api.parallel_module import owner_of, register
-from autoshard.api.rank_model import RankModel, fill
-from autoshard.api.shard_plan import Border, CallKind, ShardRequest, TensorSpec, Variant, request_of, variant_of
-from autoshard.api.stale_parameters import stand_in
+from autoshard.api.parallel.boundary import part_of, undistributed, whole_of
+from autoshard.api.parallel.function_module import FunctionModule
+from autoshard.api.parallel.gradient_step import run_on_ranks
+from autoshard.api.parallel.parallel_module import owner_of, register
+from autoshard.api.parallel.rank_model import RankModel, fill
+from autoshard.api.parallel.shard_plan import (
+    Border,
+    CallKind,
+    ShardRequest,
+    TensorSpec,
+    Variant,
+    request_of,
+    variant_of,
+)
+from autoshard.api.parallel.stale_parameters import stand_in
 from autoshard.api.strategies import FULL, strategies
 from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
 from autoshard.errors import UsageError

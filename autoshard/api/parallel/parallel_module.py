@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.api import ranks
-from autoshard.api.boundary import fits, held_slices, local_shape, part_of, rest_of, undistributed, whole_of
-from autoshard.api.gradient_step import GradientStep, run_on_ranks, step_gradients
 from autoshard.api.live_model import called_with, same_tensors
+from autoshard.api.parallel.boundary import fits, held_slices, local_shape, part_of, rest_of, undistributed, whole_of
+from autoshard.api.parallel.gradient_step import GradientStep, run_on_ranks, step_gradients
+from autoshard.api.parallel.rank_model import RankModel, check_one_stage, fill, rank_model, stored
 from autoshard.api.planned import PlannedModel
-from autoshard.api.rank_model import RankModel, check_one_stage, fill, rank_model, stored
 from autoshard.emit.runtime import full_state_dict, load_full_state_dict
 from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from autoshard.api.boundary import whole_of
-from autoshard.api.rank_model import RankModel
+from autoshard.api.parallel.boundary import whole_of
+from autoshard.api.parallel.rank_model import RankModel
 from autoshard.emit.runtime import gathered_together, label_shares, reducing, regathering
 from autoshard.emit.runtime.flat_weights import Line
 

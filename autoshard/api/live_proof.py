@@ -1,0 +1,32 @@
+"""A plan of a model that is there as an object, run against that very object in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from autoshard.api.live_model import on_cpu
+from autoshard.api.planned import LiveModel, PlannedModel
+from autoshard.emit import emit
+from autoshard.ir.plan import Plan
+from autoshard.verification.case import Backend, case_of, check_files
+from autoshard.verification.comparison.proof import Proof
+from autoshard.verification.sizing.shorter_axes import counterpart
+from autoshard.verification.verify_folder import MOST_PROCESSES, MOST_RANKS, check_stages
+
+
+def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
+    """See `autoshard.verify`."""
+    real, program, graph = on_cpu(live), plan.simulated.program, plan.graph
+    own: Plan = plan.plan
+    if own.mesh.size > MOST_RANKS:
+        found = counterpart(own, graph, graph, plan.hardware, MOST_RANKS)
+        own, program = found.plan, found.program
+    case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches)
+    if own.step.parts:
+        check_stages(own, "gloo")
+        backend = "gloo"
+    kind: Backend = "lockstep" if own.mesh.size > MOST_PROCESSES or dist.is_initialized() else backend
+    proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)
+    return proof if own is plan.plan else replace(proof, planned_mesh=str(plan.plan.mesh))

@@ -1,0 +1,1 @@
+"""The split model on its rank: `parallelize` and `shard`."""

@@ -1,0 +1,33 @@
+"""The best whole step of a captured model: stages, micro-batches, recomputation, ZeRO and the mesh, together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.api.planned import CapturedModel, PlannedModel
+from autoshard.cluster.hardware import Hardware
+from autoshard.joint.joint_plan import confirmed, step_seconds
+from autoshard.joint.joint_search import JointResult
+from autoshard.joint.step_request_space import searched_step
+from autoshard.search.search_request import SearchRequest
+from autoshard.text import step_text
+
+
+@dataclass(frozen=True, eq=False)
+class StepAnswer:
+    """What was found, and its plan, of the graph at the batch of its micro-batch; or the `reason` why there is none."""
+
+    found: JointResult
+    plan: PlannedModel | None
+    reason: str = ""
+    program_seconds: float = 0.0
+
+
+def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
+    """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
+    found = searched_step(model.graph, hardware, wanted)
+    reason = step_text.not_written(found)
+    if reason:
+        return StepAnswer(found, None, reason)
+    found, graph, plan = confirmed(found, hardware, model.origin)
+    return StepAnswer(found, PlannedModel(plan, graph, hardware), "", step_seconds(plan))

@@ -1,0 +1,42 @@
+"""A plan on its way from rank 0 to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from autoshard.api import ranks
+from autoshard.api.live_model import live_model
+from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
+from autoshard.cluster.hardware import parse_hardware
+from autoshard.ir import graph_json, plan_json
+
+Told = tuple[str, str, str, tuple[str, ...], Any, bool]
+
+
+def from_rank_0(make: Callable[[], PlannedModel], model: Any = None, given: tuple[Any, ...] = ()) -> PlannedModel:
+    """What `make` gives on rank 0, on every rank, of this rank's own `model`. `given`: its inputs, targets, loss, and
+    whether it is trained."""
+    told = ranks.from_rank_0(lambda: _told(make()), ranks.device_type(None))
+    return _heard(told, model, given)
+
+
+def _told(made: PlannedModel) -> Told:
+    call = made.live.call if made.live else None
+    texts = plan_json.dumps(made.plan), graph_json.dumps(made.graph), made.plan.hardware_text
+    return *texts, made.ignored, call.returned if call else None, bool(call and call.summed)
+
+
+def _heard(told: Told, model: Any, given: tuple[Any, ...]) -> PlannedModel:
+    plan_text, graph_text, hardware_text, ignored, returned, summed = told
+    live: LiveModel | None = None
+    if isinstance(model, nn.Module):
+        inputs, targets, loss, training = given
+        live = live_model(model, inputs, targets, loss, "missing" if training else "never")
+        live.call.returned, live.call.summed = returned, summed
+    elif isinstance(model, CapturedModel):
+        live = model.live
+    plan, graph = plan_json.loads(plan_text), graph_json.loads(graph_text, "the graph of rank 0")
+    return PlannedModel(plan, graph, parse_hardware(hardware_text), live, None, ignored)
