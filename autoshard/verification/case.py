@@ -15,6 +15,7 @@ import torch
 
 from autoshard.errors import UserError
 from autoshard.graph_capture.load_model import load_model
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import check_has_code
 from autoshard.ir.program import Program
@@ -90,11 +91,14 @@ def case_of(
     for batches, mildly, notes in tries:
         _set_state(module, own)
         randomise_state(module, seed, buffers, mildly)
-        reference = _reference(module, graph, batches, seed, literal, micro_batches, last=mildly)
+        with attributes_put_back(module):  # what it keeps from call to call is of these values, and in float64
+            reference = _reference(module, graph, batches, seed, literal, micro_batches, last=mildly)
         if reference is not None and (reference.finite or mildly):
-            noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
+            with attributes_put_back(module):
+                noise = measure_noise(module, graph, batches, _optimizer(graph), reference, literal)
             dtypes = {name: value.dtype for name, value in own.items()}
-            return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
+            with attributes_put_back(module):
+                return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
     raise AssertionError("the last way to run the model gives a reference or raises")
 
 

@@ -346,6 +346,57 @@ def test_a_guard_gets_its_usual_answer_and_it_is_said(name: str, tmp_path: Path)
     assert found and assumed in found[-1] and all("mine.py:" in each for each in found), found
 
 
+# name -> (constructor, forward): what is kept from call to call, and would be computed anew
+CACHES = {
+    "a table by its length": ("self.size = self.table = None",
+        "if len(x) != self.size:\n    self.size = len(x)\n    self.table = torch.arange(len(x)).float().cos()\n"
+        f"h = self.a(x) * self.table[:, None]\n{END}"),
+    "masks by their size": ("self.masks = {}",
+        "if 4 not in self.masks:\n    self.masks[4] = torch.tril(torch.ones(4, 8))\n"
+        f"h = self.a(x).masked_fill(self.masks[4] == 0, 0.5)\n{END}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_is_computed_in_each_call(name: str, tmp_path: Path) -> None:
+    proved(spec := spec_of(tmp_path, *CACHES[name]))
+    assert capture(spec, {}).assumed == ()
+
+
+# what is kept -> what the first call keeps
+KEPT_WRONGLY = {
+    "a product of a weight": lambda model, x: model.a.weight * 2,
+    "one without a gradient": lambda model, x: (model.a.weight * 2).detach(),
+    "what was drawn": lambda model, x: torch.rand(4, 4),
+    "the first batch": lambda model, x: x.abs()[:, :4].clamp(max=1),
+}
+
+
+class Keeping(nn.Module):
+    def __init__(self, kept: str, grows: bool = False) -> None:
+        super().__init__()
+        self.a, self.what, self.grows, self.kept = nn.Linear(4, 4), kept, grows, list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.kept or self.grows:
+            self.kept.append(KEPT_WRONGLY[self.what](self, x))
+        return (self.a(x) @ self.kept[0]).square().mean()
+
+
+@pytest.mark.parametrize("kept", KEPT_WRONGLY)
+def test_what_changes_from_step_to_step_is_no_cache(kept: str) -> None:
+    with pytest.raises(CaptureError, match="changes its attribute kept"):
+        capture_model(Keeping(kept), (torch.randn(4, 4),))
+
+
+def test_a_cache_of_weights_is_one_for_inference() -> None:
+    model = Keeping("a product of a weight")
+    capture_model(model, (torch.randn(4, 4),), training=False)
+    assert model.kept == []
+    with pytest.raises(CaptureError, match="changes its attribute kept"):
+        capture_model(Keeping("a product of a weight", grows=True), (torch.randn(4, 4),), training=False)
+
+
 @pytest.mark.parametrize("name", DECIDED)
 def test_what_sizes_decide_is_known(name: str, tmp_path: Path) -> None:
     proved(spec := spec_of(tmp_path, *DECIDED[name]))

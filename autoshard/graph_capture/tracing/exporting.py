@@ -63,11 +63,11 @@ def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, tuple[
 def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
     answers = Answers()
 
-    def trace() -> Any:
+    def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
         with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta():
-            return torch.export.export(model, arguments, strict=False)
+            return torch.export.export(module, given, strict=False)
 
-    return _without_vmap(steady(model, trace)), tuple(answers.assumed)
+    return _without_vmap(steady(model, arguments, exported)), tuple(answers.assumed)
 
 
 def _without_vmap(program: Any) -> Any:

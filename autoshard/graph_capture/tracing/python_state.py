@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back, cached_alike
 from autoshard.graph_capture.tracing.source_lines import is_visible, quote
 
 _OWN = frozenset(Module().__dict__)
@@ -25,11 +26,16 @@ _STATE = (
     "call does (RWKV's rescaling for inference) is done where model(*inputs) is called once as the model is built"
 )
 _REPLACED = "compute the changed weight under another name; parameters change in the optimizer only"
-Trace = Callable[[], Any]  # runs torch.export on the model and gives the program
+Export = Callable[[Module, tuple[Any, ...]], Any]  # torch.export
+Trace = Callable[[], Any]  # runs it on the model and gives the program
 
 
-def steady(model: Module, trace: Trace) -> Any:
-    """What `trace` gives. CaptureError where the next call of the forward would compute something else."""
+def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
+    """What `export` gives of them. CaptureError where the next call of the forward would compute something else."""
+
+    def trace() -> Any:
+        return export(model, inputs)
+
     seen = _Seen(model)
     with seen.watching():
         program = trace()
@@ -40,32 +46,36 @@ def steady(model: Module, trace: Trace) -> Any:
         place = _place(trace, lambda: [_state(source) for source in sources])
         if place:
             raise CaptureError(f"the forward draws from Python's or NumPy's random numbers at {place}", _RANDOM)
-    if seen.changed:
-        _check_changed(model, trace, program, seen)
+    alike = not seen.changed or _goes_on_alike(model, trace, program, seen)
+    if not alike and not cached_alike(model, inputs, export, lambda: _attributes(model)):
+        _refuse(model, trace, seen)
     return program
 
 
-def _check_changed(model: Module, trace: Trace, program: Any, first: _Seen) -> None:
+def _goes_on_alike(model: Module, trace: Trace, program: Any, first: _Seen) -> bool:
     """A second call with the attributes that the first left, and one far away where they change again."""
     again = _Seen(model, first.left)
     same = _traces_alike(trace, again, program)
     if same and again.changed:
         same = _traces_alike(trace, _Seen(model, {key: _far(value) for key, value in again.left.items()}), program)
-    if not same:
-        owner, name = next(iter(first.changed))
-        before, after = first.changed[owner, name]
-        place = _place(trace, lambda: _frozen(model.get_submodule(owner).__dict__.get(name)))
-        what = f"{owner}.{name}" if owner else name
-        raise CaptureError(
-            f"the forward changes its attribute {what} from {_shown(before)} to {_shown(after)} and depends on it"
-            + f", at {place}" * bool(place),
-            _STATE,
-        )
+    return same
+
+
+def _refuse(model: Module, trace: Trace, first: _Seen) -> NoReturn:
+    owner, name = next(iter(first.changed))
+    before, after = first.changed[owner, name]
+    place = _place(trace, lambda: _frozen(model.get_submodule(owner).__dict__.get(name)))
+    what = f"{owner}.{name}" if owner else name
+    raise CaptureError(
+        f"the forward changes its attribute {what} from {_shown(before)} to {_shown(after)} and depends on it"
+        + f", at {place}" * bool(place),
+        _STATE,
+    )
 
 
 def _traces_alike(trace: Trace, seen: _Seen, program: Any) -> bool:
     try:
-        with seen.watching():
+        with attributes_put_back(seen.model), seen.watching():
             return _text(trace()) == _text(program)
     except Exception:
         return False
