@@ -155,7 +155,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
             all_to_all=wanted.all_to_all,
             micro_batches=micro_batches(graph, wanted),
         )
-        return Made(_with_step(plan, graph, wanted), ignored)
+        return Made(_with_step(plan, graph, hardware, wanted), ignored)
     log: Log = []
     clock = _clock(wanted)
     plan, points, task = _stepped(graph, hardware, wanted, clock, log)
@@ -181,16 +181,22 @@ def _stepped(
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     start = float("inf") if wanted.step.changes_memory or graph.module_requests else limit
-    plan = fitting_step(searched, lambda plan: _with_step(plan, graph, wanted), limit, start)
+    plan = fitting_step(searched, lambda plan: _with_step(plan, graph, hardware, wanted), limit, start)
     return plan, *found[0][1:]
 
 
-def _with_step(plan: Plan, graph: Graph, wanted: SearchRequest) -> Plan:
+def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:
+    from autoshard.joint.optimizer_shards import fastest_stored
     from autoshard.search.whole_step import predicted, with_step
 
     if not wanted.step.said and not graph.module_requests:
         return plan
-    return predicted(with_step(plan, graph, wanted.step), graph)
+    limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
+
+    def completed(plan: Plan) -> Plan:
+        return predicted(with_step(plan, graph, wanted.step), graph)
+
+    return fastest_stored(plan, graph, hardware, wanted.step, completed, limit)
 
 
 def _clock(wanted: SearchRequest) -> Clock:

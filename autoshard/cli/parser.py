@@ -125,8 +125,18 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch", type=whole("--global-batch"), metavar="B", help=samples)
     one = "samples of a replica in one pass"
     parser.add_argument("--micro-batch", type=_count("--micro-batch"), metavar="N", help=one)
-    zero = "stage of ZeRO: 0, 1, 2 or 3"
+    zero = "ZeRO over the devices that use weights alike: 1 stores weights and optimizer state in shards and gathers "
+    zero += (
+        "them once a step, 2 scatters the gradients of each micro-batch, 3 gathers for each; 0 stores weights as used; "
+    )
+    zero += "or auto"
     parser.add_argument("--zero", metavar="Z", help=zero)
+    parser.add_argument("--enable-parallel-optimizer", action="store_true", help="MindSpore's word for --zero 1")
+    scattered = "and for --zero 2: with it, accumulated gradients are sharded"
+    parser.add_argument("--gradient-accumulation-shard", action="store_true", help=scattered)
+    small = "of --enable-parallel-optimizer: parameters of no more KB stay whole; default 64"
+    read = whole("--parallel-optimizer-threshold", 0)
+    parser.add_argument("--parallel-optimizer-threshold", type=read, metavar="KB", help=small)
     stages = "pipeline stages, each on devices of its own with the mesh --mesh; default 1"
     parser.add_argument("--stages", "--pipeline-stages", type=_count("--stages"), metavar="S", help=stages)
     parts = "parts of the model on each stage, for the interleaved schedule; default 1"

@@ -12,6 +12,8 @@ AUTO = "auto"
 RECOMPUTE = {"none": "all", "selective": "expensive", "full": "input"}  # as said -> what a block keeps
 STAGE_PIN = "stage:"
 Count = int | str | None  # AUTO, numbers with commas, or None where nothing was said
+THRESHOLD_KB = 64  # MindSpore's: parameters of no more stay whole under its parallel optimizer
+ZERO_LEVELS = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class StagePin:
 class StepRequest:
     """None where nothing was said. `global_batch`: samples a step; the captured batch is one micro-batch.
 
-    Where a step is searched for, each may be AUTO or several with commas; `micro_batch` is of one replica.
+    Where a step is searched for, each may be AUTO or several with commas; `micro_batch` is of one replica. The last
+    three are MindSpore's words for `zero` 1, or 2 where accumulated gradients are sharded too; the threshold in KB.
     """
 
     micro_batches: int | None = None
@@ -38,11 +41,34 @@ class StepRequest:
     pins: tuple[StagePin, ...] = ()
     micro_batch: Count = None
     zero: Count = None
+    enable_parallel_optimizer: bool = False
+    gradient_accumulation_shard: bool = False
+    parallel_optimizer_threshold: int | None = None
+
+    @property
+    def zero_levels(self) -> tuple[int, ...]:
+        """Stages of ZeRO that are asked for; all for AUTO, none where nothing was said. UsageError for others."""
+        if self.enable_parallel_optimizer:
+            return (2,) if self.gradient_accumulation_shard else (1,)
+        if self.zero is None:
+            return ()
+        words = [str(n) for n in ZERO_LEVELS] if self.zero == AUTO else str(self.zero).split(",")
+        if any(word.strip() not in map(str, ZERO_LEVELS) for word in words):
+            raise UsageError(f"--zero {self.zero}: expected auto, or of 0, 1, 2, 3 with commas", "--zero auto")
+        return tuple(dict.fromkeys(int(word) for word in words))
+
+    @property
+    def threshold_bytes(self) -> float:
+        """Parameters of no more bytes, whole, are not stored in shards."""
+        if not self.enable_parallel_optimizer:
+            return 0.0
+        own = THRESHOLD_KB if self.parallel_optimizer_threshold is None else self.parallel_optimizer_threshold
+        return 1024.0 * own
 
     @property
     def open_(self) -> bool:
         """Is something left to a search?"""
-        said = (self.stages, self.virtual_stages, self.schedule, self.recompute, self.micro_batch, self.zero)
+        said = (self.stages, self.virtual_stages, self.schedule, self.recompute, self.micro_batch)
         return any(isinstance(own, str) and (own == AUTO or "," in own) for own in said)
 
     @property
@@ -51,8 +77,8 @@ class StepRequest:
 
     @property
     def changes_memory(self) -> bool:
-        """Does a device hold a part of the model, or compute again what it does not keep?"""
-        return self.fixed_stages() > 1 or self.recompute not in (None, "none")
+        """Does a device hold a part of the model, weights otherwise, or compute again what it does not keep?"""
+        return self.fixed_stages() > 1 or self.recompute not in (None, "none") or bool(self.zero_levels)
 
     def fixed_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else 1
@@ -61,6 +87,7 @@ class StepRequest:
         """UsageError where the options contradict each other, whatever the model is."""
         if self.micro_batches is not None and self.global_batch is not None:
             raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
+        self._check_shards()
         for name in (self.schedule or AUTO).split(","):
             if name not in (AUTO, *SCHEDULES):
                 raise UsageError(f"unknown schedule {name!r}", f"--schedule {' or '.join(SCHEDULES)}")
@@ -83,6 +110,24 @@ class StepRequest:
             if not pin.stage < self.fixed_stages():
                 told = f"pin {STAGE_PIN}{pin.path}={pin.stage}: there are stages 0 to {self.fixed_stages() - 1}"
                 raise UsageError(told, f"--stages {pin.stage + 1}")
+
+    def _check_shards(self) -> None:
+        said = {
+            "gradient_accumulation_shard": self.gradient_accumulation_shard,
+            "parallel_optimizer_threshold": self.parallel_optimizer_threshold is not None,
+        }
+        for name, given in said.items():
+            if given and not self.enable_parallel_optimizer:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is about the parallel optimizer", "--enable-parallel-optimizer beside it")
+        if self.enable_parallel_optimizer and self.zero is not None:
+            told = f"--enable-parallel-optimizer and --zero {self.zero} both say where weights are stored"
+            raise UsageError(told, "--zero 1 or 2 alone")
+        threshold = self.parallel_optimizer_threshold
+        if threshold is not None and (type(threshold) is not int or threshold < 0):
+            told = f"parallel_optimizer_threshold {threshold!r}: expected a whole number of KB from 0 on"
+            raise UsageError(told, f"--parallel-optimizer-threshold {THRESHOLD_KB}")
+        assert self.zero_levels is not None  # it says what is wrong
 
 
 def read_stage_pins(texts: tuple[str, ...]) -> tuple[StagePin, ...]:

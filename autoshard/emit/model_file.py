@@ -24,18 +24,23 @@ from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
     "Handed", "ParallelMesh", "Pipeline", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
-    "held_indices", "local", "mask", "cast_weight", "counted", "regather", "regather_before", "reduce_scatter",
-    "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter", "shard_size",
-    "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
+    "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather", "regather_before",
+    "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter",
+    "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators",
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
-    "WEIGHT_BUCKETS", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
+    "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
     "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
 }  # fmt: skip
 _NO_CLASS = _RESERVED | {"Axis", "Random", "Sharding"} | frozenset(dir(builtins))
+_ZERO = {
+    1: "weights in shards are gathered once a step, and whole gradients of all micro-batches scattered once",
+    2: "weights in shards are gathered once a step, and the gradients of each micro-batch scattered",
+    3: "weights in shards are gathered in every micro-batch",
+}
 HOLDER = '''
 class Holder(nn.Module):
     """Parameters and modules under the names that the original model gives them."""
@@ -167,6 +172,7 @@ def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]
     axes = _partial_axes(program, loss) if loss is not None else []
     again = any(isinstance(step, Compute) and step.again for step in program.instructions)
     lines.append(f"GATHERS_AGAIN = {again}  # backward gathers weights that forward has let go")
+    lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")

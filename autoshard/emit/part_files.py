@@ -62,7 +62,8 @@ def _part_file(part: Program, whole: Program, number: int, count: int, header: H
     end.append(f"    return {package.tree.root.name}(mesh)")
     head = [docstring(title, 0), imports(names | {"Handed"}), registering, lines]
     text = ["\n".join("\n".join(part_) for part_ in head if part_)]
-    text += [HOLDER.strip("\n")] * ("Holder" in names) + [code, "\n".join(end), "\n".join(gradient_buckets(part))]
+    text += [HOLDER.strip("\n")] * ("Holder" in names)
+    text += [code, "\n".join(end), "\n".join(gradient_buckets(part)), "\n".join(weight_buckets(part))]
     return "\n\n\n".join(text) + "\n"
 
 
@@ -82,7 +83,7 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
         "# Part n is on stage n mod STAGES.",
         *statement(f"PARTS = ({names})", 0),
         "GRADIENT_BUCKETS = [part.GRADIENT_BUCKETS for part in PARTS]",
-        *weight_buckets(replace(program, weight_buckets=())),
+        "WEIGHT_BUCKETS = [part.WEIGHT_BUCKETS for part in PARTS]",
     ]
     end = [
         "def build_model(mesh: ParallelMesh) -> nn.ModuleList:",

@@ -28,6 +28,7 @@ _DEFAULTS: dict[str, LocalAttribute] = {
 _GRAD_DEFAULTS = {
     "all_gather": "slice", "slice_shard": "all_gather", "reduce_scatter": "all_gather", "zero_pad": "slice",
     "all_reduce": "identity", "copy": "all_reduce", "mask": "identity", "regather": "reduce_scatter",
+    "gather_once": "reduce_scatter",
 }  # fmt: skip
 _ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div", "dropout", "relu", "gelu", "silu"))
 
@@ -207,7 +208,8 @@ class Body:
             arguments += self._cut(step, step.cut, "cut_", False)
         elif (cut := step.joined or step.cut) is not None:
             arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
-        name = "regather" if name == "all_gather" and step.again else name
+        if name == "all_gather" and (step.again or step.once):
+            name = "regather" if step.again else "gather_once"
         arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
         return f"{name}({', '.join(arguments)})"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 KEEP_ALL = "all"
 KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
@@ -176,6 +176,9 @@ class StepPlan:
     Blocks that `recompute` does not name keep all. Predicted are the seconds of the whole step and the bytes of its
     fullest device; 0 of a step of one micro-batch, of which the plan says them. `samples`: of a micro-batch over the
     mesh, where the step was searched for and the graph is the captured one at that batch; 0: as captured.
+
+    `zero`, of weights that are stored in shards: 3 gathers them for every forward and again for its backward; 1 and 2
+    gather them once a step; 1 adds up whole gradients and scatters them once, 2 and 3 those of each micro-batch.
     """
 
     micro_batches: int = 1
@@ -186,6 +189,7 @@ class StepPlan:
     predicted_seconds: float = 0.0
     predicted_peak_bytes: float = 0.0
     samples: int = 0
+    zero: int = 3
 
     @property
     def keeps(self) -> dict[str, str]:

@@ -67,8 +67,9 @@ class Collective:
     in multiples of `unit`.
     An all-to-all has them twice: for the dim that is joined (`before.dim`) and the one that is cut (`after.dim`).
 
-    `again`: it gathers a weight for use; what autograd keeps is what is stored. `gradient_dtype`: the one in which the
-    gradient is moved and summed, "" for the value's own.
+    `again`: it gathers a weight for use; what autograd keeps is what is stored. `once`: it gathers a weight for all
+    micro-batches of a step, in a bucket. `gradient_dtype`: the one in which the gradient is moved and summed, "" for
+    the value's own.
     """
 
     axes: tuple[str, ...]  # in mesh order
@@ -84,6 +85,7 @@ class Collective:
     cut: DimCut | None = None  # by the table: the dim of `after`, where that is a Shard
     again: bool = False
     gradient_dtype: str = ""
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class WeightBucket:
     comes into use, and waited for at the first of their collectives; in backward, for the weights that are gathered
     again, where the block after it does. The reduce-scatter starts with the last gradient of the bucket, and is waited
     for as the next block's starts, or at the end. `kept`: what is gathered in forward stays whole until backward has
-    used it.
+    used it. `once`: it stays whole for all micro-batches of a step; under ZeRO 1 the whole gradients of all are added
+    up, and scattered with the last.
     """
 
     axes: tuple[str, ...]
@@ -150,6 +153,7 @@ class WeightBucket:
     gathers: tuple[int, ...]
     block: int = 0  # numbered in the order of use
     kept: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from autoshard.program.collective_reasons import reason
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.label_counts import label_counts
 from autoshard.program.short_lived import short_lived
-from autoshard.program.weight_buckets import given_at, weight_buckets
+from autoshard.program.weight_buckets import gathered_once, given_at, weight_buckets
 from autoshard.program.weight_way import weight_way
 from autoshard.program.weights import with_gathers
 from autoshard.redistribute import Step
@@ -72,7 +72,9 @@ class _Lowering:
         )
         loss = outputs[graph.outputs.index(graph.loss)] if graph.loss else None
         stored, again = [p.value for p in parameters], tuple(plan.step.keeps)
-        instructions = with_gathers(self.instructions, self.values, stored, graph, again)
+        whole = plan.step.zero < 3 and graph.loss is not None
+        once = gathered_once(parameters, self.instructions, self.values) if whole else frozenset()
+        instructions = with_gathers(self.instructions, self.values, stored, graph, again, once)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
         together = weight_buckets(parameters, instructions, self.values, self.mesh) if graph.loss else ()
         return Program(

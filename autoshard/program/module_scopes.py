@@ -222,7 +222,7 @@ class Scopes:
         types = tuple(self._type(v) for v in results_of(ins))
         if isinstance(ins, Collective):
             placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
-            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype)
+            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype, ins.once)
             return (ins.axes, *placements, *does, types)
         attributes = [(k, v) for k, v in ins.attributes if not (k == "index" and ins.variant in RANDOM)]
         return (ins.target, repr(attributes), ins.variant, ins.axes, len(ins.operands), types)

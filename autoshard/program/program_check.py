@@ -113,10 +113,13 @@ def _check_weight_buckets(program: Program) -> None:
     blocks = [bucket.block for bucket in program.weight_buckets]
     assert (firsts, blocks) == (sorted(firsts), sorted(blocks)), (firsts, blocks)
     assert len({bucket.block for bucket in program.weight_buckets if bucket.kept}) <= 1, "one block stays whole"
+    once = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.once}
+    together = {position for bucket in program.weight_buckets if bucket.once for position in bucket.gathers}
+    assert once == together and (not once or program.step.zero < 3), "what is gathered once a step is in buckets"
     for bucket in program.weight_buckets:
         assert [*bucket.gathers] == sorted(bucket.gathers), bucket
         for step in (program.instructions[position] for position in bucket.gathers):
-            assert isinstance(step, Collective) and step.again, step
+            assert isinstance(step, Collective) and step.again is not bucket.once, step
             assert (step.axes, step.forward, step.backward) == (bucket.axes, "all_gather", "reduce_scatter"), step
             assert program.value(step.result).dtype == bucket.dtype, step
     gathered = [path for bucket in program.weight_buckets for path in parameter_paths(program, bucket)]

@@ -16,6 +16,7 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Compute, Instruction, Program
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.module_scopes import random_index, reads_of, results_of
+from autoshard.program.weight_buckets import given_at, weight_buckets
 from autoshard.program.weights import weight_steps
 
 
@@ -76,6 +77,9 @@ class _Cut:
         known = made | {*inputs} | {name for name in self.stored if name in read}
         values = tuple(value for value in program.values if value.name in known)
         ops = {step.op for step in instructions if isinstance(step, Compute)}
+        known_values = {v.name: v for v in values}
+        once = program.step.zero < 3
+        together = weight_buckets(parameters, instructions, known_values, program.mesh) if once else ()
         return replace(
             program,
             values=values,
@@ -86,8 +90,8 @@ class _Cut:
             outputs=(program.loss or "",) if last else self.handed[number + 1],
             loss=program.loss if last else None,
             buffer_updates=updates,
-            gradient_buckets=gradient_buckets(parameters, instructions, {v.name: v for v in values}, program.mesh, {}),
-            weight_buckets=(),
+            gradient_buckets=gradient_buckets(parameters, instructions, known_values, program.mesh, given_at(together)),
+            weight_buckets=together,
             label_counts=tuple(count for count in program.label_counts if count.op in ops),
         )
 

@@ -31,6 +31,7 @@ class _Gather:
     alone: bool
     last: int  # the last instruction that uses it
     again: bool
+    once: bool
 
 
 def weight_buckets(
@@ -56,7 +57,9 @@ def _buckets(run: list[_Gather], block: int, kept: bool) -> list[WeightBucket]:
     for gather in run:
         kinds.setdefault((gather.axes, gather.dtype), []).append(gather)
     return [
-        WeightBucket(*kind, tuple(gather.position for gather in own), block, kept and any(g.again for g in own))
+        WeightBucket(
+            *kind, tuple(gather.position for gather in own), block, kept and any(g.again for g in own), own[0].once
+        )
         for kind, own in kinds.items()
     ]
 
@@ -97,19 +100,38 @@ def _is_rest(before: list[_Gather], group: list[_Gather], size: int) -> bool:
     return first or (group[0].block == "" and size < SMALL_BYTES)
 
 
+def gathered_once(
+    parameters: Sequence[ProgramParameter], instructions: Sequence[Instruction], values: Mapping[str, LocalValue]
+) -> frozenset[int]:
+    """Of a step that gathers weights once: the collectives that can go with others."""
+    flat = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
+    return frozenset(own.position for own in _found(flat, parameters, instructions, values))
+
+
 def _gathers(
     parameters: Sequence[ProgramParameter], instructions: Sequence[Instruction], values: Mapping[str, LocalValue]
 ) -> list[_Gather]:
-    """The collectives that gather a trainable weight, alone on its way, and again once at most."""
+    """The collectives that gather a trainable weight, alone on its way, once a step, or again once at most."""
+    steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
+    return _found([(i, step) for i, step in steps if step.again or step.once], parameters, instructions, values)
+
+
+def _found(
+    flat: Sequence[tuple[int, Collective]],
+    parameters: Sequence[ProgramParameter],
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+) -> list[_Gather]:
+    """Of the collectives `flat`."""
     steps = weight_steps(instructions, [p.value for p in parameters], values)
     trainable = {p.value for p in parameters if p.trainable}
     sources = {source_of(instructions[i]) for own in steps.values() for i in own}
     uses = _uses(instructions)
     found = []
-    for index, step in enumerate(instructions):
-        if not isinstance(step, Collective) or not _is_flat(step) or step.result in sources:
+    for index, step in flat:
+        own = steps.get(step.result, ())
+        if step.result in sources or not own:
             continue
-        own = steps[step.result]
         parameter = source_of(instructions[own[0]]) or ""
         readers, again = uses.get(step.result, ([], []))
         moved = any(isinstance(instructions[i], Collective) for i in own[:-1])
@@ -119,12 +141,13 @@ def _gathers(
         blocks = {block_of(instructions[user].module) for user in (*readers, *again)}
         block = blocks.pop() if len(blocks) == 1 else None
         dtype = values[step.result].dtype
-        found.append(_Gather(index, step.axes, dtype, block or "", block is None, max(readers), bool(again)))
+        gather = _Gather(index, step.axes, dtype, block or "", block is None, max(readers), bool(again), step.once)
+        found.append(gather)
     return found
 
 
 def _is_flat(step: Collective) -> bool:
-    return step.again and (step.forward, step.backward) == ("all_gather", "reduce_scatter")
+    return (step.forward, step.backward) == ("all_gather", "reduce_scatter")
 
 
 def _uses(instructions: Sequence[Instruction]) -> dict[str, tuple[list[int], list[int]]]:

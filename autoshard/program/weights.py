@@ -66,23 +66,25 @@ def with_gathers(
     parameters: Sequence[str],
     graph: Graph,
     recomputed: Iterable[str] = (),
+    once: frozenset[int] = frozenset(),
 ) -> tuple[Instruction, ...]:
     """The instructions with what is gathered again, and in which precision gradients are reduced.
 
-    In the modules `recomputed` nothing is: backward runs their gathers again with all else.
+    In the modules `recomputed` nothing is: backward runs their gathers again with all else. Nor is what is gathered
+    `once` a step.
     """
     if graph.loss is None:
         return tuple(instructions)
     steps = weight_steps(instructions, parameters, values)
     again = {i for i, step in enumerate(instructions) if any(_within(step.module, path) for path in recomputed)}
-    gathering = {i for own in steps.values() for i in own if _gathers(instructions[i])} - again
+    gathering = {i for own in steps.values() for i in own if _gathers(instructions[i])} - again - once
     gathered = {name for name, own in steps.items() if not gathering.isdisjoint(own)}
     views: dict[str, str] = {}  # view of a gathered weight -> the weight
     marked: list[Instruction] = []
     for index, instruction in enumerate(instructions):
         if isinstance(instruction, Collective):
             dtype = _gradient_dtype(instruction, steps, instructions, values)
-            instruction = replace(instruction, again=index in gathering, gradient_dtype=dtype)
+            instruction = replace(instruction, again=index in gathering, gradient_dtype=dtype, once=index in once)
         elif results_of(instruction)[:1] != () and results_of(instruction)[0] not in steps:
             known = facts(instruction, graph)
             for position, source in known.aliases.items():

@@ -48,6 +48,7 @@ def _step_options(step: StepPlan) -> list[str]:
         parts += [f"--virtual-stages {step.virtual_stages}"] * (step.virtual_stages > 1)
     keeps = {policy.keep for policy in step.recompute}
     said = [word for word, keep in RECOMPUTE.items() if keeps == {keep} and keep != "all"]
+    parts += [f"--zero {step.zero}"] * (step.zero != 3)
     return parts + [f"--recompute {word}" for word in said]
 
 
@@ -56,6 +57,7 @@ def _searched_options(plan: Plan) -> list[str]:
     step = plan.step
     parts = [f"--global-batch {step.samples * step.micro_batches}", f"--stages {step.stages}"]
     parts += [f"--virtual-stages {step.virtual_stages}", f"--micro-batch {step.samples // plan.mesh.sizes[0]}"]
+    parts += [f"--zero {step.zero}"] * (step.zero != 3)
     return parts + [f"--schedule {step.schedule}"] * (step.stages > 1)
 
 

@@ -18,10 +18,8 @@ from autoshard.program.weight_buckets import block_of
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     """`plan` with the step that `request` fixes, and the model's own modules. UsageError where there is none."""
     request = with_requests(request, graph)
-    if request.open_ or request.micro_batch is not None or request.zero is not None:
-        told = (
-            "auto, lists, --micro-batch and --zero are for steps that are searched for: for a global batch on devices"
-        )
+    if request.open_ or request.micro_batch is not None:
+        told = "auto, lists and --micro-batch are for steps that are searched for: for a global batch on devices"
         raise UsageError(told, "--global-batch and --devices, without --mesh")
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
     assert isinstance(virtual, int)
@@ -40,7 +38,7 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     reasons = {path: not_again(graph, path, count) for path in wanted}
     recompute = tuple(BlockPolicy(path, keep) for path, keep in wanted.items() if not reasons[path])
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
-    step = StepPlan(count, schedule, virtual, parts, recompute)
+    step = StepPlan(count, schedule, virtual, parts, recompute, zero=plan.step.zero)
     check_step(step, graph)
     notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
     return replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))

@@ -21,13 +21,16 @@ from autoshard.simulation.timeline import COMPUTE, Timeline, axis_stream
 from autoshard.simulation.weight_streams import WeightStreams
 
 
-def simulate(program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset()) -> Timeline:
+def simulate(
+    program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset(), among: bool = False
+) -> Timeline:
     """The predicted step of `program`. What is communicated over axes of which one is `free` takes no time to speak
-    of. Raises UsageError for a mesh or dtype that the hardware does not have."""
+    of. `among`: a micro-batch between others, without what a step does once. Raises UsageError for a mesh or dtype that
+    the hardware does not have."""
     check_mesh(hardware, program.mesh)
     schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
     pricer = TaskPricer(program, graph, hardware, free)
-    weights = WeightStreams(program, schedule, pricer)
+    weights = WeightStreams(program, schedule, pricer, among)
     starts: list[float] = []
     for index, instruction in enumerate(program.instructions):
         starts.append(schedule.now)
@@ -40,7 +43,7 @@ def simulate(program: Program, graph: Graph, hardware: Hardware, free: frozenset
             weights.gather_again(index)
             if not weights.scatter(index):
                 schedule.run_in_order(pricer.tasks(index, instruction, "backward"))
-            for bucket in pricer.buckets(index):
+            for bucket in () if among else pricer.buckets(index):
                 schedule.run_in_order([bucket.copy])
                 sent += schedule.start(bucket.all_reduce)
         starts.append(schedule.now)  # waits for the buckets

@@ -9,7 +9,8 @@ is beside the sum of those before. `working`: what operators, variants of the ru
 they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives from the
 backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate, for the
 whole step. One that is reduced in a bucket lives on its own until the backward of its first use completes it, and then
-in the flat tensor, which is made for the first that comes.
+in the flat tensor, which is made for the first that comes. A weight that is gathered once a step is whole all the time
+where steps accumulate, and so is its flat gradient under ZeRO 1.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ def step_count(program: Program) -> int:
 def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, block_bytes: float = 1.0) -> MemoryPlan:
     """`accumulates`: a step before has left gradients, to which this one adds. `block_bytes`: each tensor takes a
     multiple of them, as the device's allocator gives them out; `static_bytes` is what the tensors themselves have."""
-    lives = _Lives(program, graph)
+    lives = _Lives(program, graph, accumulates)
     steps = max(1, step_count(program))
     static = [Span(held, 0, steps - 1) for held in _static(program, graph)]
-    gradients = lives.gradients(accumulates)
+    gradients = lives.gradients()
     spans = (*static, *gradients, *lives.spans())
     lasting = [
         span.held.bytes for span in (*static, *gradients) if span.held.kind != "input" and span.last == steps - 1
@@ -125,12 +126,14 @@ def _static(program: Program, graph: Graph) -> list[Held]:
 class _Lives:
     """First and last forward use of every storage, and which instructions keep it for their backward."""
 
-    def __init__(self, program: Program, graph: Graph) -> None:
-        self.program, self.graph = program, graph
+    def __init__(self, program: Program, graph: Graph, accumulates: bool) -> None:
+        self.program, self.graph, self.accumulates = program, graph, accumulates
         self.storage = storage(program, graph)
         values = [p.value for p in program.parameters]
-        kept = [p for bucket in program.weight_buckets if bucket.kept for p in bucket.gathers]
+        kept = [p for bucket in program.weight_buckets if bucket.kept or bucket.once for p in bucket.gathers]
         self.whole = {results_of(program.instructions[position])[0] for position in kept}
+        together = [p for bucket in program.weight_buckets if bucket.once for p in bucket.gathers]
+        self.once = {results_of(program.instructions[position])[0] for position in together}
         self.ends = backward_ends(program.instructions, program.by_name, values, given_at(program.weight_buckets))
         buckets = [(bucket, parameter_paths(program, bucket)) for bucket in program.weight_buckets]
         self.scattered = {path: min(bucket.gathers) for bucket, paths in buckets for path in paths}
@@ -174,10 +177,10 @@ class _Lives:
             spans += [forward] if not self.program.has_backward else self._backward(name, made, forward)
         if not self.program.has_backward:
             return [*spans, *self._working()]
-        flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program))
+        flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program, self.accumulates))
         return [*spans, *self._extras(), *self._working(), *(Span(*own) for own in flat)]
 
-    def gradients(self, accumulates: bool) -> list[Span]:
+    def gradients(self) -> list[Span]:
         """Of the parameters: from their last use, whose backward comes first. None without a loss: the step has no
         backward, whatever the program reduces when its caller makes one."""
         if not self.program.has_backward:
@@ -188,7 +191,7 @@ class _Lives:
             held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
             born = self._born(p.path, p.value, end)
             complete = self._complete(p.value) if p.path in flat else end
-            spans += [Span(held, 0 if accumulates else born, complete), *self._summands(held, p.value)]
+            spans += [Span(held, 0 if self.accumulates else born, complete), *self._summands(held, p.value)]
         return spans
 
     def _born(self, path: str, value: str, end: int) -> int:
@@ -228,6 +231,8 @@ class _Lives:
         spans, held = [forward], forward.held
         if name in self.whole:
             spans = [Span(held, forward.start, self._mirror(made))]  # until its gradient is complete
+            if self.accumulates and name in self.once:
+                spans = [Span(replace(held, kind="parameter"), 0, step_count(self.program) - 1)]
         elif name in self.storage.gathers:
             spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.kept.get(name, [])]
         elif name in self.kept:

@@ -1,8 +1,9 @@
 """The whole step of a program that is one micro-batch of it: its parts on their stages, by the schedule of its plan.
 
-Each part is simulated by itself: forward, backward, and what follows once a step (gradients still being reduced when
-the last backward ends, and the optimizer). Of a stage with several parts, only the first part's gradients are late:
-its backward is the last. A block that keeps less computes the rest again in its backward.
+Each part is simulated by itself: forward, backward, what the first forward takes more (weights gathered once a step),
+and what follows once a step (gradients still being reduced when the last backward ends, and the optimizer). Of a stage
+with several parts, only the first part's gradients are late: its backward is the last. A block that keeps less computes
+the rest again in its backward.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardw
     if micro_batches == 1 or not program.has_backward:
         return once.step_seconds
     count = len(program.instructions)
-    body = _body_seconds(_without_buckets(program, graph, hardware), count)
+    body = _body_seconds(_among(program, graph, hardware), count)
     tail = _late_seconds(once, body, count) + _update_seconds(once, count)
     return body + tail / micro_batches
 
@@ -88,9 +89,9 @@ def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: H
     return found
 
 
-def _without_buckets(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
-    """A micro-batch but the last."""
-    return simulate(replace(program, gradient_buckets=()), graph, hardware)
+def _among(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
+    """A micro-batch but the first and the last."""
+    return simulate(program, graph, hardware, among=True)
 
 
 def _body_seconds(timeline: Timeline, count: int) -> float:
@@ -120,7 +121,7 @@ class _MeasuredPart:
         self, part: Program, whole: Program, graph: Graph, hardware: Hardware, policies: Iterable[BlockPolicy]
     ) -> None:
         self.part, self.count, self.handed = part, len(part.instructions), handed_to(part, whole)
-        self.timeline = _without_buckets(part, graph, hardware)
+        self.timeline = _among(part, graph, hardware)
         self.memory: MemoryPlan = plan_memory(
             part, graph, accumulates=True, block_bytes=hardware.constant("allocator.block")
         )
@@ -128,7 +129,9 @@ class _MeasuredPart:
         self.forward_seconds = starts[self.count] - starts[0]
         self.backward_seconds = starts[2 * self.count + 1] - starts[self.count]
         once = simulate(part, graph, hardware)
-        self.late_seconds = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
+        self.first_seconds = max(0.0, once.starts[self.count] - once.starts[0] - self.forward_seconds)
+        late = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
+        self.late_seconds = max(0.0, late - self.first_seconds)
         self.update_seconds = _update_seconds(once, self.count)
         self.again = [self._again(policy) for policy in policies if policy.keep != "all"]
 
@@ -162,6 +165,7 @@ class _MeasuredPart:
             self.backward_seconds + sum(own.seconds for own in self.again),
             kept - less,
             max(0.0, working) + max((own.bytes for own in self.again), default=0.0),
+            first_seconds=self.first_seconds,
         )
 
     def _again(self, policy: BlockPolicy) -> _Again:

@@ -23,7 +23,8 @@ class PartCosts:
     """One micro-batch through one part of the model, on the device that holds most.
 
     `kept_bytes` are held from its forward to its backward, `working_bytes` while one of these runs. `received_bytes`
-    and `receive_seconds`: of its input from the part before, and of the gradient back.
+    and `receive_seconds`: of its input from the part before, and of the gradient back. `first_seconds`: what the first
+    forward takes more, for weights that are gathered once a step.
     """
 
     forward_seconds: float
@@ -32,6 +33,7 @@ class PartCosts:
     working_bytes: float = 0.0
     received_bytes: float = 0.0
     receive_seconds: float = 0.0
+    first_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class StepCosts:
         if slot.kind == "B":
             return own.backward_seconds + own.receive_seconds * (number > 0)
         after = self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
-        return own.forward_seconds + after
+        return own.forward_seconds + after + own.first_seconds * (slot.micro_batch == 0)
 
     def buffer_bytes(self, stage: int) -> float:
         """Of what a stage receives: inputs, and gradients of outputs."""
@@ -137,13 +139,18 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
     """The predicted step. ValueError where a schedule can't run."""
     stages = len(costs.stages)
     seconds = {
-        (stage, chunk, kind): costs.slot_seconds(stage, Slot(kind, 0, chunk))  # type: ignore[arg-type]
+        (stage, chunk, kind, first): costs.slot_seconds(stage, Slot(kind, int(not first), chunk))  # type: ignore[arg-type]
         for stage in range(stages)
         for chunk in range(costs.chunks)
         for kind in "FB"
+        for first in (True, False)
     }
+
+    def of_slot(stage: int, slot: Slot) -> float:
+        return seconds[stage, slot.chunk, slot.kind, slot.micro_batch == 0]
+
     orders = [costs.order(stage) for stage in range(stages)]
-    placed = run_pipeline(orders, lambda stage, slot: seconds[stage, slot.chunk, slot.kind], lambda giver, taker: 0.0)
+    placed = run_pipeline(orders, of_slot, lambda giver, taker: 0.0)
     finished = [end + own.tail_seconds for end, own in zip(ends(placed, stages), costs.stages, strict=True)]
     return StepTimeline(costs, tuple(placed), tuple(finished))
 

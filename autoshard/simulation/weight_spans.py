@@ -31,14 +31,19 @@ def flat_weights(program: Program, again: dict[int, tuple[int, ...]]) -> Iterato
         yield _sent(program, bucket, own), start, min(used)
 
 
-def flat_gradients(program: Program) -> Iterator[Flat]:
-    """From the first whole gradient of a bucket to where the next block's reduce-scatter starts, or to the end."""
+def flat_gradients(program: Program, accumulates: bool) -> Iterator[Flat]:
+    """From the first whole gradient of a bucket to where the next block's reduce-scatter starts, or to the end; all the
+    time where ZeRO 1 adds them up."""
+    adds = accumulates and program.step.zero == 1
     for bucket, until in scattered_until(program.weight_buckets):
         size = 0.0
         for step in _steps(program, bucket.gathers):
             value = program.value(step.result)
             size += local_tensor(value, program.mesh).numel * DTYPE_BYTES[step.gradient_dtype or value.dtype]
         end = _mirror(program, until) if until else 2 * len(program.instructions)
+        if adds and bucket.once:
+            yield Held(f"gradients of block {bucket.block}", "gradient", size), 0, 2 * len(program.instructions) + 1
+            continue
         yield Held(f"gradients of block {bucket.block}", "gradient", size), _mirror(program, max(bucket.gathers)), end
 
 

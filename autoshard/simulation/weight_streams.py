@@ -1,7 +1,8 @@
 """Weights that go together, on the streams of a simulated step: gathered a block ahead, scattered beside backward.
 
 As the runtime: what a bucket gathers is waited for at its first use, and the rest of its block and the next block start
-then; the reduce-scatters of one block are on their way at most, and waited for as those of the next one start.
+then; the reduce-scatters of one block are on their way at most, and waited for as those of the next one start. What is
+gathered once a step is there in a micro-batch among others; under ZeRO 1 that one adds up whole gradients.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from autoshard.simulation.timeline import COMPUTE, Phase
 class WeightStreams:
     """Which buckets are on their way, in the order of the program."""
 
-    def __init__(self, program: Program, schedule: Schedule, pricer: TaskPricer) -> None:
-        self.program, self.schedule, self.pricer = program, schedule, pricer
+    def __init__(self, program: Program, schedule: Schedule, pricer: TaskPricer, among: bool = False) -> None:
+        self.program, self.schedule, self.pricer, self.among = program, schedule, pricer, among
+        self.adds = program.step.zero == 1 and (among or program.step.micro_batches > 1)
         self.bucket_of = {position: bucket for bucket in program.weight_buckets for position in bucket.gathers}
         self.again = {step for steps in pricer.again.values() for step in steps}
         self.sent: dict[tuple[WeightBucket, Phase], tuple[int, ...]] = {}
@@ -31,7 +33,8 @@ class WeightStreams:
         """The forward of a collective that goes with others; False for any other instruction."""
         if index not in self.bucket_of:
             return False
-        self._take(index, "forward")
+        if not (self.among and self.bucket_of[index].once):
+            self._take(index, "forward")
         return True
 
     def gather_again(self, index: int) -> None:
@@ -45,10 +48,11 @@ class WeightStreams:
         if index not in self.bucket_of:
             return False
         bucket = self.bucket_of[index]
-        self._copy(
-            f"flatten gradient {self._step(index).result}", 2 * self._whole(index, "backward"), index, "backward"
-        )
-        if index == min(bucket.gathers):
+        adds = self.adds and bucket.once
+        passes = 3 if adds else 2  # over the gradient: one more to add it to those before
+        name = f"{'add' if adds else 'flatten'} gradient {self._step(index).result}"
+        self._copy(name, passes * self._whole(index, "backward"), index, "backward")
+        if index == min(bucket.gathers) and not (adds and self.among):
             whole = sum(self._whole(position, "backward") for position in bucket.gathers)
             sent = self._send(bucket, "reduce_scatter", whole, "backward", "their gradients are summed")
             if bucket.block != self.scattering_block:

@@ -309,7 +309,7 @@ FAULTS = {
     "the shards of others": ("local(weight.parameter).reshape(-1) for", "local(wanted[0].parameter).reshape(-1) for"),
     "stale weights": ("place.copy_(shard)", "place.copy_(shard * 1.001)"),
     "gradients that are not given back": ("other.give_gradients()", "pass"),
-    "gradients given back twice": ("other.give_gradients()", "other.give_gradients(), other.give_gradients()"),
+    "gradients given back twice": ("hand_over(weight.parameter, part.", "hand_over(weight.parameter, 2 * part."),
     "scattered before the last gradient": ("if self.given == len(self.weights)", "if self.given == 1"),
     "the part of another device": ("start + before[device]", "start + before[device - 1]"),
     "a weight let go too early": ("self.whole = whole.detach() if", "self.whole = torch.zeros_like(whole) if"),

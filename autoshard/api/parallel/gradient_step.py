@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -123,10 +123,13 @@ def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> Tens
     if len(batches) > 1:
         shares = _shares(made, batches)
     losses = []
-    with reducing(mesh, parameters, made.buckets, len(batches)):
+    after = len(batches) if source.ZERO == 1 else 1
+    together = partial(gathered_together, mesh, parameters, source.WEIGHT_BUCKETS, after)
+    nothing = contextlib.nullcontext
+    with reducing(mesh, parameters, made.buckets, len(batches)), together() if source.ZERO < 3 else nothing():
         for number, (inputs, own) in enumerate(zip(batches, shares, strict=True)):
-            again = regathering() if source.GATHERS_AGAIN else contextlib.nullcontext()
-            with mesh.micro_batch(number, own), gathered_together(mesh, parameters, source.WEIGHT_BUCKETS), again:
+            again = regathering() if source.GATHERS_AGAIN else nothing()
+            with mesh.micro_batch(number, own), together() if source.ZERO == 3 else nothing(), again:
                 result = made.module(*inputs)
                 loss = result[0] if isinstance(result, tuple) else result
                 (loss / len(batches)).backward()

@@ -22,7 +22,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from model_parallel import (
     UPDATES_BUFFERS,
     VIRTUAL_STAGES,
     WEIGHT_BUCKETS,
+    ZERO,
     build_labels,
     build_model,
     build_pipeline,
@@ -141,15 +142,34 @@ def accumulate_gradients(
     parameters = parameters_of(model)
     shares = shares_of_labels(mesh, micro_batches)
     made = []
-    with reducing(mesh, parameters, GRADIENT_BUCKETS, MICRO_BATCHES):
+    with reducing(mesh, parameters, GRADIENT_BUCKETS, MICRO_BATCHES), weights_of_step(mesh, parameters):
         for number, inputs in enumerate(micro_batches):
             again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
-            with mesh.micro_batch(number, shares[number]), gathered_together(mesh, parameters, WEIGHT_BUCKETS), again:
+            with mesh.micro_batch(number, shares[number]), weights_of_micro_batch(mesh, parameters), again:
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
                 (outputs[0] / MICRO_BATCHES).backward()
             made.append(outputs)
     return made
+
+
+@contextlib.contextmanager
+def weights_of_step(mesh: ParallelMesh, parameters: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Around all micro-batches: weights in shards that are gathered for all of them."""
+    with contextlib.ExitStack() as stack:
+        if ZERO < 3:
+            parts = [WEIGHT_BUCKETS] if STAGES == 1 else [WEIGHT_BUCKETS[part] for part in mesh.stages.parts]
+            for buckets in parts:
+                after = MICRO_BATCHES if ZERO == 1 else 1
+                stack.enter_context(gathered_together(mesh, parameters, buckets, after))
+        yield
+
+
+def weights_of_micro_batch(
+    mesh: ParallelMesh, parameters: dict[str, nn.Parameter]
+) -> contextlib.AbstractContextManager[None]:
+    """Around one: weights in shards that are gathered for each."""
+    return gathered_together(mesh, parameters, WEIGHT_BUCKETS) if ZERO == 3 else contextlib.nullcontext()
 
 
 def pipeline_gradients(model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -160,7 +180,7 @@ def pipeline_gradients(model: nn.Module, mesh: ParallelMesh, micro_batches: Sequ
     shares = shares_of_labels(mesh, micro_batches) if mesh.stages.is_last else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
-    with reducing(mesh, parameters, buckets, MICRO_BATCHES), again:
+    with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters), again:
         losses = _PIPELINES[model].run(micro_batches, shares)
     mesh.stages.sum_shared(parameters, SHARED)
     return losses

@@ -3,6 +3,8 @@
 A block is gathered while the one before it is in use; in backward again, the other way around. Its gradients are
 scattered beside the rest of backward, and waited for as the next block's start. Which weights go together is the
 model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself.
+
+Under ZeRO 1 and 2 weights are gathered once a step (`gather_once`), by the first micro-batch, and stay whole for all.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ Buckets = Sequence[tuple[Sequence[str], torch.dtype, Sequence[str], int, bool]]
 
 
 @contextlib.contextmanager
-def gathered_together(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
-    """Around a forward and its backward. A bucket: axis names, the dtype of its weights in use, their names in the
-    order of use, the number of its block, and whether they stay whole from forward to backward."""
-    line = Line(mesh, parameters, buckets)
+def gathered_together(
+    mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, scattered_after: int = 1
+) -> Iterator[None]:
+    """Around a forward and its backward; where weights are gathered once a step, around those of all micro-batches.
+
+    A bucket: axis names, the dtype of its weights in use, their names in the order of use, the number of its block, and
+    whether they stay whole from forward to backward. Their gradients are added up over `scattered_after` backwards."""
+    line = Line(mesh, parameters, buckets, scattered_after=scattered_after)
     try:
         yield
         line.finish()
@@ -45,9 +51,10 @@ class Line:
     """
 
     def __init__(
-        self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, number: int = 0
-    ) -> None:
-        self.number = number  # among several
+        self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, number: int = 0,
+        scattered_after: int = 1,
+    ) -> None:  # fmt: skip
+        self.number, self.scattered_after = number, scattered_after  # number: among several
         self.buckets: list[_Bucket] = []
         self.scattering: list[_Bucket] = []  # of one block
         for axes, dtype, names, block, kept in buckets:
@@ -81,6 +88,7 @@ class Line:
                 self.scatter(bucket)
         for bucket in self.scattering:
             bucket.give_gradients()
+        self.scattering = []
 
     @property
     def is_used(self) -> bool:
@@ -137,7 +145,7 @@ class _Bucket:
         self.started, self.given = min(self.started, 1), 0
         self.wait, self.flat, self.flat_gradient, self.scattered = None, None, None, None
         for weight in self.weights:
-            weight.has_gradient = False
+            weight.backwards = 0
 
     def start(self) -> None:
         """Sends the shards on their way, if they are not yet."""
@@ -181,20 +189,34 @@ class _Bucket:
 
     def put(self, weight: Weight, parts: Sequence[Tensor]) -> None:
         """The part of a whole gradient that each device is to have. With the last of the bucket, they are sent."""
+        if weight.backwards == self.line.scattered_after:  # another micro-batch's
+            self.next_backward()
         if self.flat_gradient is None:
             like = local(weight.parameter)
             self.flat_gradient = torch.empty(sum(self._lengths(self.weights)), dtype=like.dtype, device=like.device)
         for place, part in zip(self._places(self.flat_gradient, self.weights, weight), parts, strict=True):
-            place.view(part.shape).copy_(part)
-        weight.has_gradient = True
+            place.view(part.shape).add_(part) if weight.backwards else place.view(part.shape).copy_(part)
+        weight.backwards += 1
         self.given += 1
-        if self.given == len(self.weights):
+        if self.given == len(self.weights) * self.line.scattered_after:
             self.line.scatter(self)
+
+    @torch.no_grad()
+    def next_backward(self) -> None:
+        """The gradients of the one before go to their parameters."""
+        if self.flat_gradient is not None:  # some weight had none
+            self.line.scatter(self)
+        self.give_gradients()
+        if self in self.line.scattering:
+            self.line.scattering.remove(self)
+        self.given = 0
+        for weight in self.weights:
+            weight.backwards = 0
 
     def start_scatter(self) -> None:
         assert self.flat_gradient is not None
         for weight in self.weights:
-            if not weight.has_gradient:
+            if not weight.backwards:
                 for place in self._places(self.flat_gradient, self.weights, weight):
                     place.zero_()
         self.scattered = self.axis.transport.start_reduce_scatter(self.flat_gradient, self._lengths(self.weights))
@@ -202,19 +224,23 @@ class _Bucket:
 
     @torch.no_grad()
     def give_gradients(self) -> None:
-        assert self.scattered is not None
+        """Once; they are there no more after that."""
+        if self.scattered is None:
+            return
         own = self.scattered().split([weight.counts[self.axis.index] for weight in self.weights])
+        self.scattered = None
         for weight, part in zip(self.weights, own, strict=True):
-            if weight.has_gradient:
+            if weight.backwards:
                 hand_over(weight.parameter, part.view_as(local(weight.parameter)))
 
 
 class Weight:
-    """One of a bucket. `uses`: the backwards that gather it again; `counts`: the numbers that each device holds."""
+    """One of a bucket. `uses`: the backwards that gather it again; `counts`: the numbers that each device holds;
+    `backwards`: those that have added to its gradient since the last scatter."""
 
     def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter) -> None:
         self.bucket, self.name, self.parameter = bucket, name, parameter
-        self.uses, self.has_gradient = 0, False
+        self.uses, self.backwards = 0, 0
         self.whole: Tensor | None = None  # of a bucket that stays whole
         self.counts = _counts(parameter, bucket.axis)
         cast(Any, local(parameter)).weight = self
@@ -224,6 +250,12 @@ class Weight:
         whole = assemble(self.bucket.take(self))
         self.whole = whole.detach() if self.bucket.kept else None
         return whole
+
+    def gather_once(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """In the first forward of a step; what was gathered in all others."""
+        if self.whole is None:
+            self.whole = assemble(self.bucket.take(self))
+        return self.whole.detach()
 
     def gather_again(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """In backward."""

@@ -247,14 +247,36 @@ def regather(
     return redistributed(x, _gather, backward, again=True, axis=axis, cut=cut)
 
 
-def _together(x: Tensor, weight: Weight, axis: Axis, cut: _Cut) -> Tensor:
-    """`regather` of a weight that is gathered, and whose gradient is scattered, with others."""
-    lengths = cut.lengths(axis)
-    shapes = [[*x.shape[: cut.dim], cut.blocks, n, *x.shape[cut.dim + 1 :]] for n in lengths]
+def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1) -> Tensor:
+    """`all_gather` of a weight for its use in all micro-batches of a step: in the first one within `gathered_together`,
+    which also says when its gradient is scattered. Elsewhere as often as it is called."""
+    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    low = cast_of(x)
+    weight = None if torch.compiler.is_compiling() else weight_of(x if low is None else low.source)
+    if weight is None or weight.bucket.axis is not axis:
+        return redistributed(x, _gather, _scatter, axis=axis, cut=cut)
+    assemble = _assembling(x, axis, cut)
+
+    def scattered(grad: Tensor) -> None:
+        weight.bucket.put(weight, [_part(grad, axis, cut, i) for i in range(axis.size)])
+
+    return cast(Tensor, _Redistribution.apply(x, lambda _: weight.gather_once(assemble), scattered))
+
+
+def _assembling(x: Tensor, axis: Axis, cut: _Cut) -> Callable[[list[Tensor]], Tensor]:
+    """What makes a weight of the flat parts of all devices; `x` is this one's."""
+    shapes = [[*x.shape[: cut.dim], cut.blocks, n, *x.shape[cut.dim + 1 :]] for n in cut.lengths(axis)]
 
     def assemble(parts: list[Tensor]) -> Tensor:
         pieces = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         return torch.cat(pieces, cut.dim + 1).flatten(cut.dim, cut.dim + 1)
+
+    return assemble
+
+
+def _together(x: Tensor, weight: Weight, axis: Axis, cut: _Cut) -> Tensor:
+    """`regather` of a weight that is gathered, and whose gradient is scattered, with others."""
+    assemble = _assembling(x, axis, cut)
 
     def scattered(grad: Tensor) -> None:
         weight.let_go()

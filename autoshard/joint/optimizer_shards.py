@@ -1,0 +1,158 @@
+"""The weights of a plan in shards over the devices that would hold them alike (ZeRO), or as they are used.
+
+Every operator keeps its strategy; what changes is where weights are stored, by which collectives they come to their
+uses, and for how long they stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import AUTO, StepRequest
+from autoshard.formulation.cost_breakdown import parts
+from autoshard.formulation.fewer_choices import narrowed
+from autoshard.formulation.formulate import Formulation, Site, formulate
+from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph, Op
+from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard
+from autoshard.ir.plan import Plan
+from autoshard.program.lower import chosen_strategies
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
+from autoshard.solvers.common.result import FEASIBLE
+from autoshard.solvers.common.solver_options import Options
+
+DECIDED = "zero"  # who decided where a weight is stored
+
+
+@dataclass(frozen=True)
+class ZeroRequest:
+    """Stage `level` of ZeRO; weights of no more than `threshold_bytes`, whole, are stored as they are used."""
+
+    level: int
+    threshold_bytes: float = 0.0
+
+
+def fastest_stored(
+    plan: Plan,
+    graph: Graph,
+    hardware: Hardware,
+    asked: StepRequest,
+    completed: Callable[[Plan], Plan],
+    limit_bytes: float,
+) -> Plan:
+    """`completed` of the plan with its weights stored in one of the ways that are asked for: the fastest that fits, or
+    the one that needs least. Where all may be, as it was found, too."""
+    ways = [ZeroRequest(level, asked.threshold_bytes) for level in asked.zero_levels]
+    made = [completed(with_shards(plan, graph, hardware, wanted)) for wanted in ways]
+    made += [completed(plan)] if asked.zero in (None, AUTO) and not asked.enable_parallel_optimizer else []
+    least = min(step_bytes(own) for own in made)
+    fitting = [own for own in made if step_bytes(own) <= max(limit_bytes, least)]
+    return min(fitting, key=lambda own: (own.step.predicted_seconds or own.predicted_seconds, step_bytes(own)))
+
+
+def step_bytes(plan: Plan) -> float:
+    """Of the fullest device, in the whole step."""
+    return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
+
+
+def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
+    """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole."""
+    chosen = chosen_strategies(plan, graph)
+    uses = _uses(graph, chosen)
+    weights = {p.tensor for p in graph.parameters}
+
+    def allowed(op: Op, strategy: Strategy) -> bool:
+        if op.target == CAST and op.operands[0] in weights:  # shards may be cast, and gathered after that
+            return not any(x is not None and PARTIAL in x.placements for x in strategy.operands)
+        return strategy == chosen[op.name]
+
+    count, all_to_all = plan.step.micro_batches, plan.search.all_to_all
+    formulation = formulate(graph, plan.mesh, hardware, float("inf"), allowed, all_to_all, count)
+    keep = {n: _stored(site, uses[site.name], graph, formulation, wanted) for n, site in _weights(formulation, uses)}
+    own = narrowed(_with_inputs(formulation, plan), keep)
+    solution = solvers.solve(own.problem, "auto", Options(rough=True))
+    origin = Origin(plan.model, plan.model_arguments)
+    made = plan_of(own, solution, origin, plan.capacity_bytes, "search")
+    made = with_parts(made, own, parts(own, solution.choice))
+    stored = tuple(replace(p, decided_by=DECIDED) for p in made.parameters)
+    deciders = {op.op: op.decided_by for op in plan.ops}
+    ops = tuple(replace(op, decided_by=deciders[op.op]) for op in made.ops)
+    step = replace(plan.step, zero=wanted.level or 3)
+    return _told(priced(replace(made, parameters=stored, ops=ops, step=step), graph, hardware), plan, wanted)
+
+
+def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
+    """What was proved was proved of the plan before."""
+    certificate = replace(
+        plan.certificate,
+        status=FEASIBLE,
+        objective_seconds=made.certificate.objective_seconds,
+        lower_bound_seconds=0.0,
+        level_objective=made.predicted_seconds,
+        level_bound=0.0,
+    )
+    small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""
+    what = f"weights{small} are stored in shards over the devices that use them alike" if wanted.level else ""
+    told = f"{what or 'weights are stored as they are used'}, as ZeRO {wanted.level} asks: operators were chosen before"
+    search = replace(plan.search, notes=(*plan.search.notes, told))
+    return replace(made, certificate=certificate, search=search, versions=plan.versions)
+
+
+def _uses(graph: Graph, chosen: dict[str, Strategy]) -> dict[str, list[Layout]]:
+    """Weight -> the layouts in which operators read it, or what it is cast to."""
+    source = {p.tensor: p.tensor for p in graph.parameters if p.trainable}
+    found: dict[str, list[Layout]] = {}
+    for op in graph.ops:
+        if op.target == CAST and op.operands[0] in source:
+            source[op.results[0]] = source[op.operands[0]]
+            continue
+        for name, layout in zip(op.operands, chosen[op.name].operands, strict=True):
+            if name in source and layout is not None:
+                found.setdefault(source[name], []).append(layout)
+    return found
+
+
+def _weights(formulation: Formulation, uses: dict[str, list[Layout]]) -> Iterable[tuple[int, Site]]:
+    return [(n, s) for n, s in enumerate(formulation.sites) if s.kind == "parameter" and s.name in uses]
+
+
+def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulation, wanted: ZeroRequest) -> list[int]:
+    """The layouts that are cut as the uses are, and on the other axes as far as they can be, one dim rather than
+    several and the first one rather than others; or not there at all."""
+    tensor = graph.tensor(site.name)
+    size = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+    whole = wanted.level == 0 or size <= wanted.threshold_bytes
+    used = [_on_axis(uses, axis) for axis in range(len(formulation.mesh.sizes))]
+
+    def rank(layout: Layout) -> tuple[int, ...]:
+        kept = devices = 0
+        for placement, own, length in zip(layout.placements, used, formulation.mesh.sizes, strict=True):
+            if own != {REPLICATE}:
+                kept += placement in own
+            elif isinstance(placement, Shard):
+                devices += -1 if whole else round(1000 * math.log2(length))
+        dims = [placement.dim for placement in layout.placements if isinstance(placement, Shard)]
+        return (kept, devices, -len({*dims}), -sum(dims))
+
+    best = max(map(rank, site.layouts))
+    return [s for s, layout in enumerate(site.layouts) if rank(layout) == best]
+
+
+def _on_axis(uses: list[Layout], axis: int) -> set[Placement]:
+    found = {use.placements[axis] for use in uses}
+    return {REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in found}
+
+
+def _with_inputs(formulation: Formulation, plan: Plan) -> Formulation:
+    """Inputs and buffers stay where the plan has them."""
+    stored = {t.name: t.layout for t in (*plan.inputs, *plan.buffers)}
+    keep = {
+        n: [site.layouts.index(stored[site.name])]
+        for n, site in enumerate(formulation.sites)
+        if site.kind in ("input", "buffer") and stored.get(site.name) in site.layouts
+    }
+    return narrowed(formulation, keep)

@@ -1,0 +1,132 @@
+"""Weights in shards: gathered once a step or in every micro-batch, their gradients scattered once or in each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
+from autoshard.program.lower import chosen_strategies, lower
+from autoshard.program.program_check import check
+from autoshard.search.whole_step import repeated_blocks
+from autoshard.simulation.program_step import simulate_plan_step
+from autoshard.verification.case import Case, check_files, make_case, written
+from autoshard.verification.ranks.loaded_package import load_package
+from autoshard.verification.ranks.lockstep import run_lockstep
+from tests.forced import sharded_plan
+from tests.single.test_recompute import SPEC
+
+LEVELS = (1, 2, 3)
+
+
+@cache
+def captured() -> Graph:
+    return capture(SPEC, {})
+
+
+@cache
+def case(micro_batches: int) -> Case:
+    return make_case(SPEC, {}, captured(), steps=3, micro_batches=micro_batches)
+
+
+def planned(mesh: str, axis: str, step: StepPlan) -> Plan:
+    return replace(sharded_plan(captured(), Mesh.parse(mesh), axis), step=step)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axis", "keep", "count", "zero"),
+    [
+        ("dp=2", "dp", "all", 3, 2),
+        ("dp=2", "dp", "input", 2, 1),
+        pytest.param("dp=2", "dp", "all", 3, 1, marks=pytest.mark.slow),
+        pytest.param("dp=4", "dp", "expensive", 2, 2, marks=pytest.mark.slow),
+        ("dp=2,tp=2", "dp", "all", 2, 1),
+        pytest.param("dp=2,tp=2", "dp", "input", 2, 2, marks=pytest.mark.slow),
+        ("dp=2", "dp", "all", 1, 1),
+    ],
+)
+def test_the_step_is_that_of_the_original(mesh: str, axis: str, keep: str, count: int, zero: int) -> None:
+    """Three steps, the second clipped by the global norm; dropout is on."""
+    again = tuple(BlockPolicy(path, keep) for path in repeated_blocks(captured()) if keep != "all")
+    plan = planned(mesh, axis, StepPlan(count, recompute=again, zero=zero))
+    program = lower(plan, captured())
+    check(program, captured(), chosen_strategies(plan, captured()))
+    assert any(bucket.once for bucket in program.weight_buckets)
+    proof = check_files(case(count), program, emit(program, plan, captured()))
+    assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2"])
+def test_what_is_gathered_longer_takes_memory_and_saves_time(mesh: str) -> None:
+    hardware = load_hardware("a100-80g-sxm")
+    made = []
+    for zero in LEVELS:
+        plan = planned(mesh, "dp", StepPlan(4, zero=zero))
+        made.append(simulate_plan_step(plan, lower(plan, captured()), captured(), hardware))
+    seconds, peaks = [own.step_seconds for own in made], [own.peak_bytes[0] for own in made]
+    assert seconds[0] < seconds[1] < seconds[2]
+    assert peaks[0] > peaks[1] > peaks[2]
+
+
+@pytest.mark.parametrize("zero", LEVELS)
+def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int) -> None:
+    """In a step of three micro-batches, by the first of two devices."""
+    count = 3
+    plan = planned("dp=2", "dp", StepPlan(count, zero=zero))
+    program = lower(plan, captured())
+    with written(emit(program, plan, captured())) as folder:
+        package = load_package(Path(folder))
+
+        def work(ranks: Any) -> Counter[str]:
+            model = package.model.build_model(ranks)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
+            called: Counter[str] = Counter()
+            transport = ranks["dp"].transport
+            for name in ("start_all_gather", "start_reduce_scatter"):
+                setattr(transport, name, _counting(called, name, getattr(transport, name)))
+            ids = torch.randint(0, 40, (2, 8))
+            package.train.accumulate_gradients(model, ranks, [(ids, ids)] * count)
+            return called
+
+        called = run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)[0]
+    buckets = len(program.weight_buckets)
+    assert buckets >= 4
+    again = sum(not bucket.kept for bucket in program.weight_buckets)
+    gathers = buckets if zero < 3 else called["start_all_gather"]
+    assert called == {"start_all_gather": gathers, "start_reduce_scatter": buckets * (1 if zero == 1 else count)}
+    assert zero < 3 or count * buckets < gathers <= count * (buckets + again)
+
+
+def _counting(called: Counter[str], name: str, function: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
+        called[name] += 1
+        return function(*arguments)
+
+    return counted
+
+
+FAULTS = {
+    "only the last gradient counts": ("place.view(part.shape).add_(part) if weight.backwards else ", ""),
+    "a micro-batch counts twice": ("        self.scattered = None\n        for weight,", "        for weight,"),
+}
+
+
+@pytest.mark.parametrize(("fault", "zero"), [*zip(FAULTS, (1, 2), strict=True)])
+def test_a_planted_fault_is_found(fault: str, zero: int) -> None:
+    plan = planned("dp=2", "dp", StepPlan(3, zero=zero))
+    program = lower(plan, captured())
+    files, (before, after) = dict(emit(program, plan, captured())), FAULTS[fault]
+    assert files["runtime/flat_weights.py"].count(before) == 1
+    files["runtime/flat_weights.py"] = files["runtime/flat_weights.py"].replace(before, after)
+    assert not check_files(case(3), program, files).passed
