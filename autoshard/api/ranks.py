@@ -12,18 +12,20 @@ import torch.distributed as dist
 from autoshard.emit.runtime import ParallelMesh
 from autoshard.errors import UsageError, UserError
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
 
 _Result = TypeVar("_Result")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "ascend": "npu", "npu": "npu"}
-_MESHES: dict[tuple[str, str], ParallelMesh] = {}
+_MESHES: dict[tuple[str, str, bool], ParallelMesh] = {}
 
 
 def device_type(device: str | torch.device | None) -> str:
     """`Ascend`, `GPU`, `CPU` or torch's names. None: what the process group talks over, else what there is."""
     if device is None:
         if dist.is_initialized():
-            return {"nccl": "cuda", "hccl": "npu"}.get(dist.get_backend(), "cpu")
+            own = dist.get_backend()  # of several, "cpu:gloo,cuda:nccl"
+            return next((kind for name, kind in (("nccl", "cuda"), ("hccl", "npu")) if name in own), "cpu")
         return "cuda" if torch.cuda.is_available() else "npu" if hasattr(torch, "npu") else "cpu"
     name = str(device).partition(":")[0].lower()
     if name not in DEVICES:
@@ -36,21 +38,29 @@ def started() -> int:
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def parallel_mesh(mesh: Mesh, device: str) -> ParallelMesh:
-    """This process's place on the mesh, made once. UsageError where other than the mesh's processes were started."""
+def parallel_mesh(mesh: Mesh, device: str, host: bool = False) -> ParallelMesh:
+    """This process's place on the mesh, made once. UsageError where other than the mesh's processes were started.
+
+    `host`: parameters lie in host memory, too.
+    """
     if mesh.size != started():
         what = f"the mesh {mesh} has {mesh.size} devices, but {started()} processes were started"
         raise UsageError(what, f"torchrun --nproc-per-node {mesh.size} …, or a plan for --devices {started()}")
-    key = (str(mesh), device)
+    key = (str(mesh), device, host)
     if key not in _MESHES:
-        _MESHES[key] = ParallelMesh.from_environment(dict(mesh.axes), BACKENDS[device])
+        _MESHES[key] = ParallelMesh.from_environment(dict(mesh.axes), BACKENDS[device], host=host)
     return _MESHES[key]
+
+
+def on_host(plan: Plan) -> bool:
+    """Whether any of it lies in host memory."""
+    return any(parameter.layout.host for parameter in plan.parameters)
 
 
 def join(device: str) -> None:
     """The process group of all, unless there is one."""
     if not dist.is_initialized() and started() > 1:
-        ParallelMesh.from_environment({"all": started()}, BACKENDS[device])
+        ParallelMesh.from_environment({"all": started()}, BACKENDS[device], host=True)  # a plan may want the hosts
 
 
 def from_rank_0(make: Callable[[], _Result], device: str) -> _Result:

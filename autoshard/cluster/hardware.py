@@ -14,14 +14,32 @@ from pathlib import Path
 
 from autoshard import units
 from autoshard.cluster.profile_reader import PROFILE_HINT, Faults, Silent, Table, figures, line_numbers, line_of
-from autoshard.cluster.profile_schema import OTHERWISE, Link, read_constants, read_links, read_peaks
+from autoshard.cluster.profile_schema import (
+    OTHERWISE,
+    Link,
+    NodeHost,
+    read_constants,
+    read_host,
+    read_links,
+    read_peaks,
+)
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.system.data_files import data_folder
 from autoshard.system.files import LARGEST_TOML, parse_toml, read_text
 
-__all__ = ["Figure", "Hardware", "Link", "check_mesh", "check_precision", "hardware_text", "list_profiles",
-           "load_hardware", "parse_hardware"]  # fmt: skip
+__all__ = [
+    "Figure",
+    "Hardware",
+    "Link",
+    "NodeHost",
+    "check_mesh",
+    "check_precision",
+    "hardware_text",
+    "list_profiles",
+    "load_hardware",
+    "parse_hardware",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 PRECISION_DTYPES = {"fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32")}
@@ -43,7 +61,8 @@ class Hardware:
 
     `calibrated`: the constants were fitted to measurements of this device; `error` says how well. `cores` are units
     that compute on their own (streaming multiprocessors, AI cores); it and `l2_bytes` are 0 where unknown.
-    `fitted_dtypes`: of the products and attention that the constants were fitted to.
+    `fitted_dtypes`: of the products and attention that the constants were fitted to. `host`: of a node, where the
+    profile says what it has; else nothing can be placed there.
     """
 
     name: str
@@ -63,6 +82,7 @@ class Hardware:
     l2_bytes: float = 0.0
     cores: float = 0.0
     fitted_dtypes: tuple[str, ...] = ()
+    host: NodeHost | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -75,6 +95,11 @@ class Hardware:
     def usable_memory_bytes(self) -> float:
         """Memory of a device that a plan may use."""
         return self.memory_bytes * self.usable_memory
+
+    @property
+    def host_memory_bytes(self) -> float:
+        """Of the host's memory what a plan may use for one device of its node."""
+        return self.host.memory_bytes * self.host.usable_memory / self.devices_per_node if self.host else 0.0
 
     @property
     def max_devices(self) -> int:
@@ -221,6 +246,7 @@ def _hardware(root: Table, text: str) -> Hardware:
         l2_bytes=device.figure("l2", units.parse_bytes) if device.has("l2") else 0.0,
         cores=device.number("cores") if device.has("cores") else 0.0,
         fitted_dtypes=tuple(about.text("dtypes").replace(",", " ").split()) if about.has("dtypes") else (),
+        host=read_host(root.table("host")) if root.has("host") else None,
     )
     root.expect("schema", SCHEMA_VERSION)
     about.text("name")

@@ -40,6 +40,20 @@ class Link:
     reduces_from: int = NO_LIMIT
 
 
+@dataclass(frozen=True)
+class NodeHost:
+    """The host of a node. All devices of the node share its memory, of which a plan may use the fraction
+    `usable_memory`, and that memory's bandwidth; each has a link of its own to it, bytes/s one way."""
+
+    memory_bytes: float
+    usable_memory: float
+    memory_bandwidth: float
+    memory_efficiency: float
+    link_bandwidth: float
+    link_latency_seconds: float
+    link_efficiency: float
+
+
 class Constant(NamedTuple):
     """How a constant is written: a number, or a quantity that `parse` reads. `default` None: it must be there."""
 
@@ -156,6 +170,20 @@ def read_peaks(table: Table) -> tuple[tuple[str, float], ...]:
     found = [(dtype, table.figure(dtype, units.parse_flop_rate)) for dtype in DTYPES if table.has(dtype)]
     table.finish()
     return tuple(found)
+
+
+def read_host(table: Table) -> NodeHost:
+    found = NodeHost(
+        memory_bytes=table.figure("memory", units.parse_bytes),
+        usable_memory=table.fraction("usable_memory"),
+        memory_bandwidth=table.figure("memory_bandwidth", units.parse_bandwidth),
+        memory_efficiency=table.fraction("memory_efficiency"),
+        link_bandwidth=table.figure("link_bandwidth", units.parse_bandwidth),
+        link_latency_seconds=table.figure("link_latency", units.parse_seconds, zero=True),
+        link_efficiency=table.fraction("link_efficiency"),
+    )
+    table.finish()
+    return found
 
 
 def read_links(root: Table) -> tuple[Link, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from autoshard.constraints import shard_counts
-from autoshard.constraints.pins import Pin, Want
+from autoshard.constraints.pins import ON_DEVICE, ON_HOST, Pin, Want
 from autoshard.errors import UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
@@ -18,7 +18,9 @@ from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import candidates
-from autoshard.rules.operators import constants
+from autoshard.rules.host_tables import SUMMED
+from autoshard.rules.operators import constants, record
+from autoshard.units import format_bytes
 
 _NARROWER = "a pattern that matches less, or one of the two pins only"
 _RESULTS = "after ->, a count for each dim of each result: {}"
@@ -39,7 +41,7 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
     taken: dict[int, list[int]] = {}
     by: dict[int, Pin] = {}
     for pin in pins:
-        for node in nodes_of(formulation, pin):
+        for node in (n for n in nodes_of(formulation, pin) if not pin.memory or _has_memory(formulation, n, pin)):
             fitting = _offered(formulation, formulation.sites[node], pin)
             both = [s for s in keep.get(node, fitting) if s in fitting]
             if not both:
@@ -116,12 +118,48 @@ def label(graph: Graph, site: Site) -> str:
 
 def _offered(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
     """The choices of the site that fit the pin, at least one."""
+    if pin.memory:
+        return _in_memory(formulation, site, pin)
     if pin.cuts is not None:
         return _cut(formulation, site, pin, pin.cuts)
     fitting = fitting_choices(formulation, site, pin.wants)
     if not fitting:
         raise UsageError(*refusal(formulation, site, pin.wants, f"pin {pin.text!r}: "))
     return fitting
+
+
+def _has_memory(formulation: Formulation, node: int, pin: Pin) -> bool:
+    """Whether a pin of a memory means this node: of a module or pattern, its look-ups alone."""
+    site = formulation.sites[node]
+    exact = len(nodes_of(formulation, pin)) == 1
+    return exact or site.kind != "op" or record(formulation.graph.by_op[site.name].target).on_host
+
+
+def _in_memory(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
+    """The choices in the memory that a pin names, of those that fit the rest of it."""
+    rest = replace(pin, memory="")
+    every = _offered(formulation, site, rest) if pin.wants or pin.cuts is not None else range(_count(site))
+    fitting = [s for s in every if (site.strategies or site.layouts)[s].host == (pin.memory == ON_HOST)]
+    if not fitting:
+        raise _not_in_memory(formulation, site, pin)
+    return fitting
+
+
+def _not_in_memory(formulation: Formulation, site: Site, pin: Pin) -> UsageError:
+    mesh, host = formulation.mesh, pin.memory == ON_HOST
+    choices: Sequence[Strategy | Layout] = site.strategies or site.layouts
+    own = [choice_text(site, s, mesh) for s, choice in enumerate(choices) if choice.host == host]
+    name = label(formulation.graph, site)
+    told = f"pin {pin.text!r}: {name} offers nothing like that in the memory of the {pin.memory}"
+    if own:
+        why = f" (a table lies there as it is looked up in; {SUMMED})" if host else ""
+        return UsageError(told + why, f"the nearest offered: {_listed(own)}")
+    has = format_bytes(formulation.hardware.host_memory_bytes)
+    return UsageError(f"{told} (no part of it fits the {has} of a device there)", f"--pin '{pin.what}={ON_DEVICE}'")
+
+
+def _count(site: Site) -> int:
+    return len(site.strategies or site.layouts)
 
 
 def fitting_choices(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list[int]:
@@ -168,11 +206,13 @@ def choice_text(site: Site, choice: int, mesh: Mesh) -> str:
     """A choice as one could pin it: `Shard(0)@dp,Replicate@tp`; of an operator, the layout of its first result."""
     if site.kind != "op":
         return layout_text(site.layouts[choice], mesh)
-    return layout_text(site.strategies[choice].results[0], mesh)
+    strategy = site.strategies[choice]
+    return layout_text(strategy.results[0], mesh) + (f",{ON_HOST}" if strategy.host else "")
 
 
 def layout_text(layout: Layout, mesh: Mesh) -> str:
-    return ",".join(f"{_torch_text(p)}@{name}" for p, name in zip(layout.placements, mesh.names, strict=True))
+    placements = [f"{_torch_text(p)}@{name}" for p, name in zip(layout.placements, mesh.names, strict=True)]
+    return ",".join([*placements, *([ON_HOST] if layout.host else [])])
 
 
 def _torch_text(placement: Shard | Replicate | Partial) -> str:

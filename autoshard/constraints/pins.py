@@ -7,6 +7,9 @@ WHAT is the path of a parameter or buffer, the name of an input, of an operator 
   shard, `n@tp` that very factor of an operator's rule;
 - cut counts for each dim of each operand, `((4, 2), None)`, None being free, and where the result is to be cut further,
   `((4, 2), (2, 1)) -> ((8, 1),)`.
+
+`host` or `device`, alone or behind either (`Shard(0)@tp,host`; `((8, 1), None) host`), says in whose memory a table
+lies, and where its look-ups run.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from autoshard.ir.layout import parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.system.files import LARGEST_TOML, parse_json, parse_toml, read_text
 
+ON_HOST, ON_DEVICE = "host", "device"
 KINDS = ("parameter", "input", "op", "module")
 EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
 FILE_EXAMPLE = """a line such as "*.mlp.c_fc" = "Shard(2)@tp" in a .toml file"""
@@ -47,7 +51,8 @@ class Want:
 
 @dataclass(frozen=True)
 class Pin:
-    """`text` as typed. Either `wants`, or `cuts` of every operand and `out_cuts` of every result (None: free)."""
+    """`text` as typed. Either `wants`, or `cuts` of every operand and `out_cuts` of every result (None: free).
+    `memory`: ON_HOST, ON_DEVICE, or "" where the pin does not say."""
 
     what: str
     text: str
@@ -55,6 +60,7 @@ class Pin:
     cuts: tuple[Cut, ...] | None = None
     out_cuts: tuple[Cut, ...] | None = None
     kind: str = ""  # of KINDS, where the pin says so
+    memory: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -72,10 +78,17 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
         hint = f"{near[0]}:{rest}={how}"
         raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", hint)
     kind, what = (kind, rest) if colon else ("", what)
+    how, memory = _memory(how)
     if how.startswith(("(", "[")):
         cuts, out_cuts = parse_cuts(how, text)
-        return Pin(what, text, (), cuts, out_cuts, kind)
-    return Pin(what, text, parse_wants(how, mesh, f"pin {text!r}"), kind=kind)
+        return Pin(what, text, (), cuts, out_cuts, kind, memory)
+    return Pin(what, text, parse_wants(how, mesh, f"pin {text!r}") if how else (), kind=kind, memory=memory)
+
+
+def _memory(how: str) -> tuple[str, str]:
+    """What is said beside the memory, and the memory."""
+    rest, last = re.fullmatch(r"(.*?)[\s,]*(\bhost|\bdevice)?", how, re.DOTALL).groups()  # type: ignore[union-attr]
+    return (rest, last) if last else (how, "")
 
 
 def parse_wants(how: str, mesh: Mesh, quoted: str) -> tuple[Want, ...]:

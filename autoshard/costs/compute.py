@@ -10,7 +10,7 @@ and `compute.attention_flops`, with soft(a, b) = (a^q + b^q)^(1/q) (`formulas.ro
 and memory time: a kernel does both at once, never perfectly. `depth` is the loop over the summed dim, which is serial
 until a library splits it; `fill` starts and ends that loop; `chain` is the row of key blocks that one block of queries
 walks. All else: launch + bytes / (bandwidth * efficiency), faster for what fits a cache (fitted on CPUs; implemented in
-`compute._memory_seconds`, the bytes in `compute._traffic` or the operator's record). A term for operands of products
+`compute._memory_seconds`, the bytes in `compute.traffic` or the operator's record). A term for operands of products
 that fit the L2 cache was tried: on four GPUs it gained 0.1 %. Not modelled yet: tile quantisation, the additions that
 accumulate gradients of a value with several consumers (but for those of residuals, charged to the addition that ends
 them). The host's dispatch is `host.dispatch` seconds an operator, for whoever keeps a clock of the host.
@@ -43,7 +43,7 @@ def local_op_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
         forward, backward = _attention_seconds(hardware, op)
     else:
         kernel = VARIANTS.get(op.variant) or record(op.target)
-        forward, backward = (_memory_seconds(hardware, kernel, size) for size in _traffic(op))
+        forward, backward = (_memory_seconds(hardware, kernel, size) for size in traffic(op))
     return forward, backward if any(t is not None and t.requires_grad for t in op.operands) else 0.0
 
 
@@ -148,7 +148,7 @@ def _memory_seconds(hardware: Hardware, kernel: Operator | OperatorVariant, size
     return hardware.launch_seconds + pass_seconds(float(size_bytes), bandwidth, gain, cache_bytes)
 
 
-def _traffic(op: LocalOp) -> tuple[float, float]:
+def traffic(op: LocalOp) -> tuple[float, float]:
     """Bytes read and written: forward operands and results, backward what is saved and the gradients."""
     variant = VARIANTS.get(op.variant)
     special = (variant and variant.traffic) or record(op.target).traffic

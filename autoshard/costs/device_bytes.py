@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.costs.host_memory import memory_seconds
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Parameter, Tensor
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.mesh import Mesh
@@ -30,7 +31,16 @@ def parameter_bytes(graph: Graph, parameter: Parameter, layout: Layout, mesh: Me
 
 
 def parameter_parts(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> tuple[float, float, float]:
-    """Bytes of (parameter, gradient, optimizer state)."""
+    """Bytes of (parameter, gradient, optimizer state) in the device's memory."""
+    return (0.0, 0.0, 0.0) if layout.host else _parts(graph, parameter, layout, mesh)
+
+
+def host_bytes(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
+    """All of these in the memory of its host, for one device."""
+    return sum(_parts(graph, parameter, layout, mesh)) if layout.host else 0.0
+
+
+def _parts(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> tuple[float, float, float]:
     size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh)
     if not is_trained(graph, parameter):
         return size, 0.0, 0.0
@@ -42,6 +52,8 @@ def optimizer_seconds(hardware: Hardware, graph: Graph, parameter: Parameter, la
     if not is_trained(graph, parameter):
         return 0.0
     size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh) * OPTIMIZER_PASSES[graph.optimizer]
+    if layout.host:
+        return memory_seconds(hardware, size)
     return size / optimizer_bandwidth(hardware)
 
 

@@ -9,6 +9,7 @@ from autoshard.costs.cells import cell_seconds
 from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import local_op_seconds
 from autoshard.costs.expert_layers import EXPERTS, expert_share, experts_seconds
+from autoshard.costs.host_memory import host_tasks, seconds_of
 from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, largest_shape
@@ -22,9 +23,12 @@ from autoshard.rules.operators import VARIANTS, record
 def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
     """Forward and backward seconds on the device that holds most; no backward in a graph without a loss."""
     forward, backward = local_seconds(hardware, mesh, graph, op, strategy)
+    operands, results = _locals(graph, op, strategy, mesh)
+    if strategy.host:
+        first, last = host_tasks(hardware, graph, op, operands, results, strategy.variant)
+        return forward + seconds_of(first, link=True), backward + seconds_of(last, link=True)
     if not strategy.variant:
         return forward, backward
-    operands, _ = _locals(graph, op, strategy, mesh)
     inside = variant_collectives(mesh, op, strategy.variant, operands, strategy.operands)
     calls = (inside.forward, inside.backward if backward else ())
     there, back = (sum(collective_seconds(hardware, mesh, *call) for call in own) for own in calls)
@@ -32,9 +36,9 @@ def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: S
 
 
 def local_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
-    """The same without the collectives of a variant: on a mesh of any size."""
+    """The same without the collectives of a variant, or the link to the host: on a mesh of any size."""
     operands, results = _locals(graph, op, strategy, mesh)
-    return compute_seconds(hardware, graph, op, operands, results, strategy.variant)
+    return compute_seconds(hardware, graph, op, operands, results, strategy.variant, strategy.host)
 
 
 def compute_seconds(
@@ -44,8 +48,13 @@ def compute_seconds(
     operands: LocalTensors,
     results: tuple[LocalTensor, ...],
     variant: str = "",
+    host: bool = False,
 ) -> tuple[float, float]:
-    """The one formula that search and simulation share: the local operator, without the collectives of a variant."""
+    """The one formula that search and simulation share: the local operator, without the collectives of a variant, or
+    what passes the link to the `host`."""
+    if host:
+        first, last = host_tasks(hardware, graph, op, operands, results, variant)
+        return seconds_of(first, link=False), seconds_of(last, link=False)
     local = local_op(op, operands, results, extra_bytes(graph, op, operands, results), variant)
     several = experts_seconds if op.target == EXPERTS else cell_seconds if _is_cell(op) else None  # steps
     if several is not None:
@@ -83,8 +92,10 @@ def _is_cell(op: Op) -> bool:
 
 
 def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
-    """`extra_bytes` under a strategy; 0 in a graph without a loss."""
-    return extra_bytes(graph, op, *_locals(graph, op, strategy, mesh)) if graph.loss is not None else 0.0
+    """`extra_bytes` under a strategy; 0 in a graph without a loss, and of what the host keeps."""
+    if graph.loss is None or strategy.host:
+        return 0.0
+    return extra_bytes(graph, op, *_locals(graph, op, strategy, mesh))
 
 
 def _locals(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> tuple[LocalTensors, tuple[LocalTensor, ...]]:

@@ -329,6 +329,7 @@ class ClassWriter:
             ties = [self._name(relative(t, scope)) if inside(t, scope) else quoted(t) for t in p.ties]
             arguments.append(f"ties=({', '.join(ties)}{',' if len(ties) == 1 else ''})")
         is_buffer = p.value in self.buffers
+        arguments += ["host=True"] if p.layout.host else []
         arguments += ["trainable=False"] if not p.trainable and not is_buffer else []
         arguments += [f"init={Speller(str, '').literal(p.init)}"] if p.init else []
         return f"{'shard_buffer' if is_buffer else 'shard_parameter'}({', '.join(arguments)})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.code_text import printable
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
@@ -112,7 +113,12 @@ def _indexed(graph: Graph, op: Op, position: int) -> int | None:
 def strategy_words(program: Program) -> tuple[str, ...]:
     """One sentence per mesh axis on what it divides."""
     axes = enumerate(program.mesh.axes)
-    return tuple(f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes)
+    found = [f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes]
+    tables = [p.path for p in program.parameters if p.layout.host]
+    if tables:
+        named = printable(", ".join(tables[:2])) + (f" and {len(tables) - 2} more" if len(tables) > 2 else "")
+        found.append(f"in host memory: {named}, with their optimizer state; rows and their gradients pass the link")
+    return tuple(found)
 
 
 def _gathers(step: Collective, axis: str) -> bool:

@@ -27,10 +27,11 @@ RUNTIME_NAMES = frozenset({
     "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather", "regather_before",
     "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter",
     "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
-    "register_operators",
+    "register_operators", "to_device", "to_host",
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "Holder", "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS,
+    "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES", "Holder", "INPUTS", "LABEL_COUNTS",
+    "LOSS_AXES", CLASS,
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
     "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
@@ -175,6 +176,8 @@ def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
     lines.append(f"UPDATES_BUFFERS = {bool(program.buffer_updates)}  # such as the averages of batch norm")
+    tables = [p.path for p in program.parameters if p.layout.host]
+    lines += statement(f"HOST_TABLES: list[str] = [{', '.join(map(quoted, tables))}]", 0, "in host memory")
     lines.append(f"MICRO_BATCHES = {program.step.micro_batches}  # a step; INPUTS is one of them")
     lines += ["# Parameters that several stages hold: their gradients are summed over these."]
     pairs = [f"{quoted(path)}: {stages}" for path, stages in (shared or {}).items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from autoshard import redistribute
@@ -16,6 +16,7 @@ from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.module_scopes import RANDOM, random_index, results_of
 from autoshard.program.module_tree import Loop, ModuleCall
+from autoshard.rules.host_tables import TABLE
 from autoshard.rules.operators import record
 
 if TYPE_CHECKING:
@@ -142,16 +143,29 @@ class Body:
     def _plain(self, op: Compute) -> str:
         within = {value: f"within_{i}_" for i, value in enumerate(op.operands) if value in self.pending}
         texts = [None if v is None else within.get(v) or self.text(v) for v in op.operands]
+        texts = self._sent(op, texts)
         if op.results and op.results[0] in self.owner.package.casts:
             return f"cast_weight({texts[0]}, torch.{self.program.value(op.results[0]).dtype})"
         expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
         expression = with_brackets(expression, {word: self.pending.pop(value) for value, word in within.items()})
         self.owner.uses_device |= self.owner.speller.device in expression
-        return expression
+        return self._brought(op, expression)
+
+    def _sent(self, op: Compute, texts: Sequence[str | None]) -> list[str | None]:
+        """Operands as they are called with: for a look-up on the host, all but the table are sent there."""
+        there = [op.host and i != TABLE and text is not None for i, text in enumerate(texts)]
+        return [f"to_host({text})" if sent else text for text, sent in zip(texts, there, strict=True)]
+
+    def _brought(self, op: Compute, expression: str) -> str:
+        """What was looked up on the host comes back."""
+        if not op.host:
+            return expression
+        self.owner.uses_device = True
+        return f"to_device({expression}, {self.owner.speller.device})"
 
     def _variant(self, op: Compute) -> str:
         """A call of the runtime."""
-        operands = [self.text(value) for value in op.operands]
+        operands = [str(text) for text in self._sent(op, [v and self.text(v) for v in op.operands])]
         if op.variant == "random_attention":
             operands += ["None"] * (4 - len(operands))
         else:
@@ -164,7 +178,7 @@ class Body:
         for role, axes in op.axes:
             names = [self.owner.axis(axis) for axis in axes]
             arguments.append(f"{role}=({', '.join(names)}{',' if len(names) == 1 else ''})")
-        return f"{op.variant}({', '.join([*operands, *arguments])})"
+        return self._brought(op, f"{op.variant}({', '.join([*operands, *arguments])})")
 
     def _argument(self, op: Compute, name: str, value: LocalAttribute) -> str:
         if name != "index" or op.variant not in RANDOM:

@@ -129,7 +129,7 @@ class Split:
             for name, layout in zip(op.operands, strategy.operands, strict=True)
         )
         results = tuple(self._local(name, layout) for name, layout in zip(op.results, strategy.results, strict=True))
-        return sum(compute_seconds(hardware, graph, op, operands, results, strategy.variant))
+        return sum(compute_seconds(hardware, graph, op, operands, results, strategy.variant, strategy.host))
 
     def _local(self, name: str, layout: Layout) -> LocalTensor:
         tensor = self.formulation.graph.tensor(name)

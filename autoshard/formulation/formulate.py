@@ -20,6 +20,7 @@ import numpy as np
 
 from autoshard import costs, redistribute, rules
 from autoshard.cluster.hardware import Hardware
+from autoshard.formulation.host_choices import HostChoices
 from autoshard.formulation.storage_layouts import buffer_layouts, input_layouts, plain, storage_layouts
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import (
@@ -85,15 +86,16 @@ def formulate(
     allowed: Allowed | None = None,
     all_to_all: bool = True,
     micro_batches: int = 1,
+    on_host: frozenset[str] = frozenset(),
 ) -> Formulation:
     """The strategy-selection problem of `graph` on `mesh`. `allowed` keeps the strategies it accepts (pins, styles);
     without `all_to_all` no redistribution exchanges anything, nor does a variant. `micro_batches`: of a step, each as
-    large as the batch of `graph`.
+    large as the batch of `graph`. `on_host`: the tables (tensors) that may lie in the memory of the hosts, too.
 
     What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and
     equal nodes and values their arrays, by which a solver sees what repeats.
     """
-    kinds = _kinds(graph, mesh, allowed, all_to_all)
+    kinds = _kinds(graph, mesh, allowed, all_to_all, HostChoices(graph, mesh, hardware, on_host))
     sites, ends = _Sites(graph, mesh, kinds).made()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
     pricer = Pricer(graph, mesh, hardware, all_to_all, micro_batches)
@@ -138,7 +140,9 @@ def _present(layout: Layout | None) -> Layout:
     return layout
 
 
-def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) -> dict[str, OperatorKind]:
+def _kinds(
+    graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool, hosts: HostChoices
+) -> dict[str, OperatorKind]:
     """Op name -> its kind. `allowed` may tell equal operators apart."""
     candidates = rules.candidates(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
@@ -146,9 +150,11 @@ def _kinds(graph: Graph, mesh: Mesh, allowed: Allowed | None, all_to_all: bool) 
     found: dict[str, OperatorKind] = {}
     for op in graph.ops:
         same = tuple(op.operands.index(name) for name in op.operands)  # which operands are one tensor
-        key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same)
+        there = hosts.has(op)
+        key = (id(candidates.signatures[op.name]), candidates.refinements(op), op.saved, same, there)
         if key not in offered:
             every = rules.strategies(graph, op, mesh, candidates)
+            every += hosts.strategies(op, every) if there else ()
             usable = every if all_to_all else [s for s in every if s.variant not in EXCHANGING]
             offered[key] = tuple(strategy for strategy in usable if _consistent(op, strategy))
         strategies, chosen = offered[key], None
@@ -329,7 +335,7 @@ class Pricer:
         known: dict[object, tuple[float, float]] = {}
         found = np.zeros((2, len(kind.strategies)))
         for s, strategy in enumerate(kind.strategies):
-            key = s if strategy.variant else tuple(shapes[s] for shapes in locals_)
+            key = s if strategy.variant or strategy.host else tuple(shapes[s] for shapes in locals_)
             if key not in known:
                 size = costs.kept_bytes(self.graph, op, strategy, self.mesh) if kept else 0.0
                 known[key] = sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, strategy)), size
@@ -390,15 +396,22 @@ class Pricer:
     def _sizes(self, tensor: Tensor, layouts: tuple[Layout, ...]) -> Floats:
         key = (tensor.shape, tensor.dtype, layouts)
         if key not in self._bytes:
-            numels = [math.prod(self._local_shape(tensor.shape, layout)) for layout in layouts]
+            numels = [0 if x.host else math.prod(self._local_shape(tensor.shape, x)) for x in layouts]
             self._bytes[key] = np.array(numels, dtype=float) * DTYPE_BYTES[tensor.dtype]
         return self._bytes[key]
+
+    def _all_pairs(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
+        """Between the memories of devices and hosts nothing moves but rows: a table stays where it is."""
+        terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
+        seconds = redistribute.all_pairs(sources, targets, terms)
+        hosts = np.array([x.host for x in sources])[:, None] | np.array([x.host for x in targets])[None, :]
+        return np.where(hosts, _tie(sources, targets), seconds) if hosts.any() else seconds
 
     def _pair_seconds(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
         key = (costs.moving_facts(self.graph, tensor), tensor.name in self.parameters, sources, targets)
         if key not in self._pairs:
             terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
-            self._pairs[key] = redistribute.all_pairs(sources, targets, terms)
+            self._pairs[key] = self._all_pairs(tensor, sources, targets)
             if tensor.name in self.parameters and self.micro_batches > 1:
                 once = redistribute.deferred_seconds(sources, targets, terms)
                 self._pairs[key] = self._pairs[key] - once * (1 - 1 / self.micro_batches)

@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
+from autoshard.costs.host_memory import TO_DEVICE, host_tasks
 from autoshard.costs.links import joint_link
 from autoshard.costs.moving import gradient_dtype
 from autoshard.costs.operator import compute_seconds
@@ -136,10 +137,22 @@ class ResourceTables:
         known: dict[object, Floats] = {}
         for s, strategy in enumerate(strategies if needed else ()):
             locals_ = self._locals(op, strategy)
-            key = s if strategy.variant else locals_
+            key = s if strategy.variant or strategy.host else locals_
             if key not in known:
-                known[key] = self._strategy(op, strategy, locals_, on_path)
+                own = self._on_host if strategy.host else self._strategy
+                known[key] = own(op, strategy, locals_, on_path)
             found[:, s] = known[key]
+        return found
+
+    def _on_host(self, op: Op, strategy: Strategy, locals_: Locals, on_path: bool) -> Floats:
+        """The device waits for its host, which issues nothing meanwhile but for what it sends up."""
+        found = np.zeros(2 * self.count)
+        phases = host_tasks(self.hardware, self.graph, op, *locals_, strategy.variant)
+        for backward, tasks in enumerate(phases):
+            seconds = sum(task.seconds for task in tasks)
+            found[self._row(IN_ROW, bool(backward))] = seconds
+            found[self._row(PATH, bool(backward))] = seconds if on_path else 0.0
+            found[self._row(HOST, bool(backward))] = sum(task.seconds for task in tasks if task.what != TO_DEVICE)
         return found
 
     def _strategy(self, op: Op, strategy: Strategy, locals_: Locals, on_path: bool) -> Floats:

@@ -31,8 +31,10 @@ def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tup
     """Where a parameter may be kept between steps (its optimizer layout).
 
     The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one
-    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing.
+    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing. On the host it is kept as it
+    is used.
     """
+    there = [layout for layout in wanted if layout.host and _storable(tensor, layout, mesh)]
     alphabet: dict[Placement, None] = {REPLICATE: None}
     for layout in wanted:
         for placement in layout.placements:
@@ -45,7 +47,7 @@ def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tup
         layout = Layout(placements)
         if _storable(tensor, layout, mesh):
             found.setdefault(normalise(layout, tensor.shape, mesh))
-    return tuple(layout for layout in found if _storable(tensor, layout, mesh))
+    return (*(layout for layout in found if _storable(tensor, layout, mesh)), *there)
 
 
 def _storable(tensor: Tensor, layout: Layout, mesh: Mesh) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,20 +21,29 @@ from torch.fx.traceback import annotate
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.passes.rewrite import MARK
 from autoshard.ir.graph import Graph, Op
+from autoshard.rules.operators import record
 
 _Result = TypeVar("_Result")
 _KEY, _MARK = "autoshard", MARK
 _NUMBERS = itertools.count(1)
+_MEMORIES = {"CPU": "host", "GPU": "device", "Ascend": "device"}  # the target of an operator -> as a pin says it
 _HINT = "in_strategy=((2, 4), (4, 1)): for each tensor how often each dim is cut, or None"
 
 
-def operator(fn: Callable[..., _Result], in_strategy: Any = None, out_strategy: Any = None) -> Callable[..., _Result]:
+def operator(
+    fn: Callable[..., _Result],
+    in_strategy: Any = None,
+    out_strategy: Any = None,
+    *,
+    primitive_target: str | None = None,
+) -> Callable[..., _Result]:
     """`fn`, whose operator is split so: cut counts for each of its tensors, and of its results as others take them.
 
     A layout of its first result, `"Shard(0)@dp"`, may stand for `in_strategy`. What is None is searched. Where several
-    mesh axes give a count, the search decides.
+    mesh axes give a count, the search decides. `primitive_target="CPU"`: a look-up in a table that runs on the host,
+    where the table then lies with its optimizer state; another device's name forbids that.
     """
-    how = _how(in_strategy, out_strategy)
+    how = _how(in_strategy, out_strategy, primitive_target)
 
     @wraps(fn)
     def run(*args: Any, **kwargs: Any) -> _Result:
@@ -44,9 +54,11 @@ def operator(fn: Callable[..., _Result], in_strategy: Any = None, out_strategy: 
 
 
 @contextlib.contextmanager
-def strategy(in_strategy: Any = None, out_strategy: Any = None) -> Iterator[None]:
-    """The same for the operators within the block whose tensors have as many dims."""
-    with _annotated(_how(in_strategy, out_strategy)):
+def strategy(
+    in_strategy: Any = None, out_strategy: Any = None, *, primitive_target: str | None = None
+) -> Iterator[None]:
+    """The same for the operators within the block whose tensors have as many dims, and of a target for its look-ups."""
+    with _annotated(_how(in_strategy, out_strategy, primitive_target)):
         yield
 
 
@@ -59,17 +71,24 @@ def _annotated(how: str) -> Iterator[None]:
         yield
 
 
-def _how(in_strategy: Any, out_strategy: Any) -> str:
+def _how(in_strategy: Any, out_strategy: Any, target: str | None = None) -> str:
     """As a pin says it, checked. UsageError names the count that can't be."""
+    if target is not None and target not in _MEMORIES:
+        near = difflib.get_close_matches(str(target).upper(), _MEMORIES, 1) or ["CPU"]
+        known = ", ".join(map(repr, _MEMORIES))
+        raise UsageError(f"primitive_target {target!r}: expected {known}", f"primitive_target={near[0]!r}")
+    memory = f" {_MEMORIES[target]}" if target else ""
     if in_strategy is None and out_strategy is None:
-        raise UsageError("neither in_strategy nor out_strategy is given", _HINT)
+        if not target:
+            raise UsageError("neither in_strategy nor out_strategy is given", _HINT)
+        return memory.strip()
     if isinstance(in_strategy, str):
         if out_strategy is not None:
             raise UsageError("a layout as in_strategy says how the result lies, beside out_strategy", "one of the two")
-        return in_strategy
+        return in_strategy + memory
     _check("in_strategy", in_strategy)
     _check("out_strategy", out_strategy)
-    return repr((in_strategy, out_strategy))
+    return repr((in_strategy, out_strategy)) + memory
 
 
 def _check(name: str, given: Any) -> None:
@@ -120,15 +139,30 @@ def noted(graph: Graph, before: Mapping[str, str]) -> Graph:
 def _pairs(graph: Graph, group: list[Op]) -> list[tuple[str, str]]:
     """Of several operators those whose tensors have the dims of the counts."""
     how = group[0].source.split(_MARK)[2]
-    if not how.startswith("("):
+    rest, space, memory = how.rpartition(" ")
+    if not (space and memory in _MEMORIES.values()) and how not in _MEMORIES.values():
+        rest, memory = how, ""
+    if memory:
+        group = _look_ups(group)
+    if not rest.startswith("("):
         return [(op.name, how) for op in group]
-    cuts, out_cuts = ast.literal_eval(how)
+    cuts, out_cuts = ast.literal_eval(rest)
     fitting = [op for op in group if _fits(graph, op, cuts)] if len(group) > 1 else group
     if not fitting:
         kinds = ", ".join(dict.fromkeys(op.target for op in group))
         where = group[0].source.partition(_MARK)[0]
         raise CaptureError(f"in_strategy {cuts} fits none of {kinds} at {where}", "a count for each dim of each tensor")
-    return [(op.name, _pin(op, cuts, out_cuts)) for op in fitting]
+    return [(op.name, " ".join(filter(None, [_pin(op, cuts, out_cuts), memory]))) for op in fitting]
+
+
+def _look_ups(group: list[Op]) -> list[Op]:
+    """Those that can have a target of their own."""
+    found = [op for op in group if record(op.target).on_host]
+    if not found:
+        kinds, where = ", ".join(dict.fromkeys(op.target for op in group)), group[0].source.partition(_MARK)[0]
+        told = f"primitive_target at {where}: {kinds} can't run on the host: only look-ups in a table can"
+        raise CaptureError(told, "primitive_target on nn.Embedding, nn.EmbeddingBag or F.embedding")
+    return found
 
 
 def _fits(graph: Graph, op: Op, cuts: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
@@ -45,6 +46,11 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) ->
     share = peak / plan.capacity_bytes if finite and plan.capacity_bytes else None
     note = f"{share:.1%} of {format_bytes(plan.capacity_bytes)}" if share is not None else "no limit was set"
     found.append(_figure("Peak memory of a device", format_bytes(peak), note, share))
+    if in_host := plan_host_bytes(plan, graph):
+        note = (
+            f"of its host, {format_bytes(hardware.host_memory_bytes)} of which are for a device: tables, trained there"
+        )
+        found.append(_figure("Host memory of a device", format_bytes(in_host), note))
     ideal = ideal_seconds(graph, hardware, plan.devices)
     if ideal:
         used = ideal * plan.step.micro_batches / (step or math.inf)

@@ -2,7 +2,8 @@
 
 Placements print as `S0` (shard dim 0), `S1/3` (three blocks), `S1/3*64` (blocks cut in multiples of 64),
 `R` (replicated, whole gradient), `R+` (replicated, partial gradient), `P` (partial value, whole gradient);
-a layout prints as its placements in mesh order, `S0 R+`, and parses back.
+a layout prints as its placements in mesh order, `S0 R+`, and parses back; one in the memory of the devices' hosts ends
+in `host`: `S0 R host`.
 
 Several axes on one dim nest in mesh order. `blocks` counts global blocks. Uneven shards follow `torch.chunk`.
 """
@@ -53,6 +54,7 @@ class Partial:
 
 Placement = Shard | Replicate | Partial
 REPLICATE, REPLICATE_PARTIAL, PARTIAL = Replicate(), Replicate(True), Partial()
+HOST = "host"
 
 
 def parse_placement(text: str) -> Placement:
@@ -67,34 +69,42 @@ def parse_placement(text: str) -> Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """One placement per mesh axis, in mesh order."""
+    """One placement per mesh axis, in mesh order. `host`: each device's part lies in the memory of its host."""
 
     placements: tuple[Placement, ...]
+    host: bool = False
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self.placements)
+        return hash((self.placements, self.host))
 
     def __str__(self) -> str:
-        return " ".join(map(str, self.placements))
+        return " ".join([*map(str, self.placements), *([HOST] if self.host else [])])
 
     def on(self, mesh: Mesh) -> str:
         """With the axes named: `S0@dp R+@tp`."""
-        return " ".join(f"{p}@{name}" for p, name in zip(self.placements, mesh.names, strict=True))
+        text = " ".join(f"{p}@{name}" for p, name in zip(self.placements, mesh.names, strict=True))
+        return f"{text} on the host" if self.host else text
 
     @staticmethod
     def parse(text: str) -> Layout:
-        return Layout(tuple(parse_placement(part) for part in text.split()))
+        parts = text.split()
+        host = parts[-1:] == [HOST]
+        return Layout(tuple(map(parse_placement, parts[: len(parts) - host])), host)
 
     @staticmethod
     def replicated(mesh: Mesh) -> Layout:
         return Layout((REPLICATE,) * len(mesh.axes))
 
     def replace(self, axis: int, placement: Placement) -> Layout:
-        return Layout(self.placements[:axis] + (placement,) + self.placements[axis + 1 :])
+        return Layout(self.placements[:axis] + (placement,) + self.placements[axis + 1 :], self.host)
+
+    def in_host_memory(self) -> Layout:
+        """The same in the memory of the hosts."""
+        return _on_host(self.placements)
 
     def shards(self, dim: int) -> tuple[tuple[int, Shard], ...]:
         """The (axis index, Shard) pairs that cut `dim`, in mesh order."""
@@ -234,6 +244,11 @@ def normalise(layout: Layout, shape: Sequence[int], mesh: Mesh, differentiable: 
 def _shared(placements: tuple[Placement, ...]) -> Layout:
     """One object for equal layouts: looking it up in a table is then a look at its address."""
     return Layout(placements)
+
+
+@lru_cache(maxsize=65536)
+def _on_host(placements: tuple[Placement, ...]) -> Layout:
+    return Layout(placements, host=True)
 
 
 def _simplest(shard: Shard, placements: list[Placement], axis: int, size: int, mesh: Mesh) -> Shard:

@@ -39,7 +39,8 @@ class Compute:
 
     `variant` is "" or the name of a function of the runtime; `axes` then gives its axis names by role,
     e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))). `again`: gathered weights that autograd does not keep for this
-    operator; its backward begins by making each anew from what is stored.
+    operator; its backward begins by making each anew from what is stored. `host`: a look-up in a table (operand 0) that
+    lies in host memory, and runs there; all else that it reads is sent there, and what it makes comes back.
     """
 
     op: str
@@ -53,6 +54,7 @@ class Compute:
     variant: str = ""
     axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     again: tuple[str, ...] = ()  # values, see `program.weights`
+    host: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class DimCut:
 class ProgramParameter:
     """A parameter or buffer as each device stores it.
 
-    `path` is its state-dict name, `ties` other names of the same tensor. `shape` is the original (global) shape.
+    `path` is its state-dict name, `ties` other names of the same tensor. `shape` is the original (global) shape; where
+    `layout` says so, it lies in host memory with its gradient and optimizer state.
     `split_shape` is the shape it is held in: dims with blocked or unit shards are unflattened, so that `split_layout`
     has plain shards only, e.g. (2304, 768) with `S0/3*64` is held as (3, 12, 64, 768) with `S1`.
     """

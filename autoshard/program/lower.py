@@ -236,6 +236,7 @@ class _Lowering:
                 op_plan.strategy,
                 local.variant,
                 local.axes,
+                host=strategy.host,
             )
         )
 

@@ -5,6 +5,7 @@ from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, candidates
 from autoshard.rules.enumerate import carry, explain, find, offered, strategies
+from autoshard.rules.host_tables import host_problem, host_strategies, host_tables
 from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import has_rule, instance
 from autoshard.rules.operators import OPERATORS
@@ -27,6 +28,9 @@ __all__ = [
     "explain",
     "find",
     "has_rule",
+    "host_problem",
+    "host_strategies",
+    "host_tables",
     "instance",
     "localise",
     "offered",

@@ -9,12 +9,13 @@ from itertools import product
 
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
-from autoshard.ir.layout import Layout, Placement, normalise
+from autoshard.ir.layout import HOST, Layout, Placement, normalise
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.derive import Placements, choices, differentiable, placements, resolve, sizes_problem
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, Refinements
+from autoshard.rules.host_tables import on_host
 from autoshard.rules.operator_table import instance
 
 REPEAT = Choice("repeat")
@@ -32,7 +33,10 @@ def find(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) ->
     """The strategy that prints as `text`, or means the same; raises UsageError that lists those there are."""
     bound, refined = instance(graph, op), candidates.refinements(op)
     by_text = _by_text(bound, refined, mesh)
-    found = by_text.get(text) or _equivalent(bound, refined, mesh, text)
+    plain = text.removesuffix(f" {HOST}")
+    found = by_text.get(plain) or _equivalent(bound, refined, mesh, plain)
+    if found is not None and plain != text:
+        found = on_host(graph, op, found)
     if found is None:
         reasons = dict(explain(graph, op, mesh, candidates))
         why = f" ({reasons[text]})" if text in reasons else ""
@@ -53,7 +57,7 @@ def carry(text: str, refined: Refinements, other: Refinements) -> str:
         place = own.index((choice.blocks, choice.unit)) if (choice.blocks, choice.unit) in own else len(there)
         return replace(choice, blocks=there[place][0], unit=there[place][1]) if place < len(there) else choice
 
-    return " ".join(str(carried(Choice.parse(part))) for part in text.split())
+    return " ".join(part if part == HOST else str(carried(Choice.parse(part))) for part in text.split())
 
 
 @cache

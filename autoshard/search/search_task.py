@@ -11,6 +11,7 @@ from functools import cached_property
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
 from autoshard.constraints.apply_pins import pinned, pinned_nodes
+from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import Pin, graph_pins
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph
@@ -161,7 +162,10 @@ def prepare(
     limit = hardware.usable_memory_bytes if request.memory_limit_bytes is None else request.memory_limit_bytes
     with timed(log, f"formulating {mesh}"):
         count = micro_batches(graph, request)
-        whole = formulate(graph, mesh, hardware, limit, None, request.all_to_all, count)
+        own = request.all_to_all, count
+        whole = formulate(graph, mesh, hardware, limit, None, *own)
+        if on_host := offered(whole, pins, limit):
+            whole = formulate(graph, mesh, hardware, limit, None, *own, on_host)
         if request.strategy in STYLES:  # for all that no pin decides
             whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
         fixed = pinned(whole, pins)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.host_offers import check_host_memory
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Certificate, Plan, Search
@@ -52,6 +53,7 @@ def best(task: SearchTask, found: Found) -> Plan:
         outputs_seconds=sum(part.compute_seconds + part.communication_seconds for part in sinks),
         all_to_all=task.request.all_to_all,
     )
+    check_host_memory(plan, task.formulation.graph, task.formulation.hardware.host_memory_bytes)
     certificate = _certificate(task, found, plan)
     return marked(replace(plan, certificate=certificate, search=record), task.clock.cut)
 

@@ -4,7 +4,8 @@ One compute stream, one communication stream per mesh axis, and the host that is
 in the emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run
 beside its computation); the all-reduce of a gradient bucket starts where the program says, beside the rest of backward,
 and the optimizer waits for all; weights that go together are gathered a block ahead and scattered beside backward (see
-weight_streams.py). Nothing else overlaps. Not modelled: gradient clipping.
+weight_streams.py). Look-ups on the host hold it up, and the device waits for them. Nothing else overlaps. Not
+modelled: gradient clipping.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autoshard.ir.program import Program
 from autoshard.simulation.instruction_tasks import TaskPricer
 from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
 from autoshard.simulation.stream_schedule import Schedule
-from autoshard.simulation.timeline import COMPUTE, Timeline, axis_stream
+from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Timeline, axis_stream
 from autoshard.simulation.weight_streams import WeightStreams
 
 
@@ -57,7 +58,9 @@ def simulate(
 def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: list[float]) -> Timeline:
     events = tuple(schedule.events)
     step_seconds = max((event.end_seconds for event in events), default=0.0)
+    used = {event.stream for event in events}
     streams = (COMPUTE, *(axis_stream(name) for name, size in program.mesh.axes if size > 1))
+    streams += tuple(stream for stream in (HOST_MEMORY, HOST_LINK) if stream in used)
     busy = tuple((s, math.fsum(event.duration_seconds for event in events if s in event.streams)) for s in streams)
     peak = memory.peak_step
     return Timeline(

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.costs.device_bytes import optimizer_seconds
+from autoshard.costs.host_memory import LOOK_UP, TO_DEVICE, host_tasks
 from autoshard.costs.links import joint_link
 from autoshard.costs.moving import local_pass
 from autoshard.costs.operator import compute_seconds
 from autoshard.costs.variants import variant_collectives
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import Graph, Op
 from autoshard.ir.local_op import LocalTensor
-from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program
+from autoshard.ir.program import Collective, Compute, GradientBucket, Instruction, Program, ProgramParameter
 from autoshard.redistribute import LOCAL, messages, step_of
-from autoshard.rules.algebra.variant_record import Call
+from autoshard.rules.algebra.variant_record import Call, LocalTensors
 from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.stream_schedule import StreamTask
-from autoshard.simulation.timeline import COMPUTE, Phase, axis_stream
+from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Phase, axis_stream
 from autoshard.simulation.working_memory import local_tensor
 
 NONE = 1e-15  # seconds: an event is there, with its bytes
@@ -67,6 +68,9 @@ class TaskPricer:
         op = self.graph.by_op[instruction.op]
         operands = tuple(None if name is None else self.local(name) for name in instruction.operands)
         results = tuple(self.local(name) for name in instruction.results)
+        if instruction.host:
+            yield from self._on_host(index, instruction, phase, op, operands, results)
+            return
         seconds = compute_seconds(self.hardware, self.graph, op, operands, results, instruction.variant)[
             phase == "backward"
         ]
@@ -81,6 +85,17 @@ class TaskPricer:
             reason = f"inside {instruction.variant}"
             task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
             yield replace(task, beside=inside.beside)
+
+    def _on_host(
+        self, index: int, instruction: Compute, phase: Phase, op: Op, operands: LocalTensors,
+        results: tuple[LocalTensor, ...],
+    ) -> Iterator[StreamTask]:  # fmt: skip
+        why = f"{instruction.target} {instruction.strategy}"
+        both = host_tasks(self.hardware, self.graph, op, operands, results, instruction.variant)
+        for own in both[phase == "backward"]:
+            stream, name = HOST_MEMORY if own.what == LOOK_UP else HOST_LINK, f"{op.name}: {own.what}"
+            task = StreamTask(name, (stream,), own.seconds, phase, own.bytes, instruction.module, why, index)
+            yield replace(task, held_up=own.what != TO_DEVICE)
 
     def _collective(self, index: int, instruction: Collective, phase: Phase) -> Iterator[StreamTask]:
         operand, result = self.local(instruction.operand), self.local(instruction.result)
@@ -141,15 +156,20 @@ class TaskPricer:
         )
 
     def optimizer(self) -> Iterator[StreamTask]:
-        """One fused update of all parameters."""
-        by_tensor = {p.tensor: p for p in self.graph.parameters}
-        seconds = math.fsum(
-            optimizer_seconds(
-                self.hardware, self.graph, by_tensor[self.program.value(p.value).tensor], p.layout, self.mesh
-            )
-            for p in self.program.parameters
-        )
-        size = float(sum(self.local(p.value).bytes for p in self.program.parameters if p.trainable))
+        """One fused update of all parameters of the device, and the host's of those on the host."""
+        device = [p for p in self.program.parameters if not p.layout.host]
+        seconds, size = self._update(device)
         if seconds:
             seconds += self.hardware.launch_seconds
             yield StreamTask(self.graph.optimizer, (COMPUTE,), seconds, "optimizer", size, "", "updates the parameters")
+        seconds, size = self._update([p for p in self.program.parameters if p.layout.host])
+        if seconds:
+            name, why = f"{self.graph.optimizer} on the host", "updates the tables in host memory"
+            yield StreamTask(name, (HOST_MEMORY,), seconds, "optimizer", size, "", why, held_up=True)
+
+    def _update(self, parameters: Sequence[ProgramParameter]) -> tuple[float, float]:
+        """Seconds of an update of these, and their bytes."""
+        by_tensor = {p.tensor: p for p in self.graph.parameters}
+        own = [(by_tensor[self.program.value(p.value).tensor], p.layout) for p in parameters]
+        seconds = math.fsum(optimizer_seconds(self.hardware, self.graph, p, layout, self.mesh) for p, layout in own)
+        return seconds, float(sum(self.local(p.value).bytes for p in parameters if p.trainable))

@@ -187,7 +187,7 @@ class _Lives:
             return []
         end, spans = step_count(self.program) - 1, self._flat_gradients()
         flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
-        for p in (p for p in self.program.parameters if p.trainable):
+        for p in (p for p in self.program.parameters if p.trainable and not p.layout.host):
             held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
             born = self._born(p.path, p.value, end)
             complete = self._complete(p.value) if p.path in flat else end

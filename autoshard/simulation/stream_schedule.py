@@ -18,7 +18,7 @@ class StreamTask:
     """An event that has no time yet. It occupies all of `streams`, and is shown on the first.
 
     One `beside` the task before it does not wait for that one. `collective` is what it communicates over `axes`, "" for
-    a computation. `link`: the level of the cluster that limits it.
+    a computation. `link`: the level of the cluster that limits it. `held_up`: the host is, until it has ended.
     """
 
     name: str
@@ -33,6 +33,7 @@ class StreamTask:
     collective: str = ""
     axes: tuple[str, ...] = ()
     link: str = ""
+    held_up: bool = False
 
 
 @dataclass
@@ -85,6 +86,8 @@ class Schedule:
             Event(task.name, task.streams[0], start, seconds, task.phase, task.bytes, task.module, task.reason,
                   task.instruction, waits, task.collective, task.axes)
         )  # fmt: skip
+        if task.held_up:
+            self.host = start + seconds
         if COMPUTE in task.streams:
             self.computing = len(self.events) - 1, task.seconds
         if task.collective:

@@ -7,6 +7,7 @@ from typing import Literal
 
 Phase = Literal["forward", "backward", "optimizer"]
 COMPUTE = "compute"
+HOST_MEMORY, HOST_LINK = "host memory", "host link"  # look-ups on the host, and what passes the link to it
 
 
 def axis_stream(axis: str) -> str:
@@ -80,5 +81,5 @@ class Timeline:
 
     @property
     def communication_seconds(self) -> float:
-        """Of all collectives, each once."""
-        return sum(event.duration_seconds for event in self.events if event.stream != COMPUTE)
+        """Of all collectives, each once, and of the link to the host."""
+        return sum(e.duration_seconds for e in self.events if e.stream not in (COMPUTE, HOST_MEMORY))

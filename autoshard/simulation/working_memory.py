@@ -43,6 +43,8 @@ def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
             found.append(Temporary())
         elif isinstance(instruction, Collective):
             found.append(_moving(program, instruction))
+        elif instruction.host:
+            found.append(Temporary())
         else:
             own = _operator(program, graph, instruction)
             again = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
@@ -64,7 +66,9 @@ def _local(program: Program, instruction: Compute) -> tuple[LocalTensors, Layout
 
 def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple[int, ...], float]:
     """The operands that are not kept though the operator of the model keeps them, and the bytes that are kept beside
-    values: masks, statistics, copies."""
+    values: masks, statistics, copies. A look-up on the host keeps what it was sent there."""
+    if instruction.host:
+        return tuple(range(len(instruction.operands))), 0.0
     operands, layouts, results = _local(program, instruction)
     op = graph.by_op[instruction.op]
     own = kept(program.mesh, op, instruction.variant, operands, layouts, results)

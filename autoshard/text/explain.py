@@ -19,6 +19,7 @@ from autoshard.constraints.apply_pins import (
     pinned_nodes,
     refusal,
 )
+from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import Pin, parse_pin, parse_wants
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
@@ -174,6 +175,8 @@ def formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
     own = plan.search.all_to_all, plan.step.micro_batches
     formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
+    if on_host := offered(formulation, pins, plan.capacity_bytes):
+        formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own, on_host)
     for name in _styles(plan):
         formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
     return pinned(formulation, pins)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir import plan_json
@@ -62,6 +63,7 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -
     if math.isfinite(plan.capacity_bytes):
         memory += f" of {format_bytes(plan.capacity_bytes)} ({peak / plan.capacity_bytes:.1%})"
     rows.append(("memory per device", memory))
+    rows += [("host memory", words) for words in host_words(plan, graph)]
     ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.devices) * plan.step.micro_batches
     if ideal and seconds:
         rows.append(("MFU", f"{ideal / seconds:.1%} of the devices' peak FLOP/s"))
@@ -69,6 +71,16 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -
         step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
         rows.append(("beside styles" if index == 0 else "", f"{style.name}{step}: {words}"))
     return table([*rows, ("how sure", certainty(plan))], width)
+
+
+def host_words(plan: Plan, graph: Graph) -> list[str]:
+    """What lies in the memory of the hosts, where anything does."""
+    tables = [tensor.path for tensor in plan.parameters if tensor.layout.host]
+    if not tables:
+        return []
+    size = format_bytes(plan_host_bytes(plan, graph))
+    named = tables[0] if len(tables) == 1 else f"{len(tables)} tables, {tables[0]} the first,"
+    return [f"{size} a device: {named} with what trains {'it' if len(tables) == 1 else 'them'}"]
 
 
 def purpose(plan: Plan, graph: Graph) -> str:
@@ -298,6 +310,7 @@ def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "predicted_seconds": plan.predicted_seconds,
         "error_band": vars(error_band(plan, graph)),
         "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "host_bytes": plan_host_bytes(plan, graph),
         "capacity_bytes": plan.capacity_bytes if math.isfinite(plan.capacity_bytes) else None,
         "redistributions": len(plan.redistributions),
         "solver": plan.certificate.solver,

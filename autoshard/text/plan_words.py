@@ -131,7 +131,8 @@ def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
         if mesh.sizes[axis] > 1:
             said.setdefault(_axis_words(op, strategy, choice, axis, graph), []).append(mesh.names[axis])
     discovered = " (discovered)" if graph.rule_of.get(op.name) else ""
-    return (", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole") + discovered
+    words = ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
+    return words + (", on the host" if strategy.host else "") + discovered
 
 
 def _axis_words(op: Op, strategy: Strategy, choice: Choice, axis: int, graph: Graph) -> str:

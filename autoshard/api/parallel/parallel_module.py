@@ -41,7 +41,7 @@ def parallelize(model: nn.Module, plan: PlannedModel, *, device: str | torch.dev
     live = plan.live
     planned, call = (live.module, live.call) if live is not None else (own, _call_of(plan))
     kind = ranks.device_type(device)
-    mesh = ranks.parallel_mesh(plan.plan.mesh, kind)
+    mesh = ranks.parallel_mesh(plan.plan.mesh, kind, ranks.on_host(plan.plan))
     made = rank_model(plan.plan, plan.graph, plan.simulated.program, mesh)
     fill(made, dict([*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False)]))
     return ParallelModule(model, made, call, planned, plan.plan.step.micro_batches)

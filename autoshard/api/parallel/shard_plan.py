@@ -129,7 +129,7 @@ def variant_of(kind: CallKind, module: nn.Module, request: ShardRequest, before:
     plan, graph = plan_json.loads(plan_text), graph_json.loads(graph_text, "the graph of rank 0")
     found = PlannedModel(plan, graph, request.hardware)
     program = found.simulated.program
-    rank = rank_model(plan, graph, program, ranks.parallel_mesh(plan.mesh, request.device))
+    rank = rank_model(plan, graph, program, ranks.parallel_mesh(plan.mesh, request.device, ranks.on_host(plan)))
     names = program.outputs[1:] if summed else program.outputs
     said = request.said
     ins = [

@@ -34,6 +34,7 @@ from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
     HAS_LOSS,
+    HOST_TABLES,
     INPUTS,
     LABEL_COUNTS,
     LOSS_AXES,
@@ -409,7 +410,8 @@ def main() -> int:
         check_options(options)
         check_launch()
         check_devices(options.backend)
-        run(options, ParallelMesh.from_environment(MESH, options.backend, options.timeout, STAGES, VIRTUAL_STAGES))
+        stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)
+        run(options, ParallelMesh.from_environment(MESH, options.backend, options.timeout, *stages, host))
     except UserError as error:  # the process group is left as it is: other ranks may wait in a collective
         rank = os.environ.get("RANK", "0")
         if rank != "0" and not isinstance(error, BatchError):

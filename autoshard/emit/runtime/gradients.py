@@ -223,15 +223,27 @@ def clip_gradients(
             group += [] if parameter.grad is None else [local(parameter.grad)]
     total = torch.zeros((), device=mesh.device)
     for axes, group in sorted(gradients.items()):
-        dtype = torch.float64 if torch.float64 in {gradient.dtype for gradient in group} else torch.float32
-        norms = torch._foreach_norm(group, 2, dtype) if group else [torch.zeros_like(total)]
-        squares = torch.stack(list(norms)).square().sum()
+        squares = sum((_squares(own).to(mesh.device) for own in _by_device(group)), torch.zeros_like(total))
         if axes:
             mesh.joint(axes).transport.all_reduce(squares)()
         total = total + squares
     norm = (total if mesh.stages is None else mesh.stages.all_reduce(total.clone())).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in (*gradients.values(), elsewhere):
-        if group:
-            torch._foreach_mul_(group, scale)
+        for own in _by_device(group):
+            torch._foreach_mul_(own, scale.to(own[0].device))
     return norm
+
+
+def _by_device(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Those on the device, and those on the host."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        found.setdefault(gradient.device, []).append(gradient)
+    return list(found.values())
+
+
+def _squares(gradients: list[Tensor]) -> Tensor:
+    """The sum of the squares of all numbers."""
+    dtype = torch.float64 if torch.float64 in {gradient.dtype for gradient in gradients} else torch.float32
+    return torch.stack(list(torch._foreach_norm(gradients, 2, dtype))).square().sum()

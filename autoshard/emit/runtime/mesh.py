@@ -17,13 +17,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .axis import Axis, GroupTransport, Transport
+from .host import HOST
 from .micro_batches import LabelShares
 from .randomness import Random
 from .stages import Stages
 
 
 class ParallelMesh:
-    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None where ranks are simulated.
+    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None where ranks are simulated. `host_mesh`:
+    the same grid of their hosts, where a model has tables there.
 
     Of a pipeline, those of one stage: `stages` says which, and `rank` counts on it.
     """
@@ -36,8 +38,10 @@ class ParallelMesh:
         device: torch.device,
         device_mesh: DeviceMesh | None = None,
         stages: Stages | None = None,
+        host_mesh: DeviceMesh | None = None,
     ) -> None:
         self.axes, self.rank, self.device, self.device_mesh = dict(axes), rank, device, device_mesh
+        self.host_mesh = host_mesh
         self.stages = stages
         self.coordinates: dict[str, int] = {}
         for name, size in reversed(self.axes.items()):
@@ -56,11 +60,13 @@ class ParallelMesh:
         timeout_seconds: float | None = None,
         stages: int = 1,
         virtual: int = 1,
+        host: bool = False,
     ) -> ParallelMesh:
         """Joins the processes that torchrun started. `backend` is gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
         `timeout_seconds`: of a collective, None for the backend's own. With `stages`, each has a mesh of its own, and
-        holds `virtual` parts of the model.
+        holds `virtual` parts of the model. `host`: some of the model lies in host memory, for which gloo joins the
+        hosts, too.
         """
         size, started = math.prod(axes.values()) * stages, int(os.environ.get("WORLD_SIZE", "1"))
         if size != started:
@@ -76,15 +82,23 @@ class ParallelMesh:
                 options["timeout"] = datetime.timedelta(seconds=timeout_seconds)
             if backend == "nccl":
                 options["device_id"] = device  # communicators are made at once, and no rank guesses its device
-            dist.init_process_group(backend, **options)
+            own = f"cpu:gloo,{device.type}:{backend}" if host and device != HOST else backend
+            dist.init_process_group(own, **options)
+        if host and device != HOST and "cpu" not in str(dist.get_backend_config()):
+            raise RuntimeError(
+                "tables in host memory: the process group that is there joins devices alone\n"
+                f'  try: init_process_group("cpu:gloo,{device.type}:{backend}"), or none before'
+            )
         if stages == 1:
             device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-            return cls(axes, dist.get_rank(), _connect_group, device, device_mesh)
+            hosts = _host_mesh(device_mesh) if host or device == HOST else None
+            return cls(axes, dist.get_rank(), _connect_group, device, device_mesh, host_mesh=hosts)
         outer = next(name for name in ("stage", "stage_", "stage__") if name not in axes)
         whole = init_device_mesh(device.type, (stages, *axes.values()), mesh_dim_names=(outer, *axes))
+        hosts = _host_mesh(whole)[tuple(axes)] if host or device == HOST else None
         index, rank = divmod(dist.get_rank(), math.prod(axes.values()))
         held = Stages(index, stages, virtual, _stage_groups(rank, math.prod(axes.values())), whole.get_group(outer))
-        return cls(axes, rank, _connect_group, device, whole[tuple(axes)], held)
+        return cls(axes, rank, _connect_group, device, whole[tuple(axes)], held, hosts)
 
     @property
     def global_rank(self) -> int:
@@ -144,6 +158,14 @@ def _import_first() -> None:
     """Modules of torch whose functions take the group that is there when they are imported as a default, for ever."""
     import torch.distributed.nn
     import torch.distributed.optim  # noqa: F401
+
+
+def _host_mesh(devices: DeviceMesh) -> DeviceMesh:
+    """The same grid of hosts."""
+    if devices.device_type == HOST.type:
+        return devices
+    names = devices.mesh_dim_names
+    return init_device_mesh(HOST.type, tuple(devices.shape), mesh_dim_names=names)
 
 
 def _device(backend: str) -> torch.device:

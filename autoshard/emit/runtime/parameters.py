@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .axis import held_indices, shard_cuts, shard_size
+from .host import HOST
 from .leaves import grow_leaf, local
 from .mesh import ParallelMesh
 from .redistribution import all_gather
@@ -86,20 +87,23 @@ class Sharding:
 def shard_buffer(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *,
     split_shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32, ties: Sequence[str] = (),
-    init: Sequence[str | float] = (),
+    init: Sequence[str | float] = (), host: bool = False,
 ) -> Tensor:  # fmt: skip
     """An uninitialised tensor that has layout `layout` says on `split_shape` (default: `shape`).
 
-    `init` is what `init_parameters` will do to it.
+    `init` is what `init_parameters` will do to it. `host`: in the memory of the device's host.
     """
     split = torch.Size(shape if split_shape is None else split_shape)
     lengths = [len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(split)]
-    result = torch.empty(lengths, dtype=dtype, device=mesh.device)
-    if mesh.device_mesh is not None:
+    device_mesh = mesh.host_mesh if host else mesh.device_mesh
+    if host and device_mesh is None and mesh.device_mesh is not None:
+        raise RuntimeError(f"{name} lies in host memory\n  try: ParallelMesh.from_environment(..., host=True)")
+    result = torch.empty(lengths, dtype=dtype, device=HOST if host and mesh.device.type != "meta" else mesh.device)
+    if device_mesh is not None:
         dims = {axis.name: dim for axis, dim, *_ in shard_cuts(layout, mesh)}
         placements = [Shard(dims[axis]) if axis in dims else Replicate() for axis in mesh.axes]
         stride = torch.empty(split, device="meta").stride()
-        result = DTensor.from_local(result, mesh.device_mesh, placements, run_check=False, shape=split, stride=stride)
+        result = DTensor.from_local(result, device_mesh, placements, run_check=False, shape=split, stride=stride)
     cast(Any, result).sharding = Sharding(name, tuple(shape), tuple(split), layout, mesh, tuple(ties), tuple(init))
     grow_leaf(result)
     return result
@@ -108,10 +112,12 @@ def shard_buffer(
 def shard_parameter(
     name: str, shape: Sequence[int], layout: str, mesh: ParallelMesh, *, split_shape: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), init: Sequence[str | float] = (),
-    trainable: bool = True,
+    trainable: bool = True, host: bool = False,
 ) -> nn.Parameter:  # fmt: skip
     """The same as a parameter. `name` and `ties` are its names in the original state dict."""
-    held = shard_buffer(name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init)
+    held = shard_buffer(
+        name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init, host=host
+    )
     parameter = nn.Parameter(held, requires_grad=trainable)
     cast(Any, parameter).sharding = sharding(held)
     grow_leaf(parameter)

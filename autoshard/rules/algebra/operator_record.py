@@ -80,8 +80,9 @@ class Operator:
     Styles: `tensor_parallel`; `sequence_parallel`: Megatron splits it along the sequence, between two split layers.
     In words: `split_words` of (operand, dim), `factor_words` of a factor; `traced_as`: other names in traces of a run.
     `draws` random numbers while all these arguments are true (None: never); `chooses`: operand 1 holds indices of the
-    rows of operand 0, of its classes, or along argument `dim`; `moves`: it moves numbers and changes none. `dims` are
-    the arguments that count dims of operand 0, `dims_of_result` those that count them in the result.
+    rows of operand 0, of its classes, or along argument `dim`; `on_host`: it can run there, beside its table, operand
+    0; `moves`: it moves numbers and changes none. `dims` are the arguments that count dims of operand 0,
+    `dims_of_result` those that count them in the result.
     """
 
     rule: str | RuleFor | None = None
@@ -122,6 +123,7 @@ class Operator:
 
     draws: tuple[str, ...] | None = None
     chooses: Chooses = ""
+    on_host: bool = False
     moves: bool = False
     dims: str = ""
     dims_of_result: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from autoshard.ir.layout import Layout
+from autoshard.ir.layout import HOST, Layout
 
 ChoiceKind = Literal["factor", "repeat", "repeat_partial", "linear"]
 
@@ -49,13 +49,15 @@ class Strategy:
     """Choices in mesh order, with the layout of every operand (None where the operand is absent) and result.
 
     Layouts are normalised (`layout.normalise`). `variant` names the runtime implementation that replaces the plain
-    operator ("" = the operator itself on local tensors), e.g. `vocabulary_parallel_embedding`.
+    operator ("" = the operator itself on local tensors), e.g. `vocabulary_parallel_embedding`. `host`: it runs on the
+    hosts, where its table (operand 0) lies; it prints with `host` behind its choices.
     """
 
     choices: tuple[Choice, ...]
     operands: tuple[Layout | None, ...]
     results: tuple[Layout, ...]
     variant: str = ""
+    host: bool = False
 
     def __str__(self) -> str:
-        return " ".join(map(str, self.choices))
+        return " ".join([*map(str, self.choices), *([HOST] if self.host else [])])

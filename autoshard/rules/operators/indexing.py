@@ -184,6 +184,7 @@ OPERATORS: dict[str, Operator] = {
         tensor_parallel=TensorParallel(("vocabulary",), ("d",), False),
         split_words={(0, 0): "vocabulary-parallel", (0, 1): "hidden dim split"},
         chooses="rows",
+        on_host=True,
     ),
     "aten.embedding_bag": Operator(in_torch=True, chooses="rows"),
     "autoshard.embedding_bags": Operator(
@@ -194,6 +195,7 @@ OPERATORS: dict[str, Operator] = {
         spelling="F.embedding_bag({1}, {0}<2><mode='mean'><per_sample_weights:3><padding_idx>)",
         split_words={(0, 0): "rows of the table split", (0, 1): "columns of the table split"},
         chooses="rows",
+        on_host=True,
     ),
     "aten.gather": Operator(
         rule=gather, saves=keeps(1), bandwidth="gather", spelling="{0}.gather({dim}, {1})", chooses="along", dims="dim"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autoshard import costs
@@ -61,7 +62,8 @@ def is_quick(plan: Plan, graph: Graph, steps: int, this_machine: Hardware, ranks
 def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, ranks: int, in_turns: bool) -> float:
     """Processes share the cores, ranks in lock-step take turns; float64 takes twice the time; the reference does at
     most the work of all ranks. Fewer ranks do the work of all the plan's devices together."""
-    chosen = chosen_strategies(plan, graph)
+    strategies = chosen_strategies(plan, graph)
+    chosen = {name: replace(own, host=False) for name, own in strategies.items()}  # here the device is its host
     device = sum(sum(costs.local_seconds(machine, plan.mesh, graph, op, chosen[op.name])) for op in graph.ops)
     at_once = 1 if in_turns else min(ranks, os.cpu_count() or 1)
     issued = ISSUE_SECONDS * len(graph.ops) * ranks * steps / at_once

@@ -1,0 +1,82 @@
+"""Look-ups on the host of a device: what passes the link between the two, and what the host's own memory takes.
+
+    t = latency + bytes / (bandwidth * efficiency)     a transfer over the link: ids down, rows up; backward, rows down
+    t = bytes / (bandwidth * efficiency / devices)     work in host memory, which all devices of a node share
+
+The host looks up itself, so it issues nothing else meanwhile, and a transfer to the host waits for the device: in a
+step, all of it runs in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.cluster.hardware import Hardware, NodeHost
+from autoshard.costs.compute import traffic
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.local_op import LocalTensor, local_op
+from autoshard.rules.algebra.variant_record import LocalTensors
+from autoshard.rules.host_tables import TABLE
+
+TO_HOST, LOOK_UP, TO_DEVICE = "to host", "look up", "to device"
+
+
+@dataclass(frozen=True)
+class HostTask:
+    """TO_HOST, LOOK_UP or TO_DEVICE, its seconds, and the bytes that pass the link or are read and written."""
+
+    what: str
+    seconds: float
+    bytes: float
+
+
+Tasks = tuple[HostTask, ...]
+
+
+def host_of(hardware: Hardware) -> NodeHost:
+    """UsageError where the profile says nothing of one."""
+    if hardware.host is None:
+        hint = "a profile with a [host] table: autoshard profiles NAME > mine.toml"
+        raise UsageError(f"the profile {hardware.name} has no [host]: nothing can be placed on the host", hint)
+    return hardware.host
+
+
+def link_seconds(hardware: Hardware, size: float) -> float:
+    """One transfer between a device and its host; nothing for no bytes."""
+    host = host_of(hardware)
+    return host.link_latency_seconds + size / (host.link_bandwidth * host.link_efficiency) if size else 0.0
+
+
+def memory_seconds(hardware: Hardware, size: float) -> float:
+    """Reading and writing `size` bytes of host memory for one device, while the others of the node do the same."""
+    host = host_of(hardware)
+    return size * hardware.devices_per_node / (host.memory_bandwidth * host.memory_efficiency)
+
+
+def host_tasks(
+    hardware: Hardware, graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...], variant: str
+) -> tuple[Tasks, Tasks]:
+    """Forward and backward of a look-up of local tensors, each in order; no backward in a graph without a loss."""
+    there, back = traffic(local_op(op, operands, results, 0.0, variant))
+    given = [x for position, x in enumerate(operands) if position != TABLE and x is not None]
+    rows = float(sum(result.bytes for result in results))
+    learnt = float(sum(x.bytes for x in given if x.requires_grad))  # weights of ids
+    forward = _tasks(hardware, float(sum(x.bytes for x in given)), there, rows)
+    trained = graph.loss is not None and any(x is not None and x.requires_grad for x in operands)
+    return forward, _tasks(hardware, rows, back, learnt) if trained else ()
+
+
+def _tasks(hardware: Hardware, down: float, work: float, up: float) -> Tasks:
+    """Bytes to the host, bytes of its memory, bytes to the device."""
+    steps = (
+        HostTask(TO_HOST, link_seconds(hardware, down), down),
+        HostTask(LOOK_UP, memory_seconds(hardware, work), work),
+        HostTask(TO_DEVICE, link_seconds(hardware, up), up),
+    )
+    return tuple(step for step in steps if step.bytes)
+
+
+def seconds_of(tasks: Tasks, *, link: bool) -> float:
+    """Of what passes the link, or of the rest."""
+    return sum(task.seconds for task in tasks if (task.what != LOOK_UP) == link)

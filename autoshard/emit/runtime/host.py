@@ -1,0 +1,38 @@
+"""Look-ups on the host: ids are sent to its memory, where the table is, rows come back, and their gradients go there.
+
+The host waits for what it needs of the device; what it sends is on its way while it goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HOST = torch.device("cpu")
+
+
+def to_host(x: Tensor) -> Tensor:
+    """In host memory, once it is there."""
+    return x if x.device == HOST else x.to(HOST)
+
+
+def to_device(rows: Tensor, device: torch.device) -> Tensor:
+    """On the device; backward brings the gradient to the host."""
+    return rows if rows.device == device else _ToDevice.apply(rows, device)
+
+
+class _ToDevice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, device: torch.device) -> Tensor:
+        return _pinned(rows, device).to(device, non_blocking=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(HOST), None
+
+
+def _pinned(rows: Tensor, device: torch.device) -> Tensor:
+    """Where CUDA copies from without waiting; torch keeps such memory for the next time."""
+    return rows.pin_memory() if device.type == "cuda" and torch.cuda.is_available() else rows

@@ -1,0 +1,32 @@
+"""The choices of look-ups whose tables may lie in host memory."""
+
+from __future__ import annotations
+
+from autoshard import rules
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.device_bytes import host_bytes
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import Layout
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.host_tables import TABLE
+
+
+class HostChoices:
+    """What look-ups in the tables `on_host` may do there beside what they may do on the device."""
+
+    def __init__(self, graph: Graph, mesh: Mesh, hardware: Hardware, on_host: frozenset[str]) -> None:
+        self.graph, self.mesh, self.hardware = graph, mesh, hardware
+        self.tables = {p.tensor: p for p in graph.parameters if p.tensor in on_host}
+
+    def has(self, op: Op) -> bool:
+        return bool(op.operands) and op.operands[TABLE] in self.tables
+
+    def strategies(self, op: Op, every: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """Those whose part of the table fits the host."""
+        return tuple(s for s in rules.host_strategies(self.graph, op, every) if self._fits(op, s.operands[TABLE]))
+
+    def _fits(self, op: Op, layout: Layout | None) -> bool:
+        table = self.tables[str(op.operands[TABLE])]
+        assert layout is not None
+        return host_bytes(self.graph, table, layout, self.mesh) <= self.hardware.host_memory_bytes
