@@ -151,7 +151,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
             wanted.mesh,
             hardware,
             seed,
-            origin=wanted.origin,
+            origin=wanted.origin_of(graph),
             all_to_all=wanted.all_to_all,
             micro_batches=micro_batches(graph, wanted),
         )

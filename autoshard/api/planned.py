@@ -93,7 +93,7 @@ class PlannedModel:
     def __str__(self) -> str:
         from autoshard.text.plan_summary import summary
 
-        return summary(self.plan, self.graph)
+        return summary(self.plan, self.graph, timeline=self.simulated.timeline)
 
     def __repr__(self) -> str:
         return f"<plan {self.hash} of {self.graph.name} on {self.plan.mesh} of {self.plan.hardware}>"

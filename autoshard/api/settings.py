@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
+from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
@@ -18,7 +19,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.styles.parallel_mode import BEST, of_mode, read_mode
 from autoshard.units import parse_quantity
 
-FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all")
+FURTHER = ("strategy", "solver", "ilp_engine", "pins_file", "pareto", "all_to_all", "fuse")
 STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.name != "pins")
 
 
@@ -64,6 +65,8 @@ def search_request(
         raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
     given = {name: value for name, value in further.items() if name not in STEP}
     file = given.pop("pins_file", None)
+    if "fuse" in given:
+        given["fuse"] = _fuse_texts(given["fuse"])
     return wanted(
         own,
         devices,
@@ -94,6 +97,7 @@ def wanted(
 ) -> SearchRequest:
     """The request of a program or of a command; `settings` are fields of it. UsageError where they contradict."""
     step.check()
+    read_fusion(settings.get("fuse", ()))
     strategy, mesh = of_mode(read_mode(mode), strategy, mesh, devices, bool(pins or pins_file))
     if mesh is None and devices is None:
         raise UsageError(*words.missing)
@@ -129,6 +133,13 @@ def pin_texts(pins: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(pins, Mapping):
         return tuple(f"{what}={how}" for what, how in pins.items())
     return (pins,) if isinstance(pins, str) else tuple(pins)
+
+
+def _fuse_texts(fuse: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
+    """`{"all_reduce": "25MiB"}` as `all_reduce=25MiB`."""
+    if isinstance(fuse, Mapping):
+        return tuple(f"{collective}={how}" for collective, how in fuse.items())
+    return (fuse,) if isinstance(fuse, str) else tuple(fuse)
 
 
 def _quantity(value: str | float | None, dimension: str) -> float | None:

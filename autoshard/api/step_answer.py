@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.fusion_request import read_fusion
 from autoshard.joint.joint_plan import confirmed, step_seconds
 from autoshard.joint.joint_search import JointResult
 from autoshard.joint.step_request_space import searched_step
@@ -29,5 +30,5 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     reason = step_text.not_written(found)
     if reason:
         return StepAnswer(found, None, reason)
-    found, graph, plan = confirmed(found, hardware, model.origin)
+    found, graph, plan = confirmed(found, hardware, replace(model.origin, fusion=read_fusion(wanted.fuse)))
     return StepAnswer(found, PlannedModel(plan, graph, hardware), "", step_seconds(plan))

@@ -103,7 +103,7 @@ def plan(
     `WHAT=HOW`. `mode`: auto, semi-auto (data parallel but for pins), data-parallel or stand-alone. `memory_limit` per
     device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `dataset_strategy`: how often each dim
     of each input is cut, `((4, 1, 2, 1), (4,))`, or `"data_parallel"`; default: what the search finds. `search` are
-    further settings: strategy, solver, ilp_engine, pins_file, pareto, all_to_all; micro_batches or global_batch,
+    further settings: strategy, solver, ilp_engine, pins_file, pareto, all_to_all, fuse; micro_batches or global_batch,
     stages, virtual_stages, schedule, recompute. `cache`: a folder of earlier plans, the same for the same graph and
     request; default: $AUTOSHARD_CACHE, or none.
 

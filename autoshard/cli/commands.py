@@ -147,7 +147,8 @@ def plan(options: argparse.Namespace) -> int:
     summary |= {"searched_step": told} if told else {}
     summary |= {"ignored": list(made.ignored), "pareto": [vars(point) for point in made.front]}
     if not options.json:
-        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width()))
+        timeline = made.simulated.timeline
+        print(plan_summary.summary(made.plan, made.graph, made.styles, terminal_width(), timeline))
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
@@ -213,6 +214,7 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         time_limit_seconds=options.time_limit,
         pareto=options.pareto,
         all_to_all=not options.no_all_to_all,
+        fuse=tuple(options.fuse),
     )
 
 

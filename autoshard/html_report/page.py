@@ -29,7 +29,7 @@ from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.text.answer_words import certainty, gap_words, space
-from autoshard.text.plan_summary import purpose
+from autoshard.text.plan_summary import collective_words, purpose
 from autoshard.units import format_bytes, format_seconds
 
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
@@ -69,7 +69,7 @@ def page(
         **_timeline(timeline),
         "data": _data(plan, graph, program, hardware, timeline, model_text),
         **_memory(plan, graph, program, hardware, timeline),
-        **_chosen(plan, graph, program),
+        **_chosen(plan, graph, program, timeline),
         **_certificate(plan),
         **view(plan, styles, front),
     }
@@ -113,7 +113,7 @@ def _memory(plan: Plan, graph: Graph, program: Program, hardware: Hardware, time
     }
 
 
-def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
+def _chosen(plan: Plan, graph: Graph, program: Program, timeline: Timeline) -> dict[str, Any]:
     moves = plan.redistributions
     seconds = sum(move.forward_seconds + move.backward_seconds for move in moves)
     places = f"{len(moves)} redistribution{'s' if len(moves) != 1 else ''}"
@@ -122,6 +122,7 @@ def _chosen(plan: Plan, graph: Graph, program: Program) -> dict[str, Any]:
         "stored": stored(plan, graph),
         "redistributions": redistributions(plan, graph),
         "redistribution_text": f"{places}, {format_seconds(seconds)} a step. Sizes are of whole tensors, times of one.",
+        "collective_text": f"Collectives: {collective_words(timeline)}." if collective_words(timeline) else "",
         "buckets": buckets(program),
         "weight_buckets": weight_buckets(program),
     }

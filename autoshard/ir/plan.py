@@ -201,6 +201,24 @@ class StepPlan:
         return len({part.stage for part in self.parts}) or 1
 
 
+FUSED = ("all_reduce", "all_gather")  # what is fused: gradients; weights, with the reduce-scatters of theirs
+FUSIONS = ("none", "size", "index", "auto")
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How collectives of one kind go together, where a user said so: one of FUSED, by one of FUSIONS.
+
+    A bucket closes with `bucket_bytes` of one device, of "auto" by the cost model. "index": a new bucket begins with
+    each of the gradients `first`, counted as backward completes them.
+    """
+
+    collective: str
+    mode: str
+    bucket_bytes: float = 0.0
+    first: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Plan:
     graph_hash: str
@@ -223,6 +241,7 @@ class Plan:
     versions: tuple[tuple[str, str], ...] = ()
     search: Search = Search()
     step: StepPlan = StepPlan()
+    fusion: tuple[Fusion, ...] = ()  # of what none is said, buckets are as `program` makes them
 
     @property
     def devices(self) -> int:

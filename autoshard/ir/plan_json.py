@@ -35,7 +35,8 @@ def loads(text: str, where: str = "plan") -> Plan:
         )
     found = data.get("schema_version")
     if type(found) is int and OLDEST <= found < SCHEMA_VERSION and isinstance(data.get("step", {}), dict):
-        data, found = data | {"step": encode(StepPlan()) | data.get("step", {})}, SCHEMA_VERSION
+        step = encode(StepPlan()) | data.get("step", {})
+        data, found = {"fusion": []} | data | {"step": step}, SCHEMA_VERSION
     if found != SCHEMA_VERSION:
         raise InvalidFileError(
             f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",

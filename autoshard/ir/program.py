@@ -13,7 +13,7 @@ from functools import cached_property
 from autoshard.ir.graph import Attribute
 from autoshard.ir.layout import Layout, LocalSize, Placement
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import StepPlan
+from autoshard.ir.plan import Fusion, StepPlan
 
 LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
@@ -197,6 +197,7 @@ class Program:
     step: StepPlan = field(default_factory=StepPlan)  # the program is one micro-batch of it
     label_counts: tuple[LabelCount, ...] = ()  # in order; of a step with one micro-batch none
     short_lived: tuple[tuple[str, ...], ...] = ()  # values of one storage each, see `program.short_lived`
+    fusion: tuple[Fusion, ...] = ()  # the plan's: what its buckets were made by
 
     @cached_property
     def variables(self) -> frozenset[str]:

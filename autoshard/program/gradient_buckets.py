@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import REPLICATE_PARTIAL
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Fusion
 from autoshard.ir.program import GradientBucket, Instruction, LocalValue, ProgramParameter
 from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.weights import source_of, weight_steps
@@ -26,9 +27,12 @@ def gradient_buckets(
     values: Mapping[str, LocalValue],
     mesh: Mesh,
     given: Mapping[int, int],
+    fusion: Sequence[Fusion] = (),
 ) -> tuple[GradientBucket, ...]:
     """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more. `given`: see
-    `backward_ends`."""
+    `backward_ends`. `fusion`: the plan's."""
+    own = next((one for one in fusion if one.collective == "all_reduce"), None)
+    firsts = frozenset(own.first if own else ())
     ended = backward_ends(instructions, values, (p.value for p in parameters), given)
     partial = [p for p in reversed(parameters) if p.trainable and _axes(values[p.value], mesh)]
     open_: dict[tuple[tuple[str, ...], str], list[ProgramParameter]] = {}
@@ -36,14 +40,16 @@ def gradient_buckets(
     closed: list[GradientBucket] = []
 
     def close(key: tuple[tuple[str, ...], str]) -> None:
-        own = open_.pop(key)
-        after = min(ended.get(p.value, 0) for p in own)
-        closed.append(GradientBucket(*key, tuple(p.path for p in own), after))
+        members = open_.pop(key)
+        after = min(ended.get(p.value, 0) for p in members)
+        closed.append(GradientBucket(*key, tuple(p.path for p in members), after))
 
-    for parameter in sorted(partial, key=lambda p: -ended.get(p.value, 0)):
+    for number, parameter in enumerate(sorted(partial, key=lambda p: -ended.get(p.value, 0))):
         value = values[parameter.value]
         key = _axes(value, mesh), parameter.dtype
-        limit = BUCKET_BYTES if key in filled else FIRST_BUCKET_BYTES
+        for other in list(open_) if number in firsts else ():
+            close(other)
+        limit = _limit(own, BUCKET_BYTES if key in filled else FIRST_BUCKET_BYTES)
         open_.setdefault(key, []).append(parameter)
         size = sum(local_bytes(values[p.value], mesh) for p in open_[key])
         if size >= limit:
@@ -52,6 +58,13 @@ def gradient_buckets(
     for key in list(open_):
         close(key)
     return tuple(sorted(closed, key=lambda bucket: -bucket.after))
+
+
+def _limit(fusion: Fusion | None, built_in: float) -> float:
+    """Bytes with which a bucket closes."""
+    if fusion is None:
+        return built_in
+    return math.inf if fusion.mode == "index" else fusion.bucket_bytes
 
 
 def backward_ends(

@@ -76,7 +76,7 @@ class _Lowering:
         once = gathered_once(parameters, self.instructions, self.values) if whole else frozenset()
         instructions = with_gathers(self.instructions, self.values, stored, graph, again, once)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
-        together = weight_buckets(parameters, instructions, self.values, self.mesh) if graph.loss else ()
+        together = weight_buckets(parameters, instructions, self.values, self.mesh, plan.fusion) if graph.loss else ()
         return Program(
             graph.name,
             self.mesh,
@@ -88,7 +88,7 @@ class _Lowering:
             outputs,
             loss,
             updates,
-            gradient_buckets(parameters, instructions, self.values, self.mesh, given_at(together)),
+            gradient_buckets(parameters, instructions, self.values, self.mesh, given_at(together), plan.fusion),
             graph.modules,
             plan.precision,
             plan.optimizer,
@@ -98,6 +98,7 @@ class _Lowering:
             plan.step,
             label_counts(instructions, self.values, self.mesh) if plan.step.micro_batches > 1 else (),
             short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
+            plan.fusion,
         )
 
     # --- values ---

@@ -76,10 +76,10 @@ class _Cut:
         inputs = (*self.handed[number], *(name for name in program.inputs if name in read))
         known = made | {*inputs} | {name for name in self.stored if name in read}
         values = tuple(value for value in program.values if value.name in known)
+        named = {value.name: value for value in values}
         ops = {step.op for step in instructions if isinstance(step, Compute)}
-        known_values = {v.name: v for v in values}
         once = program.step.zero < 3
-        together = weight_buckets(parameters, instructions, known_values, program.mesh) if once else ()
+        together = weight_buckets(parameters, instructions, named, program.mesh, program.fusion) if once else ()
         return replace(
             program,
             values=values,
@@ -90,7 +90,9 @@ class _Cut:
             outputs=(program.loss or "",) if last else self.handed[number + 1],
             loss=program.loss if last else None,
             buffer_updates=updates,
-            gradient_buckets=gradient_buckets(parameters, instructions, known_values, program.mesh, given_at(together)),
+            gradient_buckets=gradient_buckets(
+                parameters, instructions, named, program.mesh, given_at(together), program.fusion
+            ),
             weight_buckets=together,
             label_counts=tuple(count for count in program.label_counts if count.op in ops),
         )

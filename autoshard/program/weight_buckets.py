@@ -8,10 +8,11 @@ used first in backward, and stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Fusion
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter, WeightBucket
 from autoshard.program.gradient_buckets import local_bytes
 from autoshard.program.module_scopes import operands_of
@@ -39,28 +40,54 @@ def weight_buckets(
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
     mesh: Mesh,
+    fusion: Sequence[Fusion] = (),
 ) -> tuple[WeightBucket, ...]:
-    """In the order of their first use; one for each set of axes and dtype in a block."""
+    """In the order of their first use; one for each set of axes and dtype in a block, or by the plan's `fusion`."""
+    own = next((one for one in fusion if one.collective == "all_gather"), None)
+    limit = None if own is None else own.bucket_bytes
+
+    def size(group: list[_Gather]) -> int:
+        steps = [instructions[gather.position] for gather in group]
+        return sum(local_bytes(values[step.result], mesh) for step in steps if isinstance(step, Collective))
+
     runs: list[list[_Gather]] = []
     for gather in _apart(_gathers(parameters, instructions, values)):
         if runs and not (gather.alone or runs[-1][-1].alone) and runs[-1][-1].block == gather.block:
             runs[-1].append(gather)
         else:
             runs.append([gather])
-    runs = _merged(runs, instructions, values, mesh)
+    runs = _merged(runs, size, limit)
     ends = [max(gather.last for gather in run) for run in runs]
-    return tuple(bucket for i, run in enumerate(runs) for bucket in _buckets(run, i, kept=ends[i] == max(ends)))
+    return tuple(
+        bucket
+        for i, run in enumerate(runs)
+        for bucket in _buckets(_split(run, size, limit), i, kept=ends[i] == max(ends))
+    )
 
 
-def _buckets(run: list[_Gather], block: int, kept: bool) -> list[WeightBucket]:
-    kinds: dict[tuple[tuple[str, ...], str], list[_Gather]] = {}
+def _split(run: list[_Gather], size: Callable[[list[_Gather]], int], limit: float | None) -> list[list[_Gather]]:
+    """What goes together, in order of its first: one for each set of axes and dtype, or more of at most `limit`."""
+    kinds: dict[tuple[tuple[str, ...], str], list[list[_Gather]]] = {}
     for gather in run:
-        kinds.setdefault((gather.axes, gather.dtype), []).append(gather)
+        own = kinds.setdefault((gather.axes, gather.dtype), [])
+        if own and (limit is None or size([*own[-1], gather]) <= limit):
+            own[-1].append(gather)
+        else:
+            own.append([gather])
+    return sorted((group for own in kinds.values() for group in own), key=lambda group: group[0].position)
+
+
+def _buckets(groups: list[list[_Gather]], block: int, kept: bool) -> list[WeightBucket]:
     return [
         WeightBucket(
-            *kind, tuple(gather.position for gather in own), block, kept and any(g.again for g in own), own[0].once
+            own[0].axes,
+            own[0].dtype,
+            tuple(g.position for g in own),
+            block,
+            kept and any(g.again for g in own),
+            own[0].once,
         )
-        for kind, own in kinds.items()
+        for own in groups
     ]
 
 
@@ -76,18 +103,15 @@ def _apart(gathers: list[_Gather]) -> list[_Gather]:
 
 
 def _merged(
-    groups: list[list[_Gather]], instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh
+    groups: list[list[_Gather]], size: Callable[[list[_Gather]], int], limit: float | None
 ) -> list[list[_Gather]]:
-    """What stands before the first block, and small rests after one, join it."""
-
-    def size(group: list[_Gather]) -> int:
-        steps = [instructions[gather.position] for gather in group]
-        return sum(local_bytes(values[step.result], mesh) for step in steps if isinstance(step, Collective))
-
+    """What stands before the first block, and small rests after one, join it. By a `limit`, so do blocks within it."""
     result: list[list[_Gather]] = []
     for group in groups:
         before = result[-1] if result else None
-        if before is not None and not (before[-1].alone or group[0].alone) and _is_rest(before, group, size(group)):
+        if before is None or before[-1].alone or group[0].alone:
+            result.append(list(group))
+        elif _is_rest(before, group, size(group)) if limit is None else size([*before, *group]) <= limit:
             before.extend(group)
         else:
             result.append(list(group))
@@ -197,3 +221,9 @@ def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
         assert isinstance(step, Collective)
         found.append(paths[source_of(program.instructions[steps[step.result][0]]) or ""])
     return tuple(found)
+
+
+def bucket_bytes(program: Program, bucket: WeightBucket) -> float:
+    """Of the whole weights, on the device that holds most."""
+    steps = [program.instructions[position] for position in bucket.gathers]
+    return float(sum(local_bytes(program.value(s.result), program.mesh) for s in steps if isinstance(s, Collective)))

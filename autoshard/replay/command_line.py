@@ -6,6 +6,7 @@ import math
 import shlex
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir.plan import OpPlan, Plan, StepPlan
@@ -34,6 +35,7 @@ def command(plan: Plan, training: bool = True) -> str:
         parts.append(f"--solver {shlex.quote(plan.certificate.solver)}")
     if not plan.search.all_to_all:
         parts.append("--no-all-to-all")
+    parts += [f"--fuse {shlex.quote(fusion_text(fusion))}" for fusion in plan.fusion]
     usable = parse_hardware(plan.hardware_text).usable_memory_bytes
     if math.isfinite(plan.capacity_bytes) and plan.capacity_bytes != usable:
         parts.append(f"--memory-limit '{plan.capacity_bytes:.17g} B'")

@@ -16,6 +16,7 @@ from autoshard.ir.plan import (
     BUFFER_UPDATE,
     OUTPUT,
     Certificate,
+    Fusion,
     OpPlan,
     Parts,
     Plan,
@@ -30,10 +31,12 @@ from autoshard.solvers.common.result import Solution
 
 @dataclass(frozen=True)
 class Origin:
-    """What the user named, so that a plan can be rebuilt and verified: the model and its keyword arguments."""
+    """What the user named, so that a plan can be rebuilt and verified: the model and its keyword arguments; and how
+    collectives of any plan of it go together."""
 
     model: str = ""
     arguments: tuple[tuple[str, str | int | float | bool], ...] = ()
+    fusion: tuple[Fusion, ...] = ()
 
 
 def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
@@ -68,7 +71,7 @@ def plan_of(
         )
         for kind in STORED
     }
-    return Plan(
+    plan = Plan(
         graph_hash=graph_hash(graph),
         model=origin.model,
         model_arguments=origin.arguments,
@@ -89,7 +92,11 @@ def plan_of(
         versions=_versions(),
         step=StepPlan(formulation.micro_batches),
         search=Search(all_to_all=formulation.all_to_all),
+        fusion=origin.fusion,
     )
+    from autoshard.simulation.fusion_sizes import with_sizes
+
+    return with_sizes(plan, graph, formulation.hardware)
 
 
 def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> Plan:

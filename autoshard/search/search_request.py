@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.pins import Pin, read_pins
 from autoshard.constraints.step_request import STAGE_PIN, StepRequest
 from autoshard.errors import UsageError
@@ -27,7 +28,8 @@ class SearchRequest:
     Either `mesh`, or `devices` for a search over meshes. `strategy`: "best", a style of `STYLES`, or "random:SEED".
     `level`: 0 ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as
     `WHAT=HOW`, further ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model
-    as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each.
+    as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each. `fuse`:
+    which collectives go together, see fusion_request.py.
     """
 
     mesh: Mesh | None = None
@@ -44,6 +46,7 @@ class SearchRequest:
     all_to_all: bool = True
     origin: Origin = field(default_factory=Origin)
     step: StepRequest = field(default_factory=StepRequest)
+    fuse: tuple[str, ...] = ()
 
     @property
     def searches_step(self) -> bool:
@@ -58,6 +61,11 @@ class SearchRequest:
         """The pins in the words of `mesh`. UsageError where one names an axis or a layout that there is not."""
         texts = tuple(text for text in self.pins if not text.startswith(STAGE_PIN))
         return read_pins(texts, self.pins_file, mesh)
+
+    def origin_of(self, graph: Graph) -> Origin:
+        """The model, and what is asked of all plans of it."""
+        origin = self.origin if self.origin.model else Origin(graph.source)
+        return replace(origin, fusion=read_fusion(self.fuse))
 
     def random_seed(self) -> int | None:
         """Of a random plan, None for a searched one. UsageError where there is no such strategy."""

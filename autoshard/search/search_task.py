@@ -18,7 +18,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
-from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.build_plan import plan_of, priced
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
@@ -128,7 +128,7 @@ class SearchTask:
             graph, hardware = self.formulation.graph, self.formulation.hardware
             style = self.request.strategy if self.request.strategy in STYLES else "search"
             by = "propagated" if self.solver == "propagation" else style
-            origin = self.request.origin if self.request.origin.model else Origin(graph.source)
+            origin = self.request.origin_of(graph)
             plan = plan_of(self.formulation, solution, origin, self.memory_limit_bytes, by, self.fixed)
             return priced(plan, graph, hardware)
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.bands import Band, family
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.ir import plan_json
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import Candidate, Plan, RedistributionPlan
+from autoshard.ir.plan import Candidate, Fusion, Plan, RedistributionPlan
 from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
 from autoshard.text import plan_words
@@ -34,14 +35,20 @@ SHOWN_DTYPES = ("bfloat16", "float16", "float32")  # the first that a device has
 SHOWN_SHARE = 0.05  # an op without parameters and redistributions is shown from this share of its block
 
 
-def summary(plan: Plan, graph: Graph, styles: Sequence[StylePlan] = (), width: int = WIDTH) -> str:
+def summary(
+    plan: Plan,
+    graph: Graph,
+    styles: Sequence[StylePlan] = (),
+    width: int = WIDTH,
+    timeline: Timeline | None = None,
+) -> str:
     """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
-    possible. `styles`: see search/style_plans.py."""
+    possible. `styles`: see search/style_plans.py. `timeline`: the simulated step, whose collectives are counted."""
     stages = f" on each of {plan.step.stages} stages" if plan.step.stages > 1 else ""
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     lines += ["", *_answer(plan, graph, styles, width), "", *_block_table(plan, graph, width), ""]
-    lines += _figures(plan, graph, width)
+    lines += _figures(plan, graph, timeline, width)
     if plan.search.meshes:
         lines += ["", *mesh_table(plan, width)]
     for note in plan.search.notes:
@@ -144,7 +151,7 @@ def collectives(move: RedistributionPlan, differentiable: bool = True) -> str:
     return ", ".join(text.format(" and ".join(names)) for text, names in axes.items())
 
 
-def _figures(plan: Plan, graph: Graph, width: int) -> list[str]:
+def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, width: int) -> list[str]:
     """Where the step goes, in rows that add up to it, and what else was simulated."""
     compute = sum(op.forward_seconds + op.backward_seconds for op in plan.ops)
     moved = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
@@ -159,10 +166,13 @@ def _figures(plan: Plan, graph: Graph, width: int) -> list[str]:
         *([("", signed_seconds(overlap, 4), "overlap, and other differences of the simulation")] if told else []),
         ("", format_seconds(plan.predicted_seconds), "predicted step"),
     ]
+    if timeline is not None and (words := collective_words(timeline)):
+        rows.append(("collectives", "", words))
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
     names = ["also simulated", *[""] * len(others)]
     rows += [(name, *candidate_words(c)) for name, c in zip(names, others, strict=False)]
     asked = certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
+    asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
     if plan.search.cut_short:
         asked.append(
             ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
@@ -258,6 +268,28 @@ def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
     rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
     notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds)]
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
+
+
+def collective_words(timeline: Timeline) -> str:
+    """`52 a step over 2 groups, on 2 streams: 48 all-reduce tp, 4 all-reduce dp`; "" without any."""
+    found = collective_counts(timeline)
+    if not found:
+        return ""
+    groups, streams = {axes for _, axes in found}, {axis for _, axes in found for axis in axes}
+    kinds = [f"{count.calls} {kind.replace('_', '-')} {'+'.join(axes)}" for (kind, axes), count in found.items()]
+    many = f"{_number(len(groups), 'group')}, on {_number(len(streams), 'stream')}"
+    return f"{sum(count.calls for count in found.values())} a step over {many}: {', '.join(kinds)}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def fusion_words(fusion: Fusion) -> str:
+    """`all_reduce=auto (buckets of 3 MiB)`."""
+    size = f" (buckets of {format_bytes(fusion.bucket_bytes, 3)})" * (fusion.mode == "auto" and fusion.bucket_bytes > 0)
+    text = f"{fusion.collective}={format_bytes(fusion.bucket_bytes)}" if fusion.mode == "size" else fusion_text(fusion)
+    return text + size
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""Sizes of buckets by the cost model: a collective of m bytes takes t = alpha m + beta.
+
+Of M bytes in n buckets, n beta and all that is moved stand beside backward; the last bucket, of alpha M / n, after it.
+Their sum is least with buckets of sqrt(M beta / alpha) bytes: larger ones delay, smaller ones cost their starts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.costs.collective import joint_seconds, per_byte_seconds
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Fusion, Plan
+from autoshard.ir.program import Program
+
+
+def with_sizes(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
+    """The plan with the sizes of what is to be fused by the cost model."""
+    if all(fusion.mode != "auto" for fusion in plan.fusion):
+        return plan
+    from autoshard.program.lower import lower
+
+    program = lower(replace(plan, fusion=()), graph)
+    fusion = tuple(_sized(own, program, hardware) if own.mode == "auto" else own for own in plan.fusion)
+    return replace(plan, fusion=fusion)
+
+
+def _sized(fusion: Fusion, program: Program, hardware: Hardware) -> Fusion:
+    totals = _totals(program, fusion.collective)
+    if not totals:
+        return fusion
+    names = max(totals, key=lambda axes: totals[axes])
+    axes = tuple(program.mesh.index(name) for name in names)
+    start = joint_seconds(hardware, program.mesh, axes, fusion.collective, 1.0)
+    per_byte = per_byte_seconds(hardware, program.mesh, axes, fusion.collective)
+    if per_byte == 0:
+        return replace(fusion, bucket_bytes=totals[names])
+    return replace(fusion, bucket_bytes=float(math.ceil(math.sqrt(totals[names] * start / per_byte))))
+
+
+def _totals(program: Program, collective: str) -> dict[tuple[str, ...], float]:
+    """Axes -> bytes of all buckets over them."""
+    from autoshard.program.weight_buckets import bucket_bytes as gathered
+    from autoshard.simulation.memory_curve import bucket_bytes as reduced
+
+    totals: dict[tuple[str, ...], float] = {}
+    if collective == "all_reduce":
+        for bucket in program.gradient_buckets:
+            totals[bucket.axes] = totals.get(bucket.axes, 0.0) + reduced(program, bucket)
+    else:
+        for own in program.weight_buckets:
+            totals[own.axes] = totals.get(own.axes, 0.0) + gathered(program, own)
+    return totals

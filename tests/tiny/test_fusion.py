@@ -1,0 +1,128 @@
+"""Collectives that go together as a user says: in the program, the simulated step, the command and the summary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.fusion_request import fusion_text, read_fusion
+from autoshard.costs.collective import joint_seconds
+from autoshard.errors import UsageError
+from autoshard.ir import plan_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Fusion, Plan
+from autoshard.ir.program import Program
+from autoshard.program.lower import lower
+from autoshard.program.program_check import _check_weight_buckets
+from autoshard.program.weight_buckets import parameter_paths
+from autoshard.replay.command_line import command
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.simulation import simulate
+from autoshard.simulation.memory_curve import bucket_bytes
+from autoshard.text.plan_summary import collective_counts, collective_words, summary
+from tests.graphs import mlp_graph
+
+HARDWARE = load_hardware("a100-80g-sxm")
+
+
+def planned(strategy: str, *fuse: str) -> tuple[Graph, Plan, Program]:
+    graph = mlp_graph()
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy=strategy, fuse=fuse))
+    return graph, plan, lower(plan, graph)
+
+
+def test_gradients_alone_by_size_and_by_index() -> None:
+    graph, plan, whole = planned("dp")
+    (bucket,) = whole.gradient_buckets
+    names = bucket.parameters
+    assert len(names) > 2
+
+    def groups(*fuse: str) -> list[tuple[str, ...]]:
+        fused = lower(replace(plan, fusion=read_fusion(fuse)), graph)
+        return [own.parameters for own in fused.gradient_buckets]
+
+    assert groups("all_reduce=none") == [(name,) for name in names]
+    assert groups("all_reduce=index:1") == [names[:1], names[1:]]
+    assert groups("allreduce=index:1,3") == [own for own in (names[:1], names[1:3], names[3:]) if own]
+    assert groups("all_reduce=1 GiB") == [names]
+    first = bucket_bytes(whole, replace(bucket, parameters=names[:2]))
+    assert groups(f"all_reduce={first:.0f} B")[0] == names[:2]
+
+
+def test_weights_alone_and_together() -> None:
+    graph, plan, program = planned("fsdp")
+
+    def groups(*fuse: str) -> list[tuple[str, ...]]:
+        fused = lower(replace(plan, fusion=read_fusion(fuse)), graph)
+        _check_weight_buckets(fused)
+        return [parameter_paths(fused, own) for own in fused.weight_buckets]
+
+    every = [path for own in program.weight_buckets for path in parameter_paths(program, own)]
+    assert len(every) > 1
+    assert groups("all_gather=none") == [(path,) for path in every]
+    assert groups("reduce_scatter=1 GiB") == [tuple(every)]
+
+
+def test_the_step_has_as_many_collectives_as_the_program_has_buckets() -> None:
+    """Of the search's own plan, and in the words that are printed."""
+    graph, plan, program = planned("dp", "all_reduce=none")
+    timeline = simulate(program, graph, HARDWARE)
+    counts = collective_counts(timeline)
+    assert counts["all_reduce", ("dp",)].calls == len(program.gradient_buckets) > 1
+    text = " ".join(summary(plan, graph, timeline=timeline).split())
+    assert collective_words(timeline) in text and "over 1 group, on 1 stream" in text
+    assert "fused all_reduce=none" in text
+    assert "--fuse all_reduce=none" in command(plan)
+
+
+def test_the_size_of_the_cost_model_is_the_best_of_all_numbers_of_buckets() -> None:
+    """n starts beside backward and the last bucket after it, for every n."""
+    graph, plan, whole = planned("dp", "all_reduce=auto")
+    (fusion,) = plan.fusion
+    total = sum(bucket_bytes(whole, bucket) for bucket in lower(replace(plan, fusion=()), graph).gradient_buckets)
+    mesh = plan.mesh
+    start = joint_seconds(HARDWARE, mesh, (0,), "all_reduce", 1.0)
+    per_byte = (joint_seconds(HARDWARE, mesh, (0,), "all_reduce", 2e12) - start) / 2e12
+
+    def seconds(size: float) -> float:
+        return total / size * start + per_byte * size
+
+    assert seconds(fusion.bucket_bytes) <= min(seconds(total / n) for n in range(1, 100)) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["broadcast=auto"], "expected all_reduce, all_gather or reduce_scatter"),
+        (["all_reduce=25"], "--fuse 'all_reduce=25'"),
+        (["all_reduce=0 B"], "more than zero"),
+        (["all_gather=index:3"], "only gradients that are all-reduced"),
+        (["all_reduce=index:3,2"], "growing"),
+        (["all_reduce=index:"], "growing"),
+        (["all_gather=1MiB", "reduce_scatter=2MiB"], "scattered together"),
+        (["all_reduce"], "expected all_reduce"),
+    ],
+)
+def test_what_can_not_be_is_said(texts: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        read_fusion(texts)
+
+
+@pytest.mark.parametrize("text", ["all_reduce=none", "all_gather=auto", "all_reduce=index:1,7", "all_reduce=25 MiB"])
+def test_it_is_said_again_as_it_was(text: str) -> None:
+    (one,) = read_fusion([text])
+    assert read_fusion([fusion_text(one)]) == (one,)
+
+
+def test_all_at_once_and_a_plan_of_before() -> None:
+    assert [one.collective for one in read_fusion(["none"])] == ["all_reduce", "all_gather"]
+    _, plan, _ = planned("dp", "all_reduce=25MiB")
+    assert plan.fusion == (Fusion("all_reduce", "size", 25 * 2**20),)
+    text = plan_json.dumps(plan)
+    assert plan_json.loads(text) == plan
+    old = plan_json.dumps(replace(plan, fusion=())).replace('"schema_version": 6', '"schema_version": 5')
+    assert plan_json.loads(old.replace(',\n "fusion": []', "")) == replace(plan, fusion=())
