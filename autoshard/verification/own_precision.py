@@ -73,10 +73,10 @@ def run_own(
 
 
 def _hold(module: torch.nn.Module, state: State, dtypes: Mapping[str, torch.dtype]) -> None:
-    """The values of `state`, in these dtypes (without one: in their own)."""
+    """The values of `state`, in these dtypes (without one: in their own); a buffer that a forward made has none."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        value = state[name].to(dtypes.get(name, state[name].dtype))
-        tensor.data = value.clone()
+        if name in state:
+            tensor.data = state[name].to(dtypes.get(name, state[name].dtype), copy=True)
 
 
 def _narrow(x: torch.Tensor, dtype: str) -> torch.Tensor:

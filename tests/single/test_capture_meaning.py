@@ -354,6 +354,9 @@ CACHES = {
     "masks by their size": ("self.masks = {}",
         "if 4 not in self.masks:\n    self.masks[4] = torch.tril(torch.ones(4, 8))\n"
         f"h = self.a(x).masked_fill(self.masks[4] == 0, 0.5)\n{END}"),
+    "a buffer that the forward makes": ("self.register_buffer('bias', None, persistent=False)",
+        "if self.bias is None:\n    self.register_buffer('bias', torch.arange(4.0)[:, None], persistent=False)\n"
+        f"h = self.a(x) + self.bias\n{END}"),
 }  # fmt: skip
 
 

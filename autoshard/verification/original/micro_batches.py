@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from autoshard.graph_capture.tracing.call_caches import attributes_put_back
 from autoshard.verification.original.draws import exact_dropout
 
 _ATEN = torch.ops.aten
@@ -56,10 +57,11 @@ def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, s
     """For each micro-batch, of each mean over labels: its labels by the mean number of all. Changes no buffer."""
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     counts = []
-    for number, batch in enumerate(batches):
-        with exact_dropout(seed, at(step, number)), torch.no_grad(), _LabelMeans() as means:
-            module(*batch)
-        counts.append(means.counts)
+    with attributes_put_back(module):  # buffers that a forward makes are gone with it
+        for number, batch in enumerate(batches):
+            with exact_dropout(seed, at(step, number)), torch.no_grad(), _LabelMeans() as means:
+                module(*batch)
+            counts.append(means.counts)
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])
