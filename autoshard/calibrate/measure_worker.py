@@ -1,9 +1,9 @@
 """Measures its devices: `python -m autoshard.calibrate.measure_worker WHAT DEVICE DTYPE FILE`, with torchrun too.
 
 WHAT is kernels, which all processes measure at once as they compute at once in a step, or collectives, in a node and
-between nodes; the first process writes FILE (JSON). Each time is the median of several samples. On the CPU a device is
-a core, and a kernel is timed by the processor time of its one thread, which other programs do not disturb; other
-devices and collectives by the clock.
+between nodes; the first process writes FILE (JSON). Each time is the lower quartile of several samples: what else runs
+on the machine only makes some longer. On the CPU a device is a core, and a kernel is timed by the processor time of its
+one thread, which other programs do not disturb much; other devices and collectives by the clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections import deque
@@ -35,6 +34,7 @@ from autoshard.errors import UsageError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLE_SECONDS, SAMPLES = 0.15, 25
+COLLECTIVE_SAMPLES = 40
 SHORTEST_SECONDS = 1e-3  # of one sample: shorter kernels are run several times
 LARGEST_MESSAGE = {"cpu": 2**24}
 LARGEST_TENSOR = {"cpu": 2**24}  # above, the C library maps and clears pages anew for each tensor
@@ -82,14 +82,19 @@ def _device(name: str) -> torch.device:
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """The median seconds of one call."""
+    """The seconds of one call."""
     once = _sample(run, device, 1)
     once = min(once, _sample(run, device, 1))
     repeats = max(1, int(SHORTEST_SECONDS / max(once, 1e-7)))
     samples: list[float] = []
     while len(samples) < 3 or (sum(samples) * repeats < SAMPLE_SECONDS and len(samples) < SAMPLES):
         samples.append(_sample(run, device, repeats))
-    return statistics.median(samples)
+    return undisturbed(samples)
+
+
+def undisturbed(samples: Sequence[float]) -> float:
+    """What a quarter of the samples stays within."""
+    return float(np.quantile(samples, 0.25))
 
 
 def _sample(run: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -267,13 +272,13 @@ def _kinds(
 
 
 def _together(run: Callable[[], object], transport: GroupTransport, device: torch.device) -> float:
-    """The median seconds of a collective; all members run it as often."""
+    """The seconds of a collective; all members run it as often."""
     run()
     samples = []
-    for _ in range(SAMPLES):
+    for _ in range(COLLECTIVE_SAMPLES):
         transport.barrier()
         samples.append(_sample(run, device, 1))
-    return statistics.median(samples)
+    return undisturbed(samples)
 
 
 def _arguments(words: Sequence[str]) -> tuple[str, str, str, str]:
