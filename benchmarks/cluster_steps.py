@@ -149,7 +149,7 @@ def _out_of_memory(everything: Sequence[tuple[NamedRow, str, bool]]) -> list[str
 
 LLAMA_VOCABULARY = 128_256
 LLAMA = {70: (8192, 64, 28672), 405: (16384, 128, 53248)}  # hidden, heads, feed-forward
-CASE = re.compile(r"llama3_(\d+)b_l(\d+)_tp(\d+)_pp(\d+)_dp(\d+)_mbc(\d+)_cef$")
+CASE = re.compile(r"llama3_(\d+)b_l(\d+)_tp(\d+)(?:_cp(\d+))?_pp(\d+)_dp(\d+)(?:_seq(\d+))?_mbc(\d+)_cef$")
 B200_KERNELS = "b200_bf16_ceperm"
 CALIBRATION_KERNELS, KERNEL_DRAWS = 20, 10
 GIB = 2**30
@@ -157,22 +157,22 @@ GIB = 2**30
 
 @lru_cache(maxsize=4)
 def b200(data: Path) -> tuple[NamedRow, ...]:
-    """The dense rows: context parallelism and experts are not described by `estimate`."""
+    """The dense rows: experts are not described by `estimate`."""
     hardware, found = load_hardware("b200-180g-sxm"), []
     for raw in read(data / "simumax_b200_steps.csv"):
         known = CASE.match(raw["case"])
         if not known:
             continue
-        size, layers, tp, pp, dp, micro_batches = map(int, known.groups())
+        size, layers, tp, cp, pp, dp, length, micro_batches = (int(group or 0) for group in known.groups())
         hidden, heads, inner = LLAMA[size]
         model = Transformer(
-            layers, hidden, heads, 4096, LLAMA_VOCABULARY, 8, inner, "swiglu", "flash", "rotary", "rms_norm",
+            layers, hidden, heads, length or 4096, LLAMA_VOCABULARY, 8, inner, "swiglu", "flash", "rotary", "rms_norm",
             bias=False, tied=False, fused_loss=True,
         )  # fmt: skip
         run = TrainingRun(
-            micro_batches * dp, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, reduced="fp32",
+            micro_batches * dp, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, reduced="fp32", cp=cp or 1,
         )  # fmt: skip
-        workload = (size, micro_batches)
+        workload = (size, micro_batches, length)
         memory = float(raw["measured_peak_gib"])
         seconds = float(raw["measured_ms"]) * 1e-3
         found.append(NamedRow(model, run, seconds, workload, f"Llama 3 {size}B", hardware, memory))
@@ -225,14 +225,15 @@ def b200_steps(data: Path) -> list[str]:
         "one number,",
         f"the rate of products, from {CALIBRATION_KERNELS} products of that host drawn by seed, {KERNEL_DRAWS}",
         "times; no",
-        "whole step is used. Rows with context parallelism or experts are left out: `estimate` describes neither.",
+        "whole step is used. Rows with experts are left out: `estimate` does not describe them.",
         "",
         f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row, a, b in zip(rows, plain, own, strict=True):
         run, made = row.run, _predicted(row).memory.peak / GIB
-        name = f"{row.name}, {row.model.layers} layers, tp {run.tp} pp {run.pp} dp {run.dp}, {run.micro_batches}"
+        shared = f" cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f" pp {run.pp} dp {run.dp}"
+        name = f"{row.name}, {row.model.layers} layers, tp {run.tp}{shared}, {run.micro_batches}"
         lines.append(
             f"| {name} micro-batches | {row.measured_seconds * 1e3:.0f} | {a:+.1%} | {b:+.1%} | {row.memory_gb:.1f} | "
             f"{made:.1f} ({made / row.memory_gb - 1:+.1%}) |"

@@ -33,6 +33,7 @@ _DEGREES = {
     "dp": (1, "replicas, data parallelism"),
     "tp": (1, "devices that share every layer, tensor parallelism"),
     "pp": (1, "pipeline stages"),
+    "cp": (1, "devices that share every sequence, context parallelism: a ring of fused attention"),
     "interleave": (1, "model chunks a stage, for the interleaved schedule"),
     "shard": (0, "replicas that share one set of shards, as HSDP has it; default: all"),
     "kv-heads": (0, "of grouped-query attention; default: as many as heads"),
@@ -135,6 +136,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         options.reduce or "",
         options.software,
         options.stage_layers,
+        own["cp"],
     )
     return model, run
 

@@ -18,7 +18,8 @@ MICROSECONDS = 1e6
 def text(made: Estimate, hardware: Hardware) -> str:
     """What is estimated, where a step's time goes, and what fills the memory."""
     model, run = made.model, made.run
-    where = f"dp={run.dp},tp={run.tp},pp={run.pp} ({run.devices} devices) of {hardware.name}"
+    shared = f"cp={run.cp}," if run.cp > 1 else ""
+    where = f"dp={run.dp},{shared}tp={run.tp},pp={run.pp} ({run.devices} devices) of {hardware.name}"
     lines = [
         f"transformer of {made.parameters / 1e9:.4g} billion parameters: {model.layers} layers, hidden {model.hidden}, "
         f"{model.heads} heads, sequence {model.sequence}",
@@ -56,7 +57,7 @@ def _ignored(made: Estimate) -> list[str]:
     run = made.run
     idle = {
         "--sequence-parallel": run.sequence_parallel and run.tp == 1,
-        f"--zero {run.zero}": run.zero > 0 and run.dp == 1,
+        f"--zero {run.zero}": run.zero > 0 and run.replicas == 1,
         f"--schedule {run.schedule}": run.schedule != "1f1b" and run.pp == 1,
     }
     names = [name for name, holds in idle.items() if holds]

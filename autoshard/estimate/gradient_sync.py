@@ -55,7 +55,7 @@ REPLICA, SHARD = 0, 1  # axes of `replica_mesh`
 
 def replica_mesh(run: TrainingRun) -> Mesh:
     """The devices of a stage: groups of replicas, the replicas in one, the devices of a replica."""
-    return Mesh((("replica", run.dp // run.shards), ("shard", run.shards), ("tp", run.tp)))
+    return Mesh((("replica", run.replicas // run.shards), ("shard", run.shards), ("tp", run.tp)))
 
 
 def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: str) -> Sync:

@@ -20,7 +20,7 @@ Families = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Seconds of one micro-batch; `communication_seconds` of both is the part on communication streams.
+    """Seconds of one micro-batch; `communication_seconds` of both is what communication adds to computation.
 
     `kernels`: how many operators the host starts (it hardly matters to it whether they communicate too). `families` are
     seconds by what prices them (see costs/bands.py); they add up to those of their direction.
@@ -65,8 +65,8 @@ def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Pie
     return Piece(
         forward_seconds=_seconds(forward),
         backward_seconds=_seconds(backward),
-        forward_communication_seconds=_seconds([e for e in forward if e.stream != COMPUTE]),
-        backward_communication_seconds=_seconds([e for e in backward if e.stream != COMPUTE]),
+        forward_communication_seconds=_exposed(forward),
+        backward_communication_seconds=_exposed(backward),
         forward_kernels=_kernels(built.program, forward),
         backward_kernels=_kernels(built.program, backward),
         forward_families=_families(built, forward),
@@ -80,21 +80,30 @@ def _kernels(program: Program, events: list[Event]) -> int:
 
 
 def _families(built: BuiltTransformer, events: Sequence[Event]) -> Families:
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = {"collective": _exposed(events)}
     for event in events:
-        name = _family(built, event)
-        seconds[name] = seconds.get(name, 0.0) + event.duration_seconds
+        if event.stream == COMPUTE:
+            name = _family(built, event)
+            seconds[name] = seconds.get(name, 0.0) + event.duration_seconds
     return tuple(seconds.items())
 
 
 def _family(built: BuiltTransformer, event: Event) -> str:
     """A copy that belongs to a collective passes memory."""
-    if event.stream != COMPUTE:
-        return "collective"
     assert event.instruction is not None
     instruction = built.program.instructions[event.instruction]
     return family(built.graph.by_op[instruction.op].target) if isinstance(instruction, Compute) else "memory"
 
 
-def _seconds(events: list[Event]) -> float:
-    return sum(event.duration_seconds for event in events)
+def _seconds(events: Sequence[Event]) -> float:
+    """In which one of them runs: a ring of attention passes its keys on beside the attention of those that came."""
+    total = end = 0.0
+    for event in sorted(events, key=lambda event: event.start_seconds):
+        total += max(0.0, event.end_seconds - max(end, event.start_seconds))
+        end = max(end, event.end_seconds)
+    return total
+
+
+def _exposed(events: Sequence[Event]) -> float:
+    """In which something is communicated and nothing computed."""
+    return _seconds(events) - _seconds([event for event in events if event.stream == COMPUTE])

@@ -29,13 +29,13 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
     unknown = sorted(set(space.fixed) - set(FREE))
     if unknown:
         raise UsageError(f"can't fix {', '.join(unknown)}: a search chooses {', '.join(FREE)}", "")
-    model, batch = space.model, space.run.batch
+    model, batch, cp = space.model, space.run.batch, space.run.cp
     for tp in _choices(space, "tp", [d for d in divisors(space.devices) if d <= hardware.devices_per_node]):
         if space.devices % tp:
             continue
         for pp in _choices(space, "pp", divisors(space.devices // tp)):
-            dp = space.devices // tp // pp
-            if space.devices % (tp * pp) or dp != space.fixed.get("dp", dp) or batch % dp or model.layers < pp:
+            dp = space.devices // (tp * pp * cp)
+            if space.devices % (tp * pp * cp) or dp != space.fixed.get("dp", dp) or batch % dp or model.layers < pp:
                 continue
             chunks = divisors(model.layers // pp) if pp > 1 and model.layers % pp == 0 else [1]
             inner = (
@@ -43,7 +43,7 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
                 _choices(space, "interleave", chunks),
                 _choices(space, "micro_batch", [d for d in divisors(batch // dp) if d & (d - 1) == 0]),
                 _choices(space, "recompute", list(RECOMPUTE)),
-                _choices(space, "zero", _zeros(space.run, dp)),
+                _choices(space, "zero", _zeros(space.run, dp * cp)),
             )
             for sequence_parallel, interleave, micro_batch, recompute, zero in product(*inner):
                 schedule: Schedule = "interleaved" if interleave > 1 else "1f1b"
@@ -55,8 +55,8 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
                     yield made
 
 
-def _zeros(run: TrainingRun, dp: int) -> list[int]:
-    if dp == 1:
+def _zeros(run: TrainingRun, replicas: int) -> list[int]:
+    if replicas == 1:
         return [0]
     return [2, 3] if run.precision == FSDP else [0, 1, 2, 3]
 

@@ -123,7 +123,7 @@ def _states(built: BuiltTransformer, run: TrainingRun, parameters: int, layers: 
     fsdp = run.precision == FSDP
     shares = [run.shards if run.zero >= least else 1 for least in (2 if fsdp else 3, 2, 1)]
     weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
-    if run.dp > 1:
+    if run.replicas > 1:
         one = held(built, layer(LAYERS - 1))
         whole = one * min(1 + run.overlap, layers)
         gathered = whole if run.zero == 3 else one * layers if fsdp else 0

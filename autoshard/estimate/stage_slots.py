@@ -106,7 +106,7 @@ class Stages:
         return reduced + gathered
 
     def _waiting(self, stage: int, slot: Slot, gathers: bool, reduces: bool) -> float:
-        if self.run.dp == 1 or not (gathers or reduces):
+        if self.run.replicas == 1 or not (gathers or reduces):
             return 0.0
         computed, synced = self._computed(stage, slot), self._synced(stage, slot)
         if slot.kind == "B":

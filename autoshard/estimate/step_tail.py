@@ -51,9 +51,12 @@ def _tied_seconds(model: Transformer, run: TrainingRun, hardware: Hardware, stag
     return joint_seconds(hardware, whole_mesh(run), (0,), "send_receive", size)  # both ways at once
 
 
+TENSOR = 3  # axis of `whole_mesh`
+
+
 def whole_mesh(run: TrainingRun) -> Mesh:
     """All devices, stages outermost."""
-    return Mesh((("pp", run.pp), ("dp", run.dp), ("tp", run.tp)))
+    return Mesh((("pp", run.pp), ("dp", run.dp), ("cp", run.cp), ("tp", run.tp)))
 
 
 def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> float:
@@ -61,8 +64,8 @@ def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> fl
     if run.pp == 1:
         return 0.0
     mesh = whole_mesh(run)
-    size = float(run.micro_batch * model.sequence * model.hidden * run.activation_bytes)
-    gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (2,), "all_gather", size)
+    size = float(run.micro_batch * model.sequence // run.cp * model.hidden * run.activation_bytes)
+    gathered = 0.0 if run.sequence_parallel else joint_seconds(hardware, mesh, (TENSOR,), "all_gather", size)
     return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
 
 

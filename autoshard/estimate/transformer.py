@@ -76,7 +76,8 @@ class TrainingRun:
     gathers them in bf16 (FSDP's mixed precision). `zero`: stage 0 to 3. `shard`: replicas that share one set of shards,
     each such group a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`:
     gradients are reduced and weights gathered beside the computation of neighbours. `reduced`: gradients are summed in.
-    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as they go.
+    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as they go. `cp`: devices
+    that share every sequence (context parallelism): attention passes keys and values around a ring of them.
     """
 
     batch: int
@@ -96,15 +97,21 @@ class TrainingRun:
     reduced: str = ""
     software: str = "kernels"
     stage_layers: tuple[int, ...] = ()
+    cp: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """Devices that hold the same weights: those that share a sequence, too."""
+        return self.dp * self.cp
 
     @property
     def shards(self) -> int:
         """Replicas over which ZeRO cuts."""
-        return self.shard or self.dp
+        return self.shard or self.replicas
 
     @property
     def devices(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.replicas * self.tp * self.pp
 
     @property
     def weight_bytes(self) -> int:
@@ -144,7 +151,8 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     chunks = run.pp * run.interleave
     sizes = {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "sequence": model.sequence,
              "vocabulary": model.vocabulary, "batch": run.batch, "micro-batch": run.micro_batch,
-             "dp": run.dp, "tp": run.tp, "pp": run.pp, "interleave": run.interleave, "shard": run.shards}  # fmt: skip
+             "dp": run.dp, "tp": run.tp, "pp": run.pp, "cp": run.cp, "interleave": run.interleave,
+             "shard": run.shards}  # fmt: skip
     positive = [(size > 0, f"{name} must be positive, got {size}") for name, size in sizes.items()]
     positive += [(getattr(model, name) <= most, f"{name} {getattr(model, name)}: expected at most {most}")
                  for name, most in LARGEST.items()]  # fmt: skip
@@ -161,9 +169,10 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             run.batch % (run.micro_batch * run.dp) == 0,
             f"batch {run.batch} is no multiple of micro-batch {run.micro_batch} x dp {run.dp}",
         ),
-        (run.dp % run.shards == 0, f"shard groups of {run.shard} do not divide dp {run.dp}"),
+        (run.replicas % run.shards == 0, f"shard groups of {run.shard} do not divide {run.replicas} replicas"),
+        *_shared_sequences(model, run),
         (
-            run.precision != FSDP or run.zero >= 2 or run.dp == 1,
+            run.precision != FSDP or run.zero >= 2 or run.replicas == 1,
             f"precision {FSDP} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
         ),
         (model.layers >= chunks, f"{model.layers} layers are too few for {chunks} pipeline chunks"),
@@ -181,9 +190,17 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             run.schedule != "interleaved" or run.micro_batches % run.pp == 0,
             f"the interleaved schedule needs micro-batches in multiples of pp {run.pp}, got {run.micro_batches}",
         ),
+    ]
+
+
+def _shared_sequences(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
+    cut = run.cp * (run.tp if run.sequence_parallel else 1)
+    names = " x ".join([f"cp {run.cp}"] * (run.cp > 1) + [f"tp {run.tp}"] * run.sequence_parallel)
+    return [
+        (model.sequence % cut == 0, f"sequence parallelism: {names} does not divide the sequence {model.sequence}"),
         (
-            not run.sequence_parallel or model.sequence % run.tp == 0,
-            f"sequence parallelism: tp {run.tp} does not divide the sequence {model.sequence}",
+            run.cp == 1 or model.attention != "unfused",
+            f"context parallelism (cp {run.cp}) needs a fused attention, got {model.attention}",
         ),
     ]
 

@@ -20,19 +20,21 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
-from autoshard.ir.program import Program
+from autoshard.ir.program import Compute, Program
 from autoshard.program.lower import lower
+from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.operators import constants
+from autoshard.rules.operators import constants, record
 from autoshard.search.build_plan import Origin, plan_of
 
-DATA, TENSOR = 0, 1  # mesh axes
+DATA, CONTEXT, TENSOR = "dp", "cp", "tp"  # mesh axes; the middle one only where it cuts
+RING, BALANCED = "ring_attention", "balanced_ring_attention"
 LAYERS = 2  # of the program: the last one stands for every layer of the model
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltTransformer:
-    """The program of one micro-batch on one stage's devices, with its graph and mesh (dp, tp)."""
+    """The program of one micro-batch on one stage's devices, with its graph and mesh (dp, cp where it cuts, tp)."""
 
     program: Program
     graph: Graph
@@ -42,16 +44,18 @@ class BuiltTransformer:
 def build(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
     """The embedding, two layers and the loss of `model`, one micro-batch per device."""
     short = replace(model, layers=LAYERS)
-    return _built(short, run.micro_batch, run.dp, run.tp, run.sequence_parallel, run.precision, run.optimizer, hardware)
+    degrees = (run.dp, run.cp, run.tp)
+    return _built(short, run.micro_batch, degrees, run.sequence_parallel, run.precision, run.optimizer, hardware)
 
 
 @lru_cache(maxsize=1024)
 def _built(
-    model: Transformer, micro_batch: int, dp: int, tp: int, sequence_parallel: bool, precision: str, optimizer: str,
-    hardware: Hardware,
+    model: Transformer, micro_batch: int, degrees: tuple[int, int, int], sequence_parallel: bool, precision: str,
+    optimizer: str, hardware: Hardware,
 ) -> BuiltTransformer:  # fmt: skip
+    dp, cp, tp = degrees
     written = transformer_graph(model, micro_batch * dp, precision, optimizer)
-    mesh = Mesh((("dp", dp), ("tp", tp)))
+    mesh = Mesh(((DATA, dp), *[(CONTEXT, cp)] * (cp > 1), (TENSOR, tp)))
     stream = "S1" if sequence_parallel else "R"
 
     def allowed(op: Op, strategy: Strategy) -> bool:
@@ -60,7 +64,16 @@ def _built(
     formulation = _stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed))
     solution = solvers.solve(formulation.problem)
     plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
-    return BuiltTransformer(lower(plan, written.graph), written.graph, mesh)
+    return BuiltTransformer(_balanced(lower(plan, written.graph)), written.graph, mesh)
+
+
+def _balanced(program: Program) -> Program:
+    """Rings in Megatron-Core's order of the sequence, in which all devices have as much to do."""
+    own = (
+        replace(i, variant=BALANCED) if isinstance(i, Compute) and i.variant == RING else i
+        for i in program.instructions
+    )
+    return replace(program, instructions=tuple(own))
 
 
 def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh, stream: str) -> bool:
@@ -69,12 +82,26 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
         return True
     result = strategy.results[0].placements
     fixed = op.name in written.graph.once(_constants) or not _shape(written, op)
-    data = mesh.sizes[DATA] == 1 or fixed or _fits(result[DATA], "S0")
-    if mesh.sizes[TENSOR] == 1 or not data:
-        return data
+    data, tensor = mesh.index(DATA), mesh.index(TENSOR)
+    if mesh.sizes[data] > 1 and not fixed and not _fits(result[data], "S0"):
+        return False
+    if CONTEXT in mesh.names and not fixed and not _along_sequence(written, op, strategy, mesh):
+        return False
+    if mesh.sizes[tensor] == 1:
+        return True
     if split == "vocabulary":
-        return strategy.choices[TENSOR].factor == "vocabulary"
-    return _fits(result[TENSOR], stream if split == "stream" else split)
+        return strategy.choices[tensor].factor == "vocabulary"
+    return _fits(result[tensor], stream if split == "stream" else split)
+
+
+def _along_sequence(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether the context axis cuts the sequence, dim 1 of (batch, sequence, width); attention over it is a ring. Where
+    heads or rows have dims of their own the cut follows."""
+    axis = mesh.index(CONTEXT)
+    if record(op.target).work is Work.ATTENTION:
+        return strategy.choices[axis].factor == "ring"
+    placement = strategy.results[0].placements[axis]
+    return _fits(placement, "S1") if len(_shape(written, op)) == 3 else isinstance(placement, Shard)
 
 
 def _constants(graph: Graph) -> frozenset[str]:
@@ -94,11 +121,11 @@ def _fits(placement: Placement, wanted: str) -> bool:
 
 
 def _stored_whole(formulation: Formulation) -> Formulation:
-    """Parameters are not cut over the data axis: optimizer sharding is priced once a step, outside."""
+    """Parameters are cut over the tensor axis alone: optimizer sharding is priced once a step, outside."""
     nodes: list[Node] = []
     for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
         if site.kind == "parameter":
-            cut = np.array([isinstance(layout.placements[DATA], Shard) for layout in site.layouts])
+            cut = np.array([any(isinstance(p, Shard) for p in layout.placements[:-1]) for layout in site.layouts])
             node = replace(node, seconds=np.where(cut, np.inf, node.seconds))
         nodes.append(node)
     return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))

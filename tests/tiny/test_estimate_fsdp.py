@@ -98,7 +98,7 @@ def test_what_is_hidden_slows_what_hides_it() -> None:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (replace(RUN, shard=3), "shard groups of 3 do not divide dp 4"),
+        (replace(RUN, shard=3), "shard groups of 3 do not divide 4 replicas"),
         (replace(RUN, zero=1), "precision bf16-fsdp keeps shards of the weights: it needs zero 2 or 3"),
         (replace(RUN, reduced="int8"), "reduced 'int8'"),
         (replace(RUN, software="mine"), "unknown software 'mine'"),

@@ -133,6 +133,14 @@ def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> Local
     return replace(local, operands=(q, key, value, *local.operands[3:]), causal=causal)
 
 
+def attended_balanced(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
+    """Of 2n chunks of the sequence device i has i and 2n-1-i: under a causal mask all see half of the keys."""
+    q, k, v = (local.operand(position) for position in range(3))
+    assert whole[1] is not None
+    key, value = (replace(x, shape=(*x.shape[:-2], whole[1][-2], x.shape[-1])) for x in (k, v))
+    return replace(local, operands=(q, key, value, *local.operands[3:]))
+
+
 def is_unfused(operands: LocalTensors) -> bool:
     """Whether a ring makes scores: no fused kernel takes a mask, or float32."""
     masked = len(operands) > 3 and operands[3] is not None
@@ -271,6 +279,14 @@ VARIANTS: dict[str, OperatorVariant] = {
         localise=localise_parallel,
         collectives=ring_collectives,
         widened=attended,
+        more_traffic=ring_traffic,
+        holds=ring_holds,
+    ),
+    # Megatron-Core's order of the sequence, which no rule offers: `autoshard estimate` alone describes it.
+    "balanced_ring_attention": OperatorVariant(
+        localise=localise_parallel,
+        collectives=ring_collectives,
+        widened=attended_balanced,
         more_traffic=ring_traffic,
         holds=ring_holds,
     ),
