@@ -16,6 +16,7 @@ import numpy as np
 
 from autoshard.calibrate import Products, Rows
 from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seconds
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.whole_steps.software import tables as software_tables
@@ -151,7 +152,7 @@ LLAMA_VOCABULARY = 128_256
 LLAMA = {70: (8192, 64, 28672), 405: (16384, 128, 53248)}  # hidden, heads, feed-forward
 CASE = re.compile(r"llama3_(\d+)b_l(\d+)_tp(\d+)(?:_cp(\d+))?_pp(\d+)_dp(\d+)(?:_seq(\d+))?_mbc(\d+)_cef$")
 B200_KERNELS = "b200_bf16_ceperm"
-CALIBRATION_KERNELS, KERNEL_DRAWS = 20, 10
+CALIBRATION_KERNELS, CALIBRATION_ATTENTIONS, KERNEL_DRAWS = 20, 5, 10
 GIB = 2**30
 
 
@@ -196,15 +197,37 @@ def kernel_ratios(data: Path) -> Floats:
     return np.array(found)
 
 
+def attention_ratios(data: Path) -> Floats:
+    """The same of causal attention, forward and backward; the source counts the scores above the diagonal, too."""
+    hardware = load_hardware("b200-180g-sxm")
+    relative, found = hardware.constant("attention.backward"), []
+    for row in read(data / "kernel_efficiency.csv"):
+        if row["system"] != B200_KERNELS or not row["op"].startswith("sdp"):
+            continue
+        shape = dict(part.split("=") for part in row["shape"].split(", "))
+        batch, length, heads, groups, head, value = (
+            int(shape[key]) for key in ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
+        )
+        way, size = (ATTENTION_BACKWARD_FLOPS, 2.0) if row["op"] == "sdp_bwd" else (1.0, 1.0)
+        flops = way * 2.0 * batch * heads * length**2 * (head + value)
+        seconds = flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)
+        traffic = size * 2 * batch * length * (heads * (head + value) + groups * (head + value))
+        work = flops / 2 / (relative if way > 1 else 1.0)
+        found.append(seconds / one_attention_seconds(hardware, "bfloat16", work, way * length, head, traffic))
+    return np.array(found)
+
+
 @lru_cache(maxsize=64)
 def calibrated_b200(data: Path, seed: int) -> Hardware:
-    """The rate of products as 20 kernels of that host have it, drawn by seed: the median over the kernels."""
-    ratios = kernel_ratios(data)
-    drawn = np.random.default_rng(seed).permutation(len(ratios))[:CALIBRATION_KERNELS]
-    slower = float(np.median(ratios[drawn]))
+    """The rates of products and of attention as 20 kernels of that host have them, drawn by seed: medians."""
+    source = np.random.default_rng(seed)
     hardware = load_hardware("b200-180g-sxm")
     changed = dict(hardware.constants)
-    changed["matmul.compute"] /= slower
+    for name, ratios, count in (
+        ("matmul", kernel_ratios(data), CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS),
+        ("attention", attention_ratios(data), CALIBRATION_ATTENTIONS),
+    ):
+        changed[f"{name}.compute"] /= float(np.median(ratios[source.permutation(len(ratios))[:count]]))
     return replace(hardware, constants=tuple(changed.items()))
 
 
@@ -222,9 +245,8 @@ def b200_steps(data: Path) -> list[str]:
         "",
         "Dense Llama 3 steps of one node (MooreThreads/SimuMax, Apache-2.0): bf16, distributed optimizer, nothing",
         f"computed again. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
-        "one number,",
-        f"the rate of products, from {CALIBRATION_KERNELS} products of that host drawn by seed, {KERNEL_DRAWS}",
-        "times; no",
+        f"two numbers, the rates of products and of attention, from {CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS} "
+        f"products and {CALIBRATION_ATTENTIONS} attentions of that host drawn by seed, {KERNEL_DRAWS} times; no",
         "whole step is used. Rows with experts are left out: `estimate` does not describe them.",
         "",
         f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",

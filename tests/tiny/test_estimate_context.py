@@ -36,9 +36,7 @@ def test_a_layer_communicates_by_its_ring_alone(tp: int) -> None:
             assert item.forward in ("slice", ""), item  # of the rotary tables, which all devices make
     rings = [item for item in built.program.instructions if isinstance(item, Compute) and "ring" in item.variant]
     assert [ring.axes for ring in rings] == [(("queries", ("cp",)), ("keys", ("cp",)))] * 2
-    gathered = [
-        e for e in simulate(built.program, built.graph, H100).events if "cp" in e.axes and e.phase == "forward"
-    ]
+    gathered = [e for e in simulate(built.program, built.graph, H100).events if "cp" in e.axes and e.phase == "forward"]
     assert {event.collective for event in gathered if event.module.startswith("layers")} == {"all_gather"}
     keys = 2 * 16384 * 4 * 128 // tp * 2  # two tensors of four heads of 128, in bf16
     assert {event.bytes for event in gathered if event.module.startswith("layers")} == {keys}
