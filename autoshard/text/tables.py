@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -54,6 +55,20 @@ def _narrowed(widths: list[int], room: int) -> list[int]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` letters; a continued line is indented as the first one is."""
+    """Lines of at most `width` letters; a continued line is indented as the first one is, a long name broken behind
+    a dot or underscore."""
     indent = text[: len(text) - len(text.lstrip())]
+    room = max(width - len(indent), LEAST)
+    text = indent + " ".join(word if len(word) <= room else _parted(word, room) for word in text.lstrip().split(" "))
     return textwrap.wrap(text, max(width, len(indent) + LEAST), subsequent_indent=indent) or [""]
+
+
+def _parted(word: str, room: int) -> str:
+    """The word as several, each as long as there is room."""
+    found = [""]
+    for part in re.split(r"(?<=[_.])", word):
+        if len(found[-1]) + len(part) <= room or not found[-1]:
+            found[-1] += part
+        else:
+            found.append(part)
+    return " ".join(found)

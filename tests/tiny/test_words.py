@@ -16,7 +16,7 @@ from autoshard.search.select_plan import search
 from autoshard.text import plan_words
 from autoshard.text.answer_words import gap_words
 from autoshard.text.plan_summary import summary
-from autoshard.text.tables import table
+from autoshard.text.tables import table, wrapped
 from tests.graphs import mlp_graph
 
 MESH = Mesh((("dp", 2), ("tp", 2)))
@@ -71,3 +71,9 @@ def test_table() -> None:
         "a title that spans",
         "b             y",
     ]
+
+
+def test_a_long_name_breaks_behind_its_parts() -> None:
+    assert wrapped("scaled_dot_product_attention", 25) == ["scaled_dot_product_", "attention"]
+    assert wrapped("  model.layers.0.self_attn x", 14) == ["  model.", "  layers.0.", "  self_attn x"]
+    assert wrapped("a" * 30, 20) == ["a" * 20, "a" * 10]
