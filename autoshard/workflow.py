@@ -241,7 +241,8 @@ def _searched(
     else:
         task = search_task.prepare(graph, wanted.mesh, hardware, wanted, options, log)
         with interruptible(clock):  # before, there is nothing to keep
-            plan = select_plan.best(task, memory_fit.fitted(task))
+            task, found = memory_fit.fitted(task)
+            plan = select_plan.best(task, found)
     whole = None if task.pins or wanted.strategy != "best" else task
     with interruptible(clock):
         return plan, pareto_front.front(task, plan) if wanted.pareto else (), whole

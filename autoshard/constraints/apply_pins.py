@@ -162,9 +162,12 @@ def _count(site: Site) -> int:
     return len(site.strategies or site.layouts)
 
 
-def fitting_choices(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list[int]:
-    """The choices that do what is wanted in the layout of the tensor, or of the operator's first result."""
-    return [s for s, score in enumerate(_scores(formulation, site, wants)) if score == len(wants)]
+def fitting_choices(formulation: Formulation, site: Site, wants: Sequence[Want], memory: str = "") -> list[int]:
+    """The choices that do what is wanted in the layout of the tensor, or of the operator's first result. `memory`: as
+    of a pin."""
+    choices: Sequence[Strategy | Layout] = site.strategies or site.layouts
+    fitting = [s for s, score in enumerate(_scores(formulation, site, wants)) if score == len(wants)]
+    return [s for s in fitting if not memory or choices[s].host == (memory == ON_HOST)]
 
 
 def _scores(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list[int]:

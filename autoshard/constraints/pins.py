@@ -78,14 +78,14 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
         hint = f"{near[0]}:{rest}={how}"
         raise UsageError(f"pin {text!r}: unknown kind {kind!r}, expected {', '.join(KINDS)}", hint)
     kind, what = (kind, rest) if colon else ("", what)
-    how, memory = _memory(how)
+    how, memory = said_memory(how)
     if how.startswith(("(", "[")):
         cuts, out_cuts = parse_cuts(how, text)
         return Pin(what, text, (), cuts, out_cuts, kind, memory)
     return Pin(what, text, parse_wants(how, mesh, f"pin {text!r}") if how else (), kind=kind, memory=memory)
 
 
-def _memory(how: str) -> tuple[str, str]:
+def said_memory(how: str) -> tuple[str, str]:
     """What is said beside the memory, and the memory."""
     rest, last = re.fullmatch(r"(.*?)[\s,]*(\bhost|\bdevice)?", how, re.DOTALL).groups()  # type: ignore[union-attr]
     return (rest, last) if last else (how, "")

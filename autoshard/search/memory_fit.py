@@ -23,8 +23,21 @@ _FULL = 0.95  # of the limit: what is left is not worth another search
 _NEAR = 0.03  # relative: limits that give the same plan
 
 
-def fitted(task: SearchTask) -> Found:
-    """The solver's optimum whose program fits. Raises InfeasibleError with what is known about why none does."""
+def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
+    """The solver's optimum whose program fits, and its search: with tables in host memory, where none fits without.
+
+    Raises InfeasibleError with what is known about why none does.
+    """
+    try:
+        return task, _explained_fit(task)
+    except InfeasibleError:
+        other = task.with_hosts()
+        if other is None:
+            raise
+    return other, _explained_fit(other)
+
+
+def _explained_fit(task: SearchTask) -> Found:
     try:
         with watched(task.clock):  # the bound on memory too
             return _fitted(task)

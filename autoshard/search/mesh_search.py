@@ -103,7 +103,7 @@ def _try(task: SearchTask, leader: float) -> _Tried:
     mesh, bound = task.formulation.mesh, compute_bound(task)
     if task.level == SPEED and bound >= leader:  # a bound on the step
         return _Tried(mesh, bound, "not better by its bound")
-    return _Tried(mesh, bound, "", task, fitted(task))
+    return _Tried(mesh, bound, "", *fitted(task))
 
 
 def compute_bound(task: SearchTask) -> float:

@@ -18,6 +18,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
+from autoshard.rules.host_tables import host_tables
 from autoshard.search.build_plan import plan_of, priced
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
@@ -48,6 +49,7 @@ class SearchTask:
     log: Log
     seen: SeenPlans = field(default_factory=SeenPlans)
     styles: dict[str, Plan] = field(default_factory=dict)
+    on_host: frozenset[str] = frozenset()  # tables that may lie in host memory
 
     @property
     def solver(self) -> str:
@@ -113,6 +115,14 @@ class SearchTask:
         """Whether plans of known styles are tried too: where nothing narrows the choices."""
         return self.by_step and not self.pins and self.request.strategy not in STYLES
 
+    def with_hosts(self) -> SearchTask | None:
+        """The same where every table that can may lie in host memory; None where that is no other search."""
+        graph, hardware = self.formulation.graph, self.formulation.hardware
+        every = frozenset(host_tables(graph))
+        if hardware.host is None or every <= self.on_host:
+            return None
+        return prepare(graph, self.formulation.mesh, hardware, self.request, self.options, self.log, every)
+
     def stopped(self) -> bool:
         return self.clock.over
 
@@ -151,8 +161,10 @@ def prepare(
     request: SearchRequest,
     options: Options | None = None,
     log: Log | None = None,
+    on_host: frozenset[str] = frozenset(),
 ) -> SearchTask:
-    """The problem on one mesh, style and pins applied.
+    """The problem on one mesh, style and pins applied. `on_host`: tables that may lie in host memory, with those that
+    pins or a device's memory ask for.
 
     Raises UsageError where the mesh, the precision or a pin can't be, InfeasibleError where the style can't.
     """
@@ -164,12 +176,12 @@ def prepare(
         count = micro_batches(graph, request)
         own = request.all_to_all, count
         whole = formulate(graph, mesh, hardware, limit, None, *own)
-        if on_host := offered(whole, pins, limit):
+        if on_host := on_host | offered(whole, pins, limit):
             whole = formulate(graph, mesh, hardware, limit, None, *own, on_host)
         if request.strategy in STYLES:  # for all that no pin decides
             whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
         fixed = pinned(whole, pins)
-    return SearchTask(fixed.formulation, request, options or Options(), limit, pins, fixed.nodes, log)
+    return SearchTask(fixed.formulation, request, options or Options(), limit, pins, fixed.nodes, log, on_host=on_host)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def search(
     """
     assert request.mesh is not None, "mesh_search looks for one"
     task = prepare(graph, request.mesh, hardware, request, options, log)
-    return best(task, fitted(task))
+    return best(*fitted(task))
 
 
 def best(task: SearchTask, found: Found) -> Plan:

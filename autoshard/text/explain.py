@@ -20,7 +20,7 @@ from autoshard.constraints.apply_pins import (
     refusal,
 )
 from autoshard.constraints.host_offers import offered
-from autoshard.constraints.pins import Pin, parse_pin, parse_wants
+from autoshard.constraints.pins import ON_HOST, Pin, parse_pin, parse_wants, said_memory
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site, formulate
@@ -96,7 +96,8 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
             "--why-not needs to know where: name an operator, a module or a parameter",
             f"autoshard explain DIR WHAT --why-not {how!r}",
         )
-    fixed = formulated(plan, graph, hardware)
+    there = how is not None and said_memory(how)[1] == ON_HOST
+    fixed = formulated(plan, graph, hardware, [Pin(str(what), f"{what}={how}", memory=ON_HOST)] if there else [])
     formulation = fixed.formulation
     now = today(plan, formulation)
     plan, why = now.plan, None
@@ -170,12 +171,13 @@ def _total(plan: Plan) -> Parts:
 # --- another choice -------------------------------------------------------------------------------------------------
 
 
-def formulated(plan: Plan, graph: Graph, hardware: Hardware) -> Pinned:
-    """The problem that the plan solves, its style and pins applied."""
+def formulated(plan: Plan, graph: Graph, hardware: Hardware, asked: Sequence[Pin] = ()) -> Pinned:
+    """The problem that the plan solves, its style and pins applied; what is `asked` of host memory is offered, too."""
     own = plan.search.all_to_all, plan.step.micro_batches
     formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
-    if on_host := offered(formulation, pins, plan.capacity_bytes):
+    there = {tensor.name for tensor in plan.parameters if tensor.layout.host}
+    if on_host := offered(formulation, [*pins, *asked], plan.capacity_bytes) | there:
         formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own, on_host)
     for name in _styles(plan):
         formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
@@ -188,8 +190,9 @@ def _styles(plan: Plan) -> set[str]:
 
 def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
     """The best plan in which all `nodes` do as `how` says."""
-    formulation, wants = fixed.formulation, parse_wants(how, plan.mesh, f"--why-not {how!r}")
-    keep = {n: fitting_choices(formulation, formulation.sites[n], wants) for n in nodes}
+    formulation, (rest, memory) = fixed.formulation, said_memory(how)
+    wants = parse_wants(rest, plan.mesh, f"--why-not {how!r}") if rest else ()
+    keep = {n: fitting_choices(formulation, formulation.sites[n], wants, memory) for n in nodes}
     for n, fitting in keep.items():
         if not fitting and n in fixed.nodes:
             return WhyNot(what, how, f"a pin decided this: {', '.join(plan.search.pins)}; plan again without it")

@@ -184,7 +184,8 @@ def placement_words(layout: Layout, mesh: Mesh) -> str:
     for placement, name, size in zip(layout.placements, mesh.names, mesh.sizes, strict=True):
         if size > 1:
             said.setdefault(_placement(placement), []).append(name)
-    return ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
+    words = ", ".join(f"{what} over {' and '.join(axes)}" for what, axes in said.items()) or "whole"
+    return words + (", in host memory" if layout.host else "")
 
 
 def _placement(placement: Shard | Replicate | Partial) -> str:

@@ -26,6 +26,7 @@ from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
 from autoshard.simulation.timeline import HOST_LINK, HOST_MEMORY
 from autoshard.solvers.heuristics.random_plans import random_choice
+from autoshard.text.explain import explain
 
 A100 = load_hardware("a100-80g-sxm")
 ROWS, WIDTH, BATCH = 4096, 64, 32
@@ -33,27 +34,27 @@ TABLE = ROWS * WIDTH * 4
 STATE = 4 * TABLE  # with its gradient and the two moments of AdamW
 
 
-def model(tied: bool = False, tables: int = 1) -> Graph:
+def model(tied: bool = False, tables: int = 1, batch: int = BATCH) -> Graph:
     """Look-ups, summed, through a linear layer (the first table itself where `tied`), against targets."""
     out = ROWS if tied else 8
-    tensors = [Tensor("ids", (BATCH,), "int64"), Tensor("y", (BATCH, out), "float32")]
+    tensors = [Tensor("ids", (batch,), "int64"), Tensor("y", (batch, out), "float32")]
     parameters, ops, x = [], [], ""
     for n in range(tables):
-        tensors += [Tensor(f"t{n}", (ROWS, WIDTH), "float32", True), Tensor(f"e{n}", (BATCH, WIDTH), "float32", True)]
+        tensors += [Tensor(f"t{n}", (ROWS, WIDTH), "float32", True), Tensor(f"e{n}", (batch, WIDTH), "float32", True)]
         parameters.append(Parameter(f"t{n}", f"tables.{n}.weight"))
         attributes = (("padding_idx", -1), ("scale_grad_by_freq", False), ("sparse", False))
         ops.append(
             Op(f"e{n}", "aten.embedding", (f"t{n}", "ids"), attributes, (f"e{n}",), f"tables.{n}", "", Saved((1,)))
         )
         if n:
-            tensors.append(Tensor(f"s{n}", (BATCH, WIDTH), "float32", True))
+            tensors.append(Tensor(f"s{n}", (batch, WIDTH), "float32", True))
             ops.append(Op(f"s{n}", "aten.add", (x, f"e{n}"), (("alpha", 1),), (f"s{n}",)))
         x = f"s{n}" if n else f"e{n}"
     weight = "t0" if tied else "w"
     if not tied:
         tensors.append(Tensor("w", (out, WIDTH), "float32", True))
         parameters.append(Parameter("w", "head.weight"))
-    tensors += [Tensor("z", (BATCH, out), "float32", True), Tensor("loss", (), "float32", True)]
+    tensors += [Tensor("z", (batch, out), "float32", True), Tensor("loss", (), "float32", True)]
     ops.append(Op("z", "aten.linear", (x, weight, None), (), ("z",), "head", "", Saved((0, 1))))
     ops.append(Op("loss", "aten.mse_loss", ("z", "y"), (("reduction", 1),), ("loss",), "", "", Saved((0, 1))))
     return Graph(
@@ -150,6 +151,29 @@ def test_a_table_that_fits_no_device_is_put_on_the_host() -> None:
         planned(graph, "dp=1", without, memory_limit_bytes=0.5 * STATE)
     with pytest.raises(UsageError, match=r"has no \[host\]: nothing can be placed on the host"):
         planned(graph, "dp=1", without, pins=("tables.0.weight=host",))
+
+
+def test_a_table_makes_room_for_what_fits_only_without_it() -> None:
+    """By itself it fits the device, and all parameters are small beside its memory."""
+    graph = model(batch=32768)
+    here = planned(graph, "dp=1")
+    assert here.predicted_peak_bytes > 4 * STATE
+    limit = here.predicted_peak_bytes - STATE / 2
+    there = planned(graph, "dp=1", memory_limit_bytes=limit)
+    assert on_host(there) == ["tables.0.weight"] and there.predicted_peak_bytes <= limit
+    assert explain(there, graph, A100, "tables.0.weight", "device").why_not is not None
+
+
+def test_why_a_table_is_not_elsewhere() -> None:
+    graph = model()
+    plan = planned(graph, "dp=1")
+    why = explain(plan, graph, A100, "tables.0", "host").why_not
+    assert why is not None and not why.reason and why.objective_seconds > plan.certificate.objective_seconds
+    assert "tables.0.weight: R -> R host" in why.changed
+    same = explain(plan, graph, A100, "tables.0.weight", "device").why_not
+    assert same is not None and same.reason == "that is what was chosen"
+    with pytest.raises(UsageError, match="it looks nothing up"):
+        explain(plan, graph, A100, "head", "host")
 
 
 def test_the_hosts_memory_is_a_limit_too() -> None:

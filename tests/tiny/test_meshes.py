@@ -60,7 +60,7 @@ def test_the_best_mesh_is_found_and_the_others_told() -> None:
 def test_the_bound_is_below_every_simulated_step() -> None:
     for mesh in (Mesh.parse("tp=4"), Mesh.parse("dp=2,tp=2")):
         task = prepare(GRAPH, mesh, HARDWARE, SearchRequest())
-        plan = best(task, memory_fit.fitted(task))
+        plan = best(*memory_fit.fitted(task))
         assert 0 < compute_bound(task) <= min(c.predicted_seconds for c in plan.search.candidates)
 
 
@@ -94,7 +94,7 @@ def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:
 
 def test_the_front() -> None:
     task = prepare(GRAPH, Mesh.parse("dp=2,tp=2"), HARDWARE, SearchRequest())
-    plan = best(task, memory_fit.fitted(task))
+    plan = best(*memory_fit.fitted(task))
     points = pareto_front.front(task, plan, 5)
     ahead = [point for point in points if point.front]
     assert len(ahead) > 1

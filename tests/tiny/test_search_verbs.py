@@ -243,7 +243,7 @@ def test_a_time_limit_returns_the_best_so_far(
 
 def test_a_faster_plan_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, mesh, hardware = mlp_graph(3, 1024, 2048), Mesh.parse("dp=2,tp=2"), load_hardware("a100-80g-sxm")
-    free = memory_fit.fitted(search_task.prepare(graph, mesh, hardware, SearchRequest(solver="dp")))
+    _, free = memory_fit.fitted(search_task.prepare(graph, mesh, hardware, SearchRequest(solver="dp")))
     fastest = free.levelled.solution.choice
     monkeypatch.setattr("autoshard.search.select_plan.contenders", lambda *_: [("too large", fastest)])
     limit = free.plan.predicted_peak_bytes * 0.95
