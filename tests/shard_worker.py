@@ -260,7 +260,42 @@ def refusals() -> None:
             raise AssertionError(words)
 
 
-CASES = {case.__name__: case for case in (function, module, outputs, data, inside, refusals)}
+class Ranker(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.top = nn.Embedding(40, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.top(self.table(ids).mean(1))
+        return found
+
+
+def tables() -> None:
+    """Rows in unequal parts: what each device holds, the whole again, and three steps of an optimizer."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    lengths = (*range(1, world), 40 - sum(range(1, world)))
+    alone = Ranker()
+    whole = copy.deepcopy(alone)
+    own = autoshard.shard(alone, parameter_plan={"table.weight": (lengths, 1)})
+    ids = torch.randint(0, 40, (8, 4))
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in (own, whole)]
+    for _ in range(3):
+        for model, optimizer in zip((own, whole), optimizers, strict=True):
+            model(ids).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (held,) = (one for name, one in own.named_parameters() if "table" in name)
+    assert held.to_local().shape == (lengths[rank], 8), held.to_local().shape
+    near(held.full_tensor(), whole.table.weight, "rows")
+    try:
+        autoshard.shard(Ranker(), parameter_plan={"table.weight": ((*lengths[:-1], 50), 1)})(ids)
+    except UserError as error:
+        assert "and the table has 40" in error.message, error.message
+    else:
+        raise AssertionError("parts that do not make up the table")
+
+
+CASES = {case.__name__: case for case in (function, module, outputs, data, inside, tables, refusals)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

@@ -14,7 +14,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.layout import REPLICATE, Layout, Shard
 from autoshard.ir.mesh import Mesh
 
-How = Counts | str | None  # cut counts, or a layout such as "Shard(0)@dp", or what the search finds
+# Cut counts, or a layout such as "Shard(0)@dp", or what the search finds. Of a table in unequal parts their lengths.
+How = tuple[Any, ...] | str | None
 FULL, PARALLEL = "full_batch", "data_parallel"
 EXAMPLE = "in_strategy=((4, 2), None), one entry a tensor"
 
@@ -32,7 +33,9 @@ class Strategies:
         """Every cut that a mesh must have."""
         said = [*(self.inputs or ()), *(self.outputs or ()), *(how for _, how in self.parameters)]
         said += [] if isinstance(self.dataset, str) else [*self.dataset]
-        return [how for how in said if isinstance(how, tuple)]
+        return [
+            tuple(own if isinstance(own, int) else len(own) for own in how) for how in said if isinstance(how, tuple)
+        ]
 
 
 def strategies(
@@ -53,7 +56,7 @@ def strategies(
     if parameter_plan is not None and not isinstance(parameter_plan, Mapping):
         raise UsageError(f"parameter_plan is {type(parameter_plan).__name__}, expected a dict", "{'fc.weight': (4, 1)}")
     plan = {
-        name.removeprefix("self."): _how(f"parameter_plan {name!r}", how)
+        name.removeprefix("self."): _how(f"parameter_plan {name!r}", how, parts=True)
         for name, how in (parameter_plan or {}).items()
     }
     inputs, outputs = _entries("in_strategy", in_strategy), _entries("out_strategy", out_strategy)
@@ -68,9 +71,13 @@ def _entries(name: str, given: Any) -> tuple[How, ...] | None:
     return tuple(_how(f"{name}[{number}]", how) for number, how in enumerate(given))
 
 
-def _how(what: str, how: Any) -> How:
+def _how(what: str, how: Any, parts: bool = False) -> How:
+    """`parts`: may a dim have the lengths of its parts in place of their count?"""
     if how is None or isinstance(how, str):
         return how
+    if parts and isinstance(how, tuple | list) and any(isinstance(own, tuple | list) for own in how):
+        _how(what, [len(own) if isinstance(own, tuple | list) else own for own in how])
+        return tuple(_how(what, own) if isinstance(own, tuple | list) else own for own in how)
     if not isinstance(how, tuple | list) or not all(type(count) is int for count in how):
         raise UsageError(f"{what} is {how!r}: expected whole numbers, one a dim, a layout, or None", EXAMPLE)
     if any(count < 1 for count in how):

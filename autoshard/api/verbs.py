@@ -16,6 +16,7 @@ from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
 from autoshard.cluster.hardware import Hardware, check_precision
+from autoshard.constraints.manual_splits import with_manual_splits
 from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir import graph_json, plan_json
@@ -167,6 +168,7 @@ def planned(
     """The plan of a captured model; from the cache (False: there is none), where it was made before."""
     check_precision(hardware, model.graph.precision)
     request = replace(wanted, origin=model.origin)
+    model = replace(model, graph=with_manual_splits(model.graph, request.pins, request.pins_file))
     kept = kept_at(model.graph, hardware, request, cache)
     if kept is not None and kept.is_file():
         plan = plan_json.load(kept)

@@ -13,9 +13,10 @@ from autoshard.errors import UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
-from autoshard.ir.layout import Layout, Partial, Replicate, Shard
+from autoshard.ir.layout import Layout, Partial, Replicate, Shard, parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
+from autoshard.rules.algebra.nesting import parts_problem
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.candidates import candidates
 from autoshard.rules.host_tables import SUMMED
@@ -236,6 +237,9 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
     dim = want.dim + rank if want.dim < 0 else want.dim
     if want.kind == "shard" and not 0 <= dim < rank:
         return [f"it has {rank} dims"]
+    placed = parse_placement(want.text) if want.kind == "exact" else None
+    if isinstance(placed, Shard) and isinstance(placed.unit, tuple):
+        return [parts_problem(tensor.shape[placed.dim], mesh.axis_size(want.axis), placed.unit)]
     if site.kind != "op":
         even = want.kind == "shard" and tensor.shape[dim] < mesh.axis_size(want.axis)
         return [f"dim {dim} of {tensor.shape[dim]} leaves devices with nothing"] if even else []
@@ -263,12 +267,16 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
         offered = [(shard_counts.counts(layout, len(graph.tensor(site.name).shape), mesh),) for layout in site.layouts]
         found = shard_counts.matched(wanted, 1, [(site.name, graph.tensor(site.name).shape)])
         reason = shard_counts.impossible(found, mesh) if not isinstance(found, str) else found
+    uneven = next((lengths for _, _, lengths in pin.parts if len(lengths) not in mesh.sizes), None)
+    if uneven:
+        reason = f"{len(uneven)} parts of given lengths need one axis of {len(uneven)} devices, the mesh is {mesh}"
     if isinstance(found, str):
         rows = offered
     elif reason:
         rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
     else:
         fitting = [s for s, own in enumerate(offered) if shard_counts.agree(found, own)]
+        fitting = [s for s in fitting if _in_parts(formulation, site, s, pin)]
         if fitting:
             return fitting
         rows = sorted(offered, key=lambda own: shard_counts.distance(found, own))
@@ -277,6 +285,20 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
     texts = list(dict.fromkeys(map(shard_counts.text, rows)))
     more = f" ({len(texts)} in all)" if len(texts) > NEAREST else ""
     raise UsageError(f"pin {pin.text!r}: {name}: {reason}", f"the nearest offered: {_listed(texts)}{more}")
+
+
+def _in_parts(formulation: Formulation, site: Site, choice: int, pin: Pin) -> bool:
+    """Does the choice cut in the parts that the pin lists?"""
+    operands: Sequence[Layout | None] = (site.layouts[choice],) if site.kind != "op" else ()
+    if site.kind == "op":
+        given = site.strategies[choice].operands
+        operands = given if len(pin.cuts or ()) == len(given) else [own for own in given if own is not None]
+    return all(
+        any(shard.unit == lengths for _, shard in layout.shards(dim))
+        for operand, dim, lengths in pin.parts
+        for layout in [operands[operand]]
+        if layout is not None
+    )
 
 
 def _rule_reason(formulation: Formulation, site: Site) -> str:

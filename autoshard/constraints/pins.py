@@ -6,7 +6,8 @@ WHAT is the path of a parameter or buffer, the name of an input, of an operator 
 - placements by axis, `Shard(0)@dp,Replicate@tp`; axes that it does not name stay free. `S1/3*64@tp` means that very
   shard, `n@tp` that very factor of an operator's rule;
 - cut counts for each dim of each operand, `((4, 2), None)`, None being free, and where the result is to be cut further,
-  `((4, 2), (2, 1)) -> ((8, 1),)`.
+  `((4, 2), (2, 1)) -> ((8, 1),)`. For the rows of a table the lengths of its parts may stand for their count,
+  `(((10, 20, 30, 4), 1),)`, as `S0[10+20+30+4]@tp` says it by axis.
 
 `host` or `device`, alone or behind either (`Shard(0)@tp,host`; `((8, 1), None) host`), says in whose memory a table
 lies, and where its look-ups run.
@@ -34,6 +35,7 @@ EXAMPLE = "--pin '*.mlp.c_fc=Shard(2)@tp' or --pin 'fc=((4, 1), (2, 1))'"
 FILE_EXAMPLE = """a line such as "*.mlp.c_fc" = "Shard(2)@tp" in a .toml file"""
 _TORCH = re.compile(r"^(Shard)\((-?\d+)\)$|^(Replicate|Partial)(?:\(\))?$")
 Cut = tuple[int, ...] | None
+Parts = tuple[int, int, tuple[int, ...]]  # (operand, dim, the lengths of the parts that it is to be in)
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,15 @@ class Want:
 
 @dataclass(frozen=True)
 class Pin:
-    """`text` as typed. Either `wants`, or `cuts` of every operand and `out_cuts` of every result (None: free).
-    `memory`: ON_HOST, ON_DEVICE, or "" where the pin does not say."""
+    """`text` as typed. Either `wants`, or `cuts` of every operand and `out_cuts` of every result (None: free); `parts`
+    of those cuts that are not equal. `memory`: ON_HOST, ON_DEVICE, or "" where the pin does not say."""
 
     what: str
     text: str
     wants: tuple[Want, ...] = ()
     cuts: tuple[Cut, ...] | None = None
     out_cuts: tuple[Cut, ...] | None = None
+    parts: tuple[Parts, ...] = ()
     kind: str = ""  # of KINDS, where the pin says so
     memory: str = ""
 
@@ -80,8 +83,8 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
     kind, what = (kind, rest) if colon else ("", what)
     how, memory = said_memory(how)
     if how.startswith(("(", "[")):
-        cuts, out_cuts = parse_cuts(how, text)
-        return Pin(what, text, (), cuts, out_cuts, kind, memory)
+        cuts, out_cuts, parts = parse_cuts(how, text)
+        return Pin(what, text, (), cuts, out_cuts, parts, kind, memory)
     return Pin(what, text, parse_wants(how, mesh, f"pin {text!r}") if how else (), kind=kind, memory=memory)
 
 
@@ -129,25 +132,43 @@ def _meant(placement: str, axis: str) -> str:
     return f"{near[0]}({dim[0] if dim else 0})@{axis}" if near[0] == "Shard" else f"{near[0]}@{axis}"
 
 
-def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None]:
-    """`((4, 2), None) -> ((8, 1),)` -> cuts of the operands, and of the results where they are said."""
+def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None, tuple[Parts, ...]]:
+    """`((4, 2), None) -> ((8, 1),)` -> cuts of the operands, of the results where they are said, and unequal parts."""
     operands, arrow, results = how.partition("->")
-    return _cuts(operands, text), _cuts(results, text) if arrow else None
+    cuts, parts = _cuts(operands, text)
+    if not arrow:
+        return cuts, None, parts
+    out_cuts, uneven = _cuts(results, text)
+    if uneven:
+        raise UsageError(f"pin {text!r}: a result is cut in equal parts", "a count after ->")
+    return cuts, out_cuts, parts
 
 
-def _cuts(part: str, text: str) -> tuple[Cut, ...]:
+def _cuts(part: str, text: str) -> tuple[tuple[Cut, ...], tuple[Parts, ...]]:
     try:
         value = ast.literal_eval(part.strip())
     except (ValueError, SyntaxError, MemoryError):
         raise UsageError(f"pin {text!r}: can't read the cuts {part.strip()!r}", EXAMPLE) from None
-    if isinstance(value, (tuple, list)) and value and all(type(item) is int for item in value):
+    if isinstance(value, (tuple, list)) and any(type(item) is int for item in value):
         value = (value,)  # of one tensor: (4, 1) is ((4, 1),)
     if not isinstance(value, (tuple, list)):
         raise UsageError(f"pin {text!r}: expected a tuple of cuts for each operand, got {part.strip()}", EXAMPLE)
-    return tuple(_cut(item, text) for item in value)
+    made = [_cut(item, text) for item in value]
+    parts = ((number, dim, lengths) for number, (_, own) in enumerate(made) for dim, lengths in own)
+    return tuple(cut for cut, _ in made), tuple(parts)
 
 
-def _cut(item: Any, text: str) -> Cut:
+def _cut(item: Any, text: str) -> tuple[Cut, list[tuple[int, tuple[int, ...]]]]:
+    """The counts, and (dim, lengths) of those that are said as parts."""
+    if not isinstance(item, (tuple, list)) or not any(isinstance(own, (tuple, list)) for own in item):
+        return _counts(item, text), []
+    uneven = [(dim, _counts(own, text) or ()) for dim, own in enumerate(item) if isinstance(own, (tuple, list))]
+    if any(not lengths for _, lengths in uneven):
+        raise UsageError(f"pin {text!r}: a dim is cut in at least one part, got {item!r}", EXAMPLE)
+    return _counts([len(own) if isinstance(own, (tuple, list)) else own for own in item], text), uneven
+
+
+def _counts(item: Any, text: str) -> Cut:
     if item is None:
         return None
     if not isinstance(item, (tuple, list)) or not all(type(count) is int for count in item):
@@ -160,7 +181,7 @@ def _cut(item: Any, text: str) -> Cut:
 
 def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin, ...]:
     """The pins of the file, then those of the command line."""
-    return tuple(parse_pin(text, mesh) for text in (*(_file_texts(path) if path else ()), *texts))
+    return tuple(parse_pin(text, mesh) for text in (*(pin_file_texts(path) if path else ()), *texts))
 
 
 def graph_pins(graph: Graph, mesh: Mesh) -> tuple[Pin, ...]:
@@ -168,7 +189,7 @@ def graph_pins(graph: Graph, mesh: Mesh) -> tuple[Pin, ...]:
     return tuple(parse_pin(f"op:{name}={how}", mesh) for name, how in graph.strategies)
 
 
-def _file_texts(path: Path) -> list[str]:
+def pin_file_texts(path: Path) -> list[str]:
     """The file's table of pins (all of it, or its table `pins`) as `WHAT=HOW`."""
     content = read_text(path, "the pins", "--pins with a .toml or .json file", LARGEST_TOML)
     parse = parse_json if path.suffix == ".json" else parse_toml

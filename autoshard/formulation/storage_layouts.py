@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Iterable
 
 from autoshard.ir.graph import Tensor
-from autoshard.ir.layout import REPLICATE, Layout, Placement, Shard, local_sizes, normalise
+from autoshard.ir.intervals import multiple
+from autoshard.ir.layout import REPLICATE, AxisShard, Layout, Placement, Shard, local_sizes, normalise
 from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.nesting import parts_problem
 
 
 def plain(placement: Placement) -> Placement:
@@ -50,11 +52,20 @@ def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tup
     return (*(layout for layout in found if _storable(tensor, layout, mesh)), *there)
 
 
+def _one_part_a_device(size: int, shard: AxisShard, shards: tuple[AxisShard, ...], mesh: Mesh) -> bool:
+    """Of parts of given lengths, where it is cut so."""
+    if not isinstance(shard.unit, tuple):
+        return True
+    return not parts_problem(size, mesh.axis_size(shard.axis), shard.unit, len(shards))
+
+
 def _storable(tensor: Tensor, layout: Layout, mesh: Mesh) -> bool:
     last = tuple(size - 1 for size in mesh.sizes)
     for dim, size in enumerate(local_sizes(tensor.shape, layout, mesh)):
         kinds = {(shard.blocks, shard.unit) for shard in size.shards}
-        if len(kinds) > 1 or any(tensor.shape[dim] % (blocks * unit) for blocks, unit in kinds):
+        if len(kinds) > 1 or any(tensor.shape[dim] % (blocks * multiple(unit)) for blocks, unit in kinds):
+            return False
+        if any(not _one_part_a_device(tensor.shape[dim], shard, size.shards, mesh) for shard in size.shards):
             return False
         if size.shards and size.evaluate(mesh, last) == 0:
             return False

@@ -97,6 +97,10 @@ def _check(name: str, given: Any) -> None:
     if not isinstance(given, tuple | list):
         raise UsageError(f"{name} is {given!r}, expected a tuple with an entry for each tensor", _HINT)
     for number, cut in enumerate(given):
+        if cut is not None and isinstance(cut, tuple | list) and name == "in_strategy":
+            for lengths in (own for own in cut if isinstance(own, tuple | list)):  # unequal parts
+                _check(name, [lengths])
+            cut = tuple(len(own) if isinstance(own, tuple | list) else own for own in cut)
         if cut is not None and not (isinstance(cut, tuple | list) and all(type(n) is int for n in cut)):
             raise UsageError(f"{name}[{number}] is {cut!r}: expected whole numbers, one a dim, or None", _HINT)
         if cut is not None and any(n < 1 for n in cut):

@@ -151,6 +151,7 @@ class Graph:
     another overload, and none was found.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     `input_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
+    `manual_splits`: (table, lengths), in which its rows may be cut, one a device.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
     `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it. `module_requests` are
     (module path, what) pairs of its modules: "stage:1", "recompute", and of the whole "micro_batches:8".
@@ -174,6 +175,7 @@ class Graph:
     optimizer: str = "adamw"
     training: bool = True
     discovered: tuple[tuple[str, str], ...] = ()
+    manual_splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     schemas: tuple[str, ...] = ()

@@ -17,8 +17,8 @@ from autoshard.system.files import parse_json, read_text, write_text
 KIND = "autoshard.graph"
 # Fields that older files lack; written only where they say something.
 _LATER: dict[str, Any] = {
-    "discovered": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [], "module_requests": [],
-    "call": "", "variables": [],
+    "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [],
+    "module_requests": [], "call": "", "variables": [],
 }  # fmt: skip
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 

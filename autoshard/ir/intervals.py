@@ -1,7 +1,8 @@
 """What every device holds of a cut dim, all devices at once: `layout.LocalSize.intervals` for a whole mesh, as arrays.
 
 A cut is (parts, blocks, unit): an axis of `parts` devices cuts, within each of `blocks` equal blocks of the dim, what
-is held so far, in chunks of a multiple of `unit` (`layout.chunk_bounds`).
+is held so far, in chunks of a multiple of `unit` (`layout.chunk_bounds`). A tuple as `unit` says the length of every
+chunk; such a cut is the only one of its dim.
 """
 
 from __future__ import annotations
@@ -13,7 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-Cut = tuple[int, int, int]
+Unit = int | tuple[int, ...]
+Cut = tuple[int, int, Unit]
+
+
+def unit_text(blocks: int, unit: Unit) -> str:
+    """Behind the name of what is cut: `/3*64`, 3 blocks in units of 64; `[10+20]`, in these parts; "" for 1 and 1."""
+    if isinstance(unit, tuple):
+        return f"[{'+'.join(map(str, unit))}]"
+    return (f"/{blocks}" if blocks != 1 else "") + (f"*{unit}" if unit != 1 else "")
+
+
+def multiple(unit: Unit) -> int:
+    """What the length of a block must be a multiple of."""
+    return unit if isinstance(unit, int) else sum(unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +75,22 @@ def runs(size: int, cuts: tuple[Cut, ...]) -> Runs:
     group = np.cumsum(_changes(rank, start // (size // blocks))) - 1 if size else start
     total = np.bincount(group, weights=length).astype(np.int64)
     position = np.cumsum(length) - length - (np.cumsum(total) - total)[group]
-    units = np.where(total % unit == 0, unit, 1)
-    chunk = (-(-(total // units) // parts) * units)[group]
-    first, count = position // chunk, (position + length - 1) // chunk - position // chunk + 1
-    piece, index = _repeated(count)
-    part = first[piece] + index
-    low = np.maximum(position[piece], part * chunk[piece])
-    high = np.minimum((position + length)[piece], (part + 1) * chunk[piece])
+    if isinstance(unit, tuple):
+        ends = np.cumsum((0, *unit))
+        first = np.searchsorted(ends, position, "right") - 1
+        count = np.searchsorted(ends, position + length - 1, "right") - first
+        piece, index = _repeated(count)
+        part = first[piece] + index
+        lower, upper = ends[part], ends[part + 1]
+    else:
+        units = np.where(total % unit == 0, unit, 1)
+        chunk = (-(-(total // units) // parts) * units)[group]
+        first, count = position // chunk, (position + length - 1) // chunk - position // chunk + 1
+        piece, index = _repeated(count)
+        part = first[piece] + index
+        lower, upper = part * chunk[piece], (part + 1) * chunk[piece]
+    low = np.maximum(position[piece], lower)
+    high = np.minimum((position + length)[piece], upper)
     moved = (start - position)[piece]
     return _merged(size, before.ranks * parts, low + moved, high + moved, rank[piece] * parts + part)
 

@@ -1,6 +1,7 @@
 """How one tensor lies on the mesh: a placement per mesh axis, each a pair (value, gradient).
 
 Placements print as `S0` (shard dim 0), `S1/3` (three blocks), `S1/3*64` (blocks cut in multiples of 64),
+`S0[10+20]` (in parts of these lengths),
 `R` (replicated, whole gradient), `R+` (replicated, partial gradient), `P` (partial value, whole gradient);
 a layout prints as its placements in mesh order, `S0 R+`, and parses back; one in the memory of the devices' hosts ends
 in `host`: `S0 R host`.
@@ -15,23 +16,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from autoshard.ir.intervals import runs
+from autoshard.ir.intervals import Cut, Unit, runs, unit_text
 from autoshard.ir.mesh import Mesh
 
-_SHARD = re.compile(r"^S(\d+)(?:/(\d+))?(?:\*(\d+))?$")
+_SHARD = re.compile(r"^S(\d+)(?:\[(\d+(?:\+\d+)*)\]|(?:/(\d+))?(?:\*(\d+))?)$")
 
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """Dim `dim` is cut into `blocks` equal blocks, and each block into chunks of a multiple of `unit`."""
+    """Dim `dim` is cut into `blocks` equal blocks, and each block into chunks of a multiple of `unit`, or of the
+    lengths that it lists."""
 
     dim: int
     blocks: int = 1
-    unit: int = 1
+    unit: Unit = 1
 
     def __str__(self) -> str:
-        blocks = f"/{self.blocks}" if self.blocks != 1 else ""
-        return f"S{self.dim}{blocks}" + (f"*{self.unit}" if self.unit != 1 else "")
+        return f"S{self.dim}{unit_text(self.blocks, self.unit)}"
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +65,9 @@ def parse_placement(text: str) -> Placement:
     match = _SHARD.match(text)
     if match is None:
         raise ValueError(f"not a placement: {text!r}")
-    return Shard(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+    if match[2]:
+        return Shard(int(match[1]), 1, tuple(map(int, match[2].split("+"))))
+    return Shard(int(match[1]), int(match[3] or 1), int(match[4] or 1))
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,10 @@ class Layout:
         return tuple((a, p) for a, p in enumerate(self.placements) if isinstance(p, Shard) and p.dim == dim)
 
 
-def chunk_bounds(size: int, parts: int, index: int, unit: int = 1) -> tuple[int, int]:
-    """[start, stop) of chunk `index`: torch.chunk's rule in multiples of `unit` (which divides `size`)."""
+def chunk_bounds(size: int, parts: int, index: int, unit: Unit = 1) -> tuple[int, int]:
+    """[start, stop) of chunk `index`: torch.chunk's rule in multiples of `unit` (a divisor of `size`), or as listed."""
+    if isinstance(unit, tuple):
+        return sum(unit[:index]), sum(unit[: index + 1])
     assert size % unit == 0, (size, unit)
     length = -(-(size // unit) // parts) * unit
     return min(index * length, size), min((index + 1) * length, size)
@@ -124,7 +129,7 @@ class AxisShard:
 
     axis: str
     blocks: int = 1
-    unit: int = 1
+    unit: Unit = 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ class LocalSize:
     def evaluate(self, mesh: Mesh, coordinates: Sequence[int]) -> int:
         if not self.shards:
             return self.size
-        cuts, rank = [], 0
+        cuts: list[Cut] = []
+        rank = 0
         for shard in self.shards:
             axis = mesh.index(shard.axis)
             cuts.append((mesh.sizes[axis], shard.blocks, shard.unit))
@@ -157,7 +163,10 @@ class LocalSize:
         return int(runs(self.size, tuple(cuts)).lengths[rank])
 
     def largest(self, mesh: Mesh) -> int:
-        """The largest local length over all devices: coordinate 0 holds it, by the chunk rule."""
+        """The largest local length over all devices: coordinate 0 holds it by the chunk rule, or any as listed."""
+        if any(isinstance(shard.unit, tuple) for shard in self.shards):
+            cuts = tuple((mesh.axis_size(shard.axis), shard.blocks, shard.unit) for shard in self.shards)
+            return int(runs(self.size, cuts).lengths.max())
         if any(shard.blocks != 1 or shard.unit != 1 for shard in self.shards):
             return self.evaluate(mesh, (0,) * len(mesh.axes))
         length = self.size
@@ -174,7 +183,7 @@ class LocalSize:
         return self.largest(mesh) * parts == self.size and self.evaluate(mesh, last) == self.largest(mesh)
 
 
-def _cut(held: list[tuple[int, int]], block: int, unit: int, parts: int, index: int) -> list[tuple[int, int]]:
+def _cut(held: list[tuple[int, int]], block: int, unit: Unit, parts: int, index: int) -> list[tuple[int, int]]:
     """Chunk `index` of `parts` of what is held within each global block of length `block`."""
     result: list[tuple[int, int]] = []
     by_block: dict[int, list[tuple[int, int]]] = {}
@@ -185,7 +194,8 @@ def _cut(held: list[tuple[int, int]], block: int, unit: int, parts: int, index: 
             start = end
     for _, pieces in sorted(by_block.items()):
         length = sum(stop - start for start, stop in pieces)
-        low, high = chunk_bounds(length, parts, index, unit if length % unit == 0 else 1)
+        own = unit if isinstance(unit, tuple) or length % unit == 0 else 1
+        low, high = chunk_bounds(length, parts, index, own)
         position = 0
         for start, stop in pieces:
             first, last = max(low - position, 0), min(high - position, stop - start)
@@ -260,6 +270,8 @@ def _simplest(shard: Shard, placements: list[Placement], axis: int, size: int, m
         return runs(size, tuple(cuts)).key  # what a device holds depends on the axes that cut only
 
     wanted = sets(shard)
+    if isinstance(shard.unit, tuple):
+        return shard  # as it was asked for, even where the chunk rule would give the same
     for candidate in (Shard(shard.dim), Shard(shard.dim, shard.blocks), Shard(shard.dim, 1, shard.unit)):
         if candidate != shard and sets(candidate) == wanted:
             return candidate

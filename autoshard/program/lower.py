@@ -261,9 +261,14 @@ def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layo
         cuts = {(s.blocks, s.unit) for _, s in layout.shards(dim)}
         assert len(cuts) <= 1, f"{layout}: one kind of shard a dim"
         blocks, unit = cuts.pop() if cuts else (1, 1)
+        unit = unit if isinstance(unit, int) else 1  # parts of given lengths stay as they are
         sizes += [blocks] if blocks > 1 else []
         position[dim] = len(sizes)
         sizes += [size // (blocks * unit)]
         sizes += [unit] if unit > 1 else []
-    placements = tuple(Shard(position[p.dim]) if isinstance(p, Shard) else p for p in layout.placements)
-    return tuple(sizes), Layout(placements)
+    placements = (_moved(p, position) if isinstance(p, Shard) else p for p in layout.placements)
+    return tuple(sizes), Layout(tuple(placements))
+
+
+def _moved(shard: Shard, position: dict[int, int]) -> Shard:
+    return Shard(position[shard.dim], 1, shard.unit if isinstance(shard.unit, tuple) else 1)

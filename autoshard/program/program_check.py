@@ -132,9 +132,8 @@ def _check_weight_buckets(program: Program) -> None:
 def _check_storage(parameter: ProgramParameter, entered: Layout) -> None:
     whole = tuple(REPLICATE if p == REPLICATE_PARTIAL else p for p in entered.placements)
     assert parameter.layout.placements == whole, parameter.path
-    assert all(p.blocks == p.unit == 1 for p in parameter.split_layout.placements if isinstance(p, Shard)), (
-        parameter.path
-    )
+    shards = [p for p in parameter.split_layout.placements if isinstance(p, Shard)]
+    assert all(p.blocks == 1 and (p.unit == 1 or isinstance(p.unit, tuple)) for p in shards), parameter.path
     count = 1
     for size in parameter.split_shape:
         count *= size

@@ -107,10 +107,13 @@ def clean_cut(
     None unless every device holds equally many whole equal blocks of it, each cut as by one axis.
     """
     local = LocalSize(size, axis_shards(outer, mesh))
+    if any(isinstance(s.unit, tuple) for _, s in (*outer, *inner)):
+        return None  # parts of given lengths are moved by index
     for shard in dict.fromkeys((inner[0][1], inner[-1][1])):
         if len(inner) > 1 and not _is_one_cut(size, outer, inner, shard, mesh):
             continue
         blocks = local_blocks(local, shard, mesh)
+        assert isinstance(shard.unit, int)
         return DimCut(shard.dim, local, blocks, shard.unit) if blocks is not None else None
     return None
 

@@ -10,6 +10,7 @@ from typing import Any
 from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.errors import InvalidFileError, UserError
 from autoshard.ir.graph import Graph
+from autoshard.ir.intervals import multiple
 from autoshard.ir.layout import Layout, Shard, parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BUFFER_UPDATE, OUTPUT, Plan, PlanStep, RedistributionPlan, TensorPlan
@@ -86,7 +87,9 @@ def _misfit(layout: Layout, shape: Sequence[int], mesh: Mesh, name: str) -> Iter
             continue
         if shard.dim >= len(shape):
             yield f"{name} has layout `{layout}`: it has no dim {shard.dim}, its shape is {tuple(shape)}"
-        elif min(shard.blocks, shard.unit) < 1 or shape[shard.dim] % (shard.blocks * shard.unit):
+        elif isinstance(shard.unit, tuple) and (sum(shard.unit) != shape[shard.dim] or min(shard.unit) < 1):
+            yield f"{name} has layout `{layout}`: {shard} is not made of dim {shard.dim} of {tuple(shape)}"
+        elif shard.blocks < 1 or multiple(shard.unit) < 1 or shape[shard.dim] % (shard.blocks * multiple(shard.unit)):
             yield f"{name} has layout `{layout}`: {shard} does not divide dim {shard.dim} of {tuple(shape)}"
 
 

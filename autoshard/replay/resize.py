@@ -10,7 +10,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.graph_json import graph_hash
-from autoshard.ir.layout import Layout
+from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import (
     BUFFER_UPDATE,
@@ -80,7 +80,27 @@ def with_rules_of(full: Graph, reduced: Graph) -> Graph:
     """`reduced` with what `full` says of its operators: discovered rules, by module and position, and their code."""
     rules = {key: full.rule_of[op.name] for key, op in keyed_ops(full).items() if op.name in full.rule_of}
     found = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
-    return replace(reduced, discovered=found, registrations=full.registrations)
+    made = replace(reduced, discovered=found, registrations=full.registrations)
+    return replace(made, manual_splits=_splits_of(full, reduced))
+
+
+def _splits_of(full: Graph, reduced: Graph) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """In which parts the tables' rows may be cut, of as many rows as there are."""
+    path_of = {p.tensor: p.path for p in full.parameters}
+    present = {p.path: p.tensor for p in reduced.parameters}
+    pairs = ((present.get(path_of.get(tensor, "")), lengths) for tensor, lengths in full.manual_splits)
+    return tuple((own, scaled(lengths, reduced.tensor(own).shape[0])) for own, lengths in pairs if own)
+
+
+def scaled(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Parts of `size` in about the same proportions, none of them empty."""
+    if sum(lengths) == size:
+        return lengths
+    if size < len(lengths):
+        told = f"{size} rows can't be cut in {len(lengths)} parts as the planned ones are"
+        raise UsageError(told, f"at least {len(lengths)} rows")
+    ends = [round(sum(lengths[: n + 1]) * (size - len(lengths)) / sum(lengths)) for n in range(len(lengths))]
+    return tuple(end - start + 1 for start, end in zip((0, *ends), ends, strict=False))
 
 
 def keyed_ops(graph: Graph) -> dict[Key, Op]:
@@ -113,7 +133,20 @@ def _strategies(plan: Plan, full: Graph, reduced: Graph, mesh: Mesh) -> dict[str
 def _carried(tensors: Sequence[TensorPlan], reduced: Graph, full: Graph) -> tuple[TensorPlan, ...]:
     present = {p.path: p.tensor for p in (*reduced.parameters, *reduced.buffers)}
     present |= dict(zip(full.inputs, reduced.inputs, strict=True))
-    return tuple(replace(t, name=present[t.path]) for t in tensors if t.path in present)
+    return tuple(
+        replace(t, name=name, layout=_resized(t.layout, reduced.tensor(name).shape))
+        for t in tensors
+        for name in [present.get(t.path)]
+        if name is not None
+    )
+
+
+def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """Parts of given lengths as those of a tensor of this shape."""
+    for axis, shard in enumerate(layout.placements):
+        if isinstance(shard, Shard) and isinstance(shard.unit, tuple):
+            layout = layout.replace(axis, replace(shard, unit=scaled(shard.unit, shape[shard.dim])))
+    return layout
 
 
 class _Need:

@@ -15,18 +15,18 @@ from functools import lru_cache
 from itertools import combinations
 
 from autoshard.ir.graph import Graph, Op
-from autoshard.ir.intervals import runs
+from autoshard.ir.intervals import Unit, runs
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.derive import part_sizes
 from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.nesting import dim_cut, factor_problem
 from autoshard.rules.operator_table import instance
-from autoshard.rules.operators import constants
+from autoshard.rules.operators import constants, record
 
-Refinement = tuple[int, int]
+Refinement = tuple[int, Unit]
 Refinements = tuple[tuple[str, tuple[Refinement, ...]], ...]
 MOST = 3  # refinements of one factor, beside the plain cut
-PLAIN: Refinement = (1, 1)
+PLAIN = (1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ def candidates(graph: Graph, mesh: Mesh) -> Candidates:
     sizes = tuple(size for size in mesh.sizes if size > 1)
     signatures = _signatures(graph)
     touched = touching(graph)
-    kept: dict[tuple[str, str], list[Refinement]] = {}
+    kept: dict[tuple[str, str], list[tuple[int, int]]] = {}
     queue = deque(
         p
         for op in graph.ops
@@ -88,12 +88,28 @@ def candidates(graph: Graph, mesh: Mesh) -> Candidates:
                 if len(own) < MOST and _differs(signature.instance.size[factor], refinement, (PLAIN, *own), sizes):
                     own.append(refinement)
                     queue.extend(_spread(op, signature, factor, refinement))
-    return Candidates({op.name: _listed(op, signatures[op.name], kept) for op in graph.ops}, signatures)
+    by_op = {op.name: _listed(op, signatures[op.name], kept, _parts(graph, op, sizes)) for op in graph.ops}
+    return Candidates(by_op, signatures)
 
 
-def _listed(op: Op, signature: Signature, kept: dict[tuple[str, str], list[Refinement]]) -> Refinements:
-    own = ((factor, tuple(kept.get((op.name, factor), ()))) for factor in signature.instance.assignable)
+def _listed(
+    op: Op, signature: Signature, kept: dict[tuple[str, str], list[tuple[int, int]]], parts: tuple[Refinement, ...]
+) -> Refinements:
+    """`parts`: of the rows of operand 0, beside what was proposed."""
+    rows = {factor for factor, places in signature.holding.items() if (0, 0, 1, 1) in places} if parts else set()
+    own = (
+        (factor, (*kept.get((op.name, factor), ()), *(parts if factor in rows else ())))
+        for factor in signature.instance.assignable
+    )
     return tuple((factor, refinements) for factor, refinements in own if refinements)
+
+
+def _parts(graph: Graph, op: Op, axes: tuple[int, ...]) -> tuple[Refinement, ...]:
+    """The lengths in which the rows of the table are to be cut that an operator looks up in."""
+    if not graph.manual_splits or record(op.target).chooses != "rows":
+        return ()
+    own = dict.fromkeys(lengths for tensor, lengths in graph.manual_splits if tensor == op.operands[0])
+    return tuple((1, lengths) for lengths in own if len(lengths) in axes)
 
 
 def touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
@@ -129,13 +145,14 @@ def signature_of(bound: Instance) -> Signature:
         for index, dim in enumerate(term.dims if term else ()):
             for factor in dim.factors:
                 _, pre, post = dim_cut(part_sizes(bound, dim), dim.parts.index(factor), (1, 1, 1))
+                assert isinstance(post, int)
                 holding.setdefault(factor, []).append((slot, index, pre, post))
                 if factor in bound.assignable and factor not in bound.rule.plain:
                     receiving.setdefault((slot, index), []).append((factor, pre, post))
     return Signature(bound, holding, receiving)
 
 
-def _spread(op: Op, signature: Signature, factor: str, refinement: Refinement) -> Iterator[_Proposal]:
+def _spread(op: Op, signature: Signature, factor: str, refinement: tuple[int, int]) -> Iterator[_Proposal]:
     """What a refinement of a factor means for every dim that holds it."""
     for slot, dim, pre, post in signature.holding[factor]:
         blocks, unit = pre * refinement[0], refinement[1] * post
@@ -144,14 +161,16 @@ def _spread(op: Op, signature: Signature, factor: str, refinement: Refinement) -
             yield name, dim, blocks, unit
 
 
-def _differs(size: int, refinement: Refinement, others: tuple[Refinement, ...], axes: tuple[int, ...]) -> bool:
+def _differs(
+    size: int, refinement: tuple[int, int], others: tuple[tuple[int, int], ...], axes: tuple[int, ...]
+) -> bool:
     """Can the refinement be used, and does it hold other indices than each of the others, for some axes of the mesh?"""
     own = _holdings(size, refinement, axes)
     return any(own) and all(own != _holdings(size, other, axes) for other in others)
 
 
 @lru_cache(maxsize=65536)
-def _holdings(size: int, refinement: Refinement, axes: tuple[int, ...]) -> tuple[bytes | None, ...]:
+def _holdings(size: int, refinement: tuple[int, int], axes: tuple[int, ...]) -> tuple[bytes | None, ...]:
     """What the devices hold, for every set of axes in mesh order; None where that can't be."""
     blocks, unit = refinement
     subsets = sorted({subset for count in range(1, len(axes) + 1) for subset in combinations(axes, count)})

@@ -35,6 +35,8 @@ def not_offered(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates) -> lis
 
 
 def _refined(choice: Choice) -> str:
+    if isinstance(choice.unit, tuple):
+        return f" in parts of {', '.join(map(str, choice.unit))}"
     blocks = f" in each of {choice.blocks} blocks" if choice.blocks > 1 else ""
     return blocks + (f" in units of {choice.unit}" if choice.unit > 1 else "")
 

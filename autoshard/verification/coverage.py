@@ -42,6 +42,8 @@ def strategy_kinds(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> Iter
 def _plain(choice: Choice) -> str:
     if choice.kind != "factor":
         return str(choice)
+    if isinstance(choice.unit, tuple):
+        return f"{choice.factor}[]"
     return choice.factor + ("/" if choice.blocks > 1 else "") + ("*" if choice.unit > 1 else "")
 
 

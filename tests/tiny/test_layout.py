@@ -47,6 +47,23 @@ def test_chunk_bounds_tile_the_dim_and_give_the_first_ranks_most(size, parts):
     assert lengths[0] == -(-size // parts)
 
 
+@given(st.lists(st.integers(1, 9), min_size=4, max_size=4).map(tuple))
+def test_parts_of_given_lengths(lengths):
+    """Every device holds its own part: as bounds, as intervals, as lengths of all devices at once, and at most the
+    largest."""
+    mesh, size = Mesh.parse("dp=2,tp=4"), sum(lengths)
+    layout = Layout((REPLICATE, Shard(0, 1, lengths)))
+    assert Layout.parse(str(layout)) == layout and normalise(layout, (size,), mesh) == layout
+    local = LocalSize(size, (AxisShard("tp", 1, lengths),))
+    for rank in range(mesh.size):
+        part = rank % 4
+        start = sum(lengths[:part])
+        assert held(local, mesh, rank) == list(range(start, start + lengths[part]))
+        assert local_shape((size, 3), layout, mesh, mesh.coordinates(rank)) == (lengths[part], 3)
+    assert largest_shape((size, 3), layout, mesh) == (max(lengths), 3)
+    assert local.is_even(mesh) == (len(set(lengths)) == 1)
+
+
 def test_units_are_never_cut():
     assert [chunk_bounds(12 * 64, 8, i, 64) for i in (0, 5, 6, 7)] == [(0, 128), (640, 768), (768, 768), (768, 768)]
 

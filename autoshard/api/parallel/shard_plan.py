@@ -176,8 +176,8 @@ def _planned_on_rank_0(
             *pins(replace(request.said, parameters=()), graph, outputs, lifted),
             *_held(before.plan.plan, graph),
         )
-    plan = _best(graph, request, (*own_pins, *request.pins), before)
-    return plan_json.dumps(plan), graph_json.dumps(graph), call.returned, call.summed
+    found = _best(graph, request, (*own_pins, *request.pins), before)
+    return plan_json.dumps(found.plan), graph_json.dumps(found.graph), call.returned, call.summed
 
 
 def _global(kind: CallKind, said: Strategies, number: int, is_lifted: bool) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ def _held(plan: Plan, graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Variant | None) -> Plan:
+def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Variant | None) -> PlannedModel:
     """On the mesh that was said or is held already, else on the best of those that have the counts."""
     wanted = SearchRequest(level=request.level, pins=tuple(texts))
     model = CapturedModel(graph)
@@ -215,9 +215,9 @@ def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Var
     elif counts:
         candidates = meshes_with(counts, meshes(request.hardware, devices), devices)[:MOST_MESHES]
     else:
-        return planned(model, request.hardware, replace(wanted, devices=devices), request.cache).plan
-    plans = [planned(model, request.hardware, replace(wanted, mesh=one), request.cache).plan for one in candidates]
-    return min(plans, key=lambda plan: _figure(plan, request.level))
+        return planned(model, request.hardware, replace(wanted, devices=devices), request.cache)
+    plans = [planned(model, request.hardware, replace(wanted, mesh=one), request.cache) for one in candidates]
+    return min(plans, key=lambda found: _figure(found.plan, request.level))
 
 
 def _figure(plan: Plan, level: int) -> float:

@@ -133,33 +133,43 @@ class Axis:
     names: tuple[str, ...]  # of the axes that are joined
 
 
-def shard_bounds(size: int, axis: Axis, unit: int = 1, index: int | None = None) -> tuple[int, int]:
-    """[start, stop) that one device holds of a dim (or block) of length `size`: torch.chunk in multiples of `unit`."""
+Unit = int | tuple[int, ...]  # a chunk is a multiple of it, or has the length listed for its device
+
+
+def shard_bounds(size: int, axis: Axis, unit: Unit = 1, index: int | None = None) -> tuple[int, int]:
+    """[start, stop) that one device holds of a dim (or block) of length `size`: torch.chunk in multiples of `unit`, or
+    the lengths listed."""
     return _bounds(size, axis.size, unit, axis.index if index is None else index)
 
 
-def _bounds(size: int, devices: int, unit: int, index: int) -> tuple[int, int]:
+def _bounds(size: int, devices: int, unit: Unit, index: int) -> tuple[int, int]:
+    if isinstance(unit, tuple):
+        return sum(unit[:index]), sum(unit[: index + 1])
     unit = unit if size % unit == 0 else 1
     length = -(-(size // unit) // devices) * unit
     return min(index * length, size), min((index + 1) * length, size)
 
 
-def shard_size(size: int, axis: Axis, blocks: int = 1, unit: int = 1, index: int | None = None) -> int:
+def shard_size(size: int, axis: Axis, blocks: int = 1, unit: Unit = 1, index: int | None = None) -> int:
     """The local length of a dim of length `size` that `axis` cuts."""
     start, stop = shard_bounds(size // blocks, axis, unit, index)
     return blocks * (stop - start)
 
 
-_PLACEMENT = re.compile(r"S(\d+)(?:/(\d+))?(?:\*(\d+))?")
+_PLACEMENT = re.compile(r"S(\d+)(?:\[([\d+]+)\])?(?:/(\d+))?(?:\*(\d+))?")
 
 
-def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, int]]:
+def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, Unit]]:
     """The (axis, dim, blocks, unit) of every shard in a layout's text."""
     matches = zip(mesh.axes, map(_PLACEMENT.fullmatch, layout.split()), strict=True)
-    return [(mesh[name], int(m[1]), int(m[2] or 1), int(m[3] or 1)) for name, m in matches if m]
+    return [(mesh[name], int(m[1]), int(m[3] or 1), _unit(m[2], m[4])) for name, m in matches if m]
 
 
-Cut = tuple[int, int, int, int]  # over how many devices, which of them this is, blocks, unit
+def _unit(parts: str | None, unit: str | None) -> Unit:
+    return tuple(map(int, parts.split("+"))) if parts else int(unit or 1)
+
+
+Cut = tuple[int, int, int, Unit]  # over how many devices, which of them this is, blocks, unit
 
 
 def dim_cuts(

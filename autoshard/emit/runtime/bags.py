@@ -19,10 +19,10 @@ from .operators import vocabulary_range
 def parallel_embedding_bag(
     weight: Tensor, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *, size: int,
     mode: str, padding_idx: int | None = None,
-    vocabulary: Sequence[Axis] = (), bags: Sequence[Axis] = (),
+    vocabulary: Sequence[Axis] = (), bags: Sequence[Axis] = (), parts: tuple[int, ...] = (),
 ) -> Tensor:  # fmt: skip
     """Weight (`size` rows, d), ids (bags, length) or (n) with offsets -> (bags, d): a partial sum over `vocabulary`,
-    this device's bags over `bags`."""
+    this device's bags over `bags`. `parts`: how many rows each device has, where they are not equal."""
     if offsets is not None:
         offsets = F.pad(offsets, (0, 1), value=len(ids))
         if bags:
@@ -33,7 +33,7 @@ def parallel_embedding_bag(
             ids, weight, offsets, mode=mode, per_sample_weights=weights,
             include_last_offset=offsets is not None, padding_idx=own,
         )  # fmt: skip
-    start, stop = vocabulary_range(vocabulary, size)
+    start, stop = vocabulary_range(vocabulary, size, parts)
     counts = _counts(ids, offsets, padding_idx) if mode == "mean" else None
     rows = _sum_here(weight, ids, offsets, weights, start, stop, _local(padding_idx, start, stop))
     return rows if counts is None else rows / counts.clamp(min=1).unsqueeze(1)

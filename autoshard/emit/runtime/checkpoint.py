@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
 
 from .leaves import local
 from .parameters import Sharding, assign, full_tensor, sharding
@@ -77,10 +84,10 @@ def save_checkpoint(
     """
     finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
-    state: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in named.items()}
+    state: dict[str, Any] = {f"model.{name}": _as_held(x.detach(), sharding(x)) for name, x in named.items()}
     for name, tensor in named.items():
         for slot, value in optimizer.state.get(tensor, {}).items():
-            state[f"optimizer.{name}.{slot}"] = value
+            state[f"optimizer.{name}.{slot}"] = _as_held(value, sharding(tensor))
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     seed = next((sharding(tensor).mesh.random.seed for tensor in named.values()), 0)
     partial = Path(f"{folder}.partial")
@@ -91,6 +98,8 @@ def save_checkpoint(
     dist.barrier()
     if loader is not None:
         torch.save({"ranks": dist.get_world_size(), "state": loader}, partial / f"loader-{dist.get_rank()}.pt")
+    if background and any(sharding(tensor).uneven for tensor in named.values()):
+        background = False  # a copy of a table in unequal parts would not know where its rows are
     if background:
         copied = {key: value.clone() if value.device.type == "cpu" else value for key, value in state.items()}
         _SAVING.append((dcp.async_save(copied, checkpoint_id=partial, process_group=_host_group()), Path(folder)))
@@ -144,11 +153,11 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     wanted: dict[str, tuple[Any, Sharding]] = {}
     for names, tensor in _named(model):
-        wanted[f"model.{names[0]}"] = tensor.detach(), sharding(tensor)
+        wanted[f"model.{names[0]}"] = _as_held(tensor.detach(), sharding(tensor)), sharding(tensor)
         prefix = f"optimizer.{names[0]}."
         for key in sorted(key for key in saved if key.startswith(prefix)):
             slot = optimizer.state[tensor][key.removeprefix(prefix)] = _slot(tensor, saved[key], optimizer)
-            wanted[key] = slot, sharding(tensor)
+            wanted[key] = _as_held(slot, sharding(tensor)), sharding(tensor)
     missing = [key for key in wanted if key not in saved]
     if missing:
         raise KeyError(f"the checkpoint {folder} lacks {', '.join(missing)}")
@@ -174,6 +183,24 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     for _, own in wanted.values():
         own.mesh.random.seed = training.get("seed", own.mesh.random.seed)
     return int(training["step"])
+
+
+def _as_held(x: Any, own: Sharding) -> Any:
+    """A tensor as a checkpoint takes it: one in parts of given lengths says itself which rows it has."""
+    if not own.uneven or not isinstance(x, DTensor):
+        return x
+    starts = [int(held[0]) if len(held) else 0 for held in own.held]
+    here, offsets, sizes = local(x), torch.Size(starts), torch.Size(local(x).shape)
+    chunk = ChunkStorageMetadata(offsets=offsets, sizes=sizes)
+    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(here), torch.Size(own.shape))
+
+    def items(name: str, _: Any) -> list[WriteItem]:
+        return [WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)]
+
+    held = cast(Any, x)
+    held.__create_write_items__, held.__create_chunk_list__ = items, lambda: [chunk]
+    held.__get_tensor_shard__ = lambda _: here
+    return x
 
 
 def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Tensor:

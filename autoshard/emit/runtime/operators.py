@@ -14,8 +14,10 @@ from torch import Tensor
 from .axis import Axis, shard_bounds
 
 
-def vocabulary_range(vocabulary: Sequence[Axis], size: int) -> tuple[int, int]:
-    """The [start, stop) of the classes on this device: each axis cuts what the one before left."""
+def vocabulary_range(vocabulary: Sequence[Axis], size: int, parts: tuple[int, ...] = ()) -> tuple[int, int]:
+    """The [start, stop) of the classes on this device: each axis cuts what the one before left; or as `parts` says."""
+    if parts:
+        return shard_bounds(size, vocabulary[0], parts)
     start, stop = 0, size
     for axis in vocabulary:
         low, high = shard_bounds(stop - start, axis)
@@ -24,10 +26,12 @@ def vocabulary_range(vocabulary: Sequence[Axis], size: int) -> tuple[int, int]:
 
 
 def vocabulary_parallel_embedding(
-    weight: Tensor, ids: Tensor, *, size: int, vocabulary: Sequence[Axis], padding_idx: int = -1
-) -> Tensor:
-    """Rows of the local part of the table, zero for ids of other devices: a partial sum over `vocabulary`."""
-    start, stop = vocabulary_range(vocabulary, size)
+    weight: Tensor, ids: Tensor, *, size: int, vocabulary: Sequence[Axis], padding_idx: int = -1,
+    parts: tuple[int, ...] = (),
+) -> Tensor:  # fmt: skip
+    """Rows of the local part of the table, zero for ids of other devices: a partial sum over `vocabulary`. `parts`:
+    how many rows each device has, where they are not equal."""
+    start, stop = vocabulary_range(vocabulary, size, parts)
     if start == stop:
         return weight.sum(0).expand(*ids.shape, weight.shape[1])  # zeros that autograd still connects to the weight
     inside = (ids >= start) & (ids < stop)

@@ -64,6 +64,11 @@ class Sharding:
         return [held_indices(size, dim, self.layout, self.mesh) for dim, size in enumerate(self.split_shape)]
 
     @cached_property
+    def uneven(self) -> bool:
+        """Is it in parts of given lengths, of which DTensor knows nothing?"""
+        return any(isinstance(unit, tuple) for *_, unit in shard_cuts(self.layout, self.mesh))
+
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The axes that shard it."""
         return tuple(axis.name for axis, *_ in shard_cuts(self.layout, self.mesh))
@@ -106,6 +111,7 @@ def shard_buffer(
         result = DTensor.from_local(result, device_mesh, placements, run_check=False, shape=split, stride=stride)
     cast(Any, result).sharding = Sharding(name, tuple(shape), tuple(split), layout, mesh, tuple(ties), tuple(init))
     grow_leaf(result)
+    _correct(result)
     return result
 
 
@@ -121,7 +127,20 @@ def shard_parameter(
     parameter = nn.Parameter(held, requires_grad=trainable)
     cast(Any, parameter).sharding = sharding(held)
     grow_leaf(parameter)
+    _correct(parameter)
     return parameter
+
+
+def _correct(tensor: Tensor) -> None:
+    """DTensor takes all shards to be of torch.chunk's sizes: what it would gather of unequal parts is wrong."""
+    if not sharding(tensor).uneven or not isinstance(tensor, DTensor):
+        return
+
+    def refuse(*_: Any, **__: Any) -> DTensor:
+        raise NotImplementedError(f"{sharding(tensor).name} is in unequal parts: its full_tensor() can be taken apart")
+
+    corrected = cast(Any, tensor)
+    corrected.full_tensor, corrected.redistribute = lambda **_: full_tensor(tensor), refuse
 
 
 def sharding(tensor: Tensor) -> Sharding:
@@ -139,9 +158,9 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded parameter or buffer in its original shape; every rank must call it."""
     own, x = sharding(tensor), local(tensor)
     cuts = shard_cuts(own.layout, own.mesh)
-    for i, (axis, dim, *_) in reversed(list(enumerate(cuts))):  # inner axes first
+    for i, (axis, dim, _, unit) in reversed(list(enumerate(cuts))):  # inner axes first
         size = own.split_shape[dim]
         for outer in (cut[0] for cut in cuts[:i] if cut[1] == dim):
             size = shard_size(size, outer)
-        x = all_gather(x, axis, dim, size=size)
+        x = all_gather(x, axis, dim, size=size, unit=unit)
     return x.reshape(own.shape)

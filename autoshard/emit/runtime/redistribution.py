@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .axis import Axis, shard_bounds, shard_size
+from .axis import Axis, Unit, shard_bounds, shard_size
 from .flat_weights import Weight, weight_of
 from .weights import Cast, Map, cast_of, gathered_of, note_cast, note_gathered
 
@@ -23,14 +23,14 @@ class _Cut(NamedTuple):
     dim: int
     size: int
     blocks: int
-    unit: int
+    unit: Unit
 
     def lengths(self, axis: Axis) -> list[int]:
         """What each device holds of one block."""
         return [shard_size(self.size // self.blocks, axis, 1, self.unit, i) for i in range(axis.size)]
 
 
-def _cut(x: Tensor, axis: Axis, dim: int, size: int | None, blocks: int, unit: int, whole: bool) -> _Cut:
+def _cut(x: Tensor, axis: Axis, dim: int, size: int | None, blocks: int, unit: Unit, whole: bool) -> _Cut:
     if size is None:
         size = x.shape[dim] if whole else x.shape[dim] * axis.size
     cut = _Cut(dim % x.dim(), size, blocks, unit)
@@ -175,21 +175,23 @@ def cast_weight(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def all_gather(
-    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1, grad: str = "slice"
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1, grad: str = "slice"
 ) -> Tensor:
     """S -> R (`grad="slice"`) or S -> R+ (`grad="reduce_scatter"`)."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
     return redistributed(x, _gather, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
 
 
-def slice_shard(x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: int = 1, grad: str = "all_gather") -> Tensor:
+def slice_shard(
+    x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: Unit = 1, grad: str = "all_gather"
+) -> Tensor:
     """R -> S (`grad="all_gather"`) or R+ -> S (`grad="zero_pad"`)."""
     cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
     return redistributed(x, _slice, {"all_gather": _gather, "zero_pad": _pad}[grad], axis=axis, cut=cut)
 
 
 def reduce_scatter(
-    x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: int = 1, grad: str = "all_gather"
+    x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: Unit = 1, grad: str = "all_gather"
 ) -> Tensor:
     """P -> S."""
     cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
@@ -197,7 +199,7 @@ def reduce_scatter(
 
 
 def zero_pad(
-    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1, grad: str = "slice"
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1, grad: str = "slice"
 ) -> Tensor:
     """S -> P."""
     cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
@@ -206,8 +208,8 @@ def zero_pad(
 
 def all_to_all(
     x: Tensor, axis: Axis, joined_dim: int, cut_dim: int, *,
-    joined_size: int | None = None, joined_blocks: int = 1, joined_unit: int = 1,
-    cut_blocks: int = 1, cut_unit: int = 1,
+    joined_size: int | None = None, joined_blocks: int = 1, joined_unit: Unit = 1,
+    cut_blocks: int = 1, cut_unit: Unit = 1,
 ) -> Tensor:  # fmt: skip
     """S -> S of another dim: `joined_dim` becomes whole over the axis, `cut_dim` is cut by it."""
     joined = _cut(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
@@ -232,7 +234,7 @@ def mask(x: Tensor, axis: Axis, *, grad: str = "identity") -> Tensor:
 
 
 def regather(
-    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1,
+    x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1,
     grad: str = "reduce_scatter",
 ) -> Tensor:  # fmt: skip
     """`all_gather` of a weight for its use, which is not kept for backward: see `regather_before`."""

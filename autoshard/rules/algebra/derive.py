@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from autoshard.ir.intervals import Cut
+from autoshard.ir.intervals import Cut, Unit
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Placement, Shard, normalise
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.instance import Instance, TensorFacts
@@ -32,13 +32,16 @@ class Placements:
     results: tuple[Placement, ...]
 
 
-def choices(instance: Instance, refinements: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]) -> tuple[Choice, ...]:
+def choices(
+    instance: Instance, refinements: tuple[tuple[str, tuple[tuple[int, Unit], ...]], ...]
+) -> tuple[Choice, ...]:
     """Everything one axis may do, sizes aside: each factor plain, then refined; `=`; `+`; the linear groups."""
     refined = dict(refinements)
     result = []
     for factor in instance.assignable:
         result.append(Choice("factor", factor))
-        own = refined.get(factor, ()) if factor not in instance.rule.plain else ()
+        plain = factor in instance.rule.plain  # never in blocks or units
+        own = [r for r in refined.get(factor, ()) if isinstance(r[1], tuple) or not plain]
         result += [Choice("factor", factor, blocks, unit) for blocks, unit in own]
     present = set(instance.rule.factors)
     result += [Choice("factor", one.name) for one in instance.rule.together if present.issuperset(one.factors)]

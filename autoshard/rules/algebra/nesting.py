@@ -9,23 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from autoshard.ir.intervals import Cut, runs
+from autoshard.ir.intervals import Cut, multiple, runs
 
 
 @cache
 def factor_problem(size: int, cuts: tuple[Cut, ...], may_be_empty: bool) -> str:
     """Why these cuts of a factor can't be ("" = they can)."""
-    for _, blocks, unit in cuts:
+    for parts, blocks, unit in cuts:
+        if isinstance(unit, tuple):
+            reason = parts_problem(size, parts, unit, len(cuts))
+            if reason:
+                return reason
+            continue
         if size % blocks or (size // blocks) % unit:
             return f"{blocks} blocks in units of {unit} don't divide {size}"
     reason = nesting_problem(size, cuts)
     if reason:
         return reason
     if not may_be_empty and runs(size, cuts).some_empty:
-        parts = " x ".join(str(parts) for parts, _, _ in cuts)
+        devices = " x ".join(str(parts) for parts, _, _ in cuts)
         _, blocks, unit = cuts[-1]
-        return f"some device would hold nothing: {size // blocks // unit} units over {parts} devices"
+        return f"some device would hold nothing: {size // blocks // multiple(unit)} units over {devices} devices"
     return ""
+
+
+def parts_problem(size: int, devices: int, lengths: tuple[int, ...], cuts: int = 1) -> str:
+    """Why a dim can't be cut in parts of these lengths, one a device, beside `cuts` - 1 others ("" = it can)."""
+    spelt = ", ".join(map(str, lengths))
+    if sum(lengths) != size:
+        return f"parts of {spelt} make {sum(lengths)}, and there are {size}"
+    if len(lengths) != devices:
+        return f"{len(lengths)} parts ({spelt}) need an axis of {len(lengths)} devices, this one has {devices}"
+    return "" if cuts == 1 else f"parts of {spelt} are not cut again by another axis"
 
 
 @cache
@@ -57,6 +72,9 @@ def product_problem(sizes: tuple[int, ...], cuts: tuple[tuple[int, Cut], ...]) -
 def dim_cut(sizes: Sequence[int], part: int, cut: Cut) -> Cut:
     """The cut of a dim that a cut of its part `part` means: blocks = pre * blocks, unit = unit * post."""
     parts, blocks, unit = cut
+    if isinstance(unit, tuple):
+        assert len(sizes) == 1, "parts of given lengths are those of a dim that is one loop"
+        return cut
     return parts, _product(sizes[:part]) * blocks, unit * _product(sizes[part + 1 :])
 
 

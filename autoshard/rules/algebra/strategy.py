@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from autoshard.ir.intervals import Unit, unit_text
 from autoshard.ir.layout import HOST, Layout
 
 ChoiceKind = Literal["factor", "repeat", "repeat_partial", "linear"]
@@ -13,20 +14,20 @@ ChoiceKind = Literal["factor", "repeat", "repeat_partial", "linear"]
 @dataclass(frozen=True)
 class Choice:
     """What one mesh axis does to an op. Prints as
-    `n` or `n/3*64` (the factor n, in 3 blocks, in units of 64), `=` (all replicated, whole gradients),
-    `+` (all replicated, partial gradients), `~0` or `~0.1` (a partial value passes in operands 0 (and 1)).
+    `n` or `n/3*64` (the factor n, in 3 blocks, in units of 64), `n[10+20]` (in parts of these lengths), `=` (all
+    replicated, whole gradients), `+` (all replicated, partial gradients), `~0` or `~0.1` (a partial value passes in
+    operands 0 (and 1)).
     """
 
     kind: ChoiceKind
     factor: str = ""
     blocks: int = 1
-    unit: int = 1
+    unit: Unit = 1
     operands: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.kind == "factor":
-            blocks = f"/{self.blocks}" if self.blocks != 1 else ""
-            return f"{self.factor}{blocks}" + (f"*{self.unit}" if self.unit != 1 else "")
+            return f"{self.factor}{unit_text(self.blocks, self.unit)}"
         if self.kind == "linear":
             return "~" + ".".join(map(str, self.operands))
         return "=" if self.kind == "repeat" else "+"
@@ -39,6 +40,9 @@ class Choice:
             return Choice("repeat_partial")
         if text.startswith("~"):
             return Choice("linear", operands=tuple(int(part) for part in text[1:].split(".")))
+        factor, _, parts = text.partition("[")
+        if parts:
+            return Choice("factor", factor, 1, tuple(map(int, parts.removesuffix("]").split("+"))))
         factor, _, unit = text.partition("*")
         factor, _, blocks = factor.partition("/")
         return Choice("factor", factor, int(blocks or 1), int(unit or 1))

@@ -119,7 +119,13 @@ def _sized(names: list[str], shape: tuple[int, ...]) -> str:
 
 
 def localise_embedding(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    return {"size": local.instance.size["vocabulary"]}, (("vocabulary", local.axes("vocabulary")),)
+    return {"size": local.instance.size["vocabulary"], **row_parts(local)}, (("vocabulary", local.axes("vocabulary")),)
+
+
+def row_parts(local: Local) -> dict[str, LocalAttribute]:
+    """The lengths in which the rows are cut, where they are said."""
+    said = [choice.unit for choice in local.strategy.choices if choice.factor == "vocabulary"]
+    return {"parts": said[0]} if said and isinstance(said[0], tuple) else {}
 
 
 def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
@@ -128,7 +134,7 @@ def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axe
     given = {key: value for key, value in local.op.attributes if value is not None}
     matrix = local.op.operands[2] is None
     roles = (("vocabulary", local.axes("vocabulary")), ("bags", () if matrix else local.axes("b")))
-    return {"size": facts.shape[0], **given}, tuple((role, axes) for role, axes in roles if axes)
+    return {"size": facts.shape[0], **row_parts(local), **given}, tuple((role, axes) for role, axes in roles if axes)
 
 
 def index_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
