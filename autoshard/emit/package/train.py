@@ -322,9 +322,16 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         )
 
 
+def set_matmul_precision(precision: str, device: torch.device) -> None:
+    """Of float32 products."""
+    torch.set_float32_matmul_precision(precision)
+    if device.type == "npu":  # torch_npu has a switch of its own, and does not read torch's
+        torch.get_device_module(device).matmul.allow_hf32 = precision != "highest"
+
+
 def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     check_run(options, mesh)
-    torch.set_float32_matmul_precision(options.matmul_precision)
+    set_matmul_precision(options.matmul_precision, mesh.device)
     model = build_model(mesh)
     first = mesh.global_rank == 0
     if options.dry_run:

@@ -1,0 +1,95 @@
+"""`train.py --backend hccl` starts, trains, saves and resumes, on a stand-in for torch_npu that maps it to the CPU.
+
+What it can't show: kernels of Ascend, and HCCL itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.mesh import Mesh
+from autoshard.package.output_folder import write_package
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+LOADER = """
+import torch
+
+def make_loader(seed, inputs):
+    for step in range(4):
+        generator = torch.Generator().manual_seed(100 + step)
+        ids, labels = torch.randint(0, 11, (2, 4, 6), generator=generator)
+        yield {"ids": ids, "labels": labels}
+"""
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(2))
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.table(ids)
+        for block in self.blocks:
+            x = x + nn.functional.dropout(block(x), 0.1)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Tagger(), tuple(torch.randint(0, 11, (4, 6)) for _ in range(2))
+
+
+def train(folder: Path, *options: str) -> dict[str, str]:
+    """Step -> what is said of it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
+    data = ["--data", f"{folder.parent / 'data.py'}:make_loader", "--lr", "1e-2", *options]
+    ran = subprocess.run(
+        [*command, str(folder / "train.py"), *data], env=given, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return dict(re.findall(r"step (\d+): (loss [\d.]+, gradient norm [\d.]+)", ran.stdout))
+
+
+def test_hccl_trains_as_gloo_does_and_resumes(tmp_path: Path) -> None:
+    """Weights gathered block by block, gradients reduced beside backward, dropout, pinned batches read ahead."""
+    folder, saved = tmp_path / "package", str(tmp_path / "saved")
+    graph = capture(f"{__file__}:build", {})
+    plan = search(graph, load_hardware("ascend-910b1"), SearchRequest(Mesh.parse("dp=2"), strategy="fsdp"))
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    (tmp_path / "data.py").write_text(LOADER)
+    wanted = train(folder, "--backend", "gloo", "--steps", "3")
+    first = train(folder, "--backend", "hccl", "--steps", "2", "--save", saved, "--timeout", "60")
+    third = train(folder, "--backend", "hccl", "--steps", "3", "--resume", saved, "--matmul-precision", "high")
+    assert sorted(wanted) == ["1", "2", "3"]
+    assert first | third == wanted
+
+
+def test_the_precision_of_products_is_told_to_ascend_too(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    graph = capture(f"{__file__}:build", {})
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    script = """
+import torch, torch_npu, train
+for precision in ("high", "highest", "medium"):
+    train.set_matmul_precision(precision, torch.device("npu", 0))
+    print(torch.get_float32_matmul_precision(), torch.npu.matmul.allow_hf32)
+"""
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
+    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split("\n")[:3] == ["high True", "highest False", "medium True"], ran.stderr
