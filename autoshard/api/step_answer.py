@@ -11,24 +11,19 @@ from autoshard.joint.joint_plan import confirmed, step_seconds
 from autoshard.joint.joint_search import JointResult
 from autoshard.joint.step_request_space import searched_step
 from autoshard.search.search_request import SearchRequest
-from autoshard.text import step_text
 
 
 @dataclass(frozen=True, eq=False)
 class StepAnswer:
-    """What was found, and its plan, of the graph at the batch of its micro-batch; or the `reason` why there is none."""
+    """What was found, and its plan, of the graph at the batch of its micro-batch."""
 
     found: JointResult
-    plan: PlannedModel | None
-    reason: str = ""
-    program_seconds: float = 0.0
+    plan: PlannedModel
+    program_seconds: float
 
 
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
     found = searched_step(model.graph, hardware, wanted)
-    reason = step_text.not_written(found)
-    if reason:
-        return StepAnswer(found, None, reason)
     found, graph, plan = confirmed(found, hardware, replace(model.origin, fusion=read_fusion(wanted.fuse)))
-    return StepAnswer(found, PlannedModel(plan, graph, hardware), "", step_seconds(plan))
+    return StepAnswer(found, PlannedModel(plan, graph, hardware), step_seconds(plan))

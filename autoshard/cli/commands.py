@@ -135,9 +135,6 @@ def plan(options: argparse.Namespace) -> int:
     told: dict[str, Any] = {}
     if wanted.searches_step:
         made, told = _searched_step(options, captured, hardware, wanted)
-        if made is None:
-            _print_json(told)
-            return int(told["error"]["exit_code"])
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
             made = verbs.planned(captured, hardware, wanted, cache=False)
@@ -175,9 +172,8 @@ def _captured(options: argparse.Namespace) -> CapturedModel:
 
 def _searched_step(
     options: argparse.Namespace, captured: CapturedModel, hardware: Hardware, wanted: SearchRequest
-) -> tuple[PlannedModel | None, dict[str, Any]]:
-    """The best whole step: told, and its plan. Where it can't be written as code, UsageError after the answer; with
-    --json the answer has the error in it."""
+) -> tuple[PlannedModel, dict[str, Any]]:
+    """The best whole step: its plan, and what is told of it."""
     from autoshard.api.step_answer import planned_step
     from autoshard.text import step_text
     from autoshard.text.tables import terminal_width
@@ -187,11 +183,6 @@ def _searched_step(
     told = step_text.as_dict(answer.found, wanted)
     if not options.json:
         print("\n".join([*step_text.summary(answer.found, wanted, terminal_width()), ""]))
-    if answer.plan is None:
-        error = UsageError(answer.reason, "--zero 0,3")
-        if not options.json:
-            raise error
-        return None, told | {"error": {"message": answer.reason, "hint": error.hint, "exit_code": error.exit_code}}
     return answer.plan, told | {"program_seconds": answer.program_seconds}
 
 

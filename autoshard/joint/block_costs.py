@@ -49,15 +49,19 @@ class BlockCosts:
 @dataclass(frozen=True)
 class ShardedCosts:
     """With weights in shards over the replicas: gathered one by one where they are used, or those of a block
-    `together`, a block ahead."""
+    `together`, a block ahead (ZeRO 3). `once`: of ZeRO 1 and 2, of a micro-batch that finds its weights gathered."""
 
     alone: BlockCosts
     together: BlockCosts
+    once: tuple[BlockCosts, BlockCosts]
 
 
 def carried_over(before: BlockCosts, after: ShardedCosts, whole: BlockCosts) -> ShardedCosts:
     """What shards change from `before` to `after`, of the same block with another micro-batch, `whole`."""
-    return ShardedCosts(*(_changed(before, own, whole) for own in (after.alone, after.together)))
+    alone, together, first, second = (
+        _changed(before, own, whole) for own in (after.alone, after.together, *after.once)
+    )
+    return ShardedCosts(alone, together, (first, second))
 
 
 def _changed(before: BlockCosts, after: BlockCosts, whole: BlockCosts) -> BlockCosts:

@@ -1,10 +1,10 @@
 """The fronts of a split: each block's ways of keeping values, with what its replicas exchange under each ZeRO stage.
 
-ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 1 keeps the optimizer's state in shards, and gathers new weights once
-a step; 2 scatters the gradients of every micro-batch; 3 keeps weights in shards too, gathered for every forward and
-again for every backward. A block's gather runs beside the block before it, its reduction beside the one after, and
-slows the computation there. With several stages, and in blocks that compute again, each weight goes by itself and
-nothing is hidden.
+ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054) keeps weights, their gradients and the optimizer's state in shards: 1
+gathers weights once a step, adds up whole gradients and scatters them once; 2 scatters those of every micro-batch; 3
+gathers weights for every forward and again for every backward. A block's gather runs beside the block before it, its
+reduction beside the one after, and slows the computation there. Under ZeRO 3 with several stages, and in blocks that
+compute again, each weight goes by itself and nothing is hidden.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
+from autoshard.costs.links import joint_link
 from autoshard.costs.moving import local_pass
 from autoshard.ir.mesh import Mesh
 from autoshard.joint.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts
@@ -29,7 +30,7 @@ ALL = "all"
 @dataclass(frozen=True, eq=False)
 class BlockFront:
     """`front` of one block; `keeps[point]`. `late_seconds`: its collectives once a step, after its last backward;
-    `copy_seconds` make their operands."""
+    `copy_seconds` make their operands. `first_seconds`: what its first forward takes more."""
 
     costs: BlockCosts
     front: Front
@@ -37,6 +38,7 @@ class BlockFront:
     late_seconds: float
     copy_seconds: float
     update_seconds: float
+    first_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,22 +83,29 @@ def ends_seconds(second: Moved | None, before: Moved | None, first_backward: flo
 def block_front(
     costs: BlockCosts, zero: int, mesh: Mesh, hardware: Hardware, keeps: Sequence[str], alone: bool
 ) -> BlockFront:
-    """Of weights that every replica has whole. Points in the order of `keeps`. `alone`: it is the only block of its
-    kind and the line's first: what its collectives once a step take beyond its backward counts."""
-    replicas = mesh.sizes[REPLICAS]
+    """Of weights that every replica has whole, from the first forward of a step on. Points in the order of `keeps`.
+    `alone`: it is the only block of its kind and the line's first: what its collectives once a step take beyond its
+    backward counts, and nothing hides its others."""
+    replicas, slow = mesh.sizes[REPLICAS], hardware.constant("overlap.slowdown")
     again, kept, working = dict(costs.again_seconds), dict(costs.kept_bytes), dict(costs.working_bytes)
-    backward = np.array([costs.backward_seconds + again[keep] for keep in keeps])
+    own = moved(costs.moves, mesh, hardware)  # gathers are of what goes with no others
+    in_row = alone or takes_turns(mesh, hardware)
+    backward = np.array(
+        [_beside(costs.backward_seconds + again[keep], own.scattered, slow, in_row) + own.again for keep in keeps]
+    )
     late, copied = late_seconds(costs.held, zero, mesh, hardware)
     update = costs.held.update_seconds / (replicas if zero else 1)
+    gathered, copies = gathered_seconds(costs.held, zero, mesh, hardware)
+    first = _beside(costs.forward_seconds, gathered, slow, in_row) - costs.forward_seconds + copies
     front = Front(
-        np.full(len(keeps), costs.forward_seconds),
+        np.full(len(keeps), costs.forward_seconds + own.gathered),
         backward,
         np.array([kept[keep] for keep in keeps]),
         np.full(len(keeps), static_bytes(costs.held, zero, replicas)),
         update + (np.maximum(late - backward, 0.0) if alone else np.zeros(len(keeps))),
         np.array([working[keep] for keep in keeps]),
     )
-    return BlockFront(costs, front, tuple(keeps), late, copied, update)
+    return BlockFront(costs, front, tuple(keeps), late, copied, update, first)
 
 
 def sharded_front(costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: Sequence[str], first: bool) -> BlockFront:
@@ -133,34 +142,57 @@ def _by_itself(costs: BlockCosts, mesh: Mesh, hardware: Hardware, keep: str) -> 
 def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, first: bool) -> tuple[float, float]:
     own = moved(costs.moves, mesh, hardware)
     forward, backward = costs.forward_seconds, costs.backward_seconds
-    if first:
-        return forward + own.gathered, backward + own.again + own.scattered
-    return _beside(forward, own.gathered, slow), _beside(backward, own.again + own.scattered, slow)
+    forward = _beside(forward, own.gathered, slow, first)
+    if takes_turns(mesh, hardware):
+        return forward, _beside(backward, own.again, slow, first) + own.scattered
+    return forward, _beside(backward, own.again + own.scattered, slow, first)
 
 
 def late_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
     """(collectives, copies before them) of a block once a step."""
-    if mesh.sizes[REPLICAS] == 1 or zero == 3:
+    if mesh.sizes[REPLICAS] == 1 or zero > 1:
         return 0.0, 0.0
 
-    def seconds(kind: str, size: float) -> float:
-        return joint_seconds(hardware, mesh, (REPLICAS,), kind, size)
-
-    gathers = seconds("all_gather", held.moved_bytes) if zero else 0.0
     reduced = {0: "all_reduce", 1: "reduce_scatter"}.get(zero)
-    copied = float(local_pass(hardware).seconds(2 * held.gradient_bytes)) if zero < 2 else 0.0
-    return gathers + (seconds(reduced, held.gradient_bytes) if reduced else 0.0), copied
+    copied = float(local_pass(hardware).seconds(2 * held.gradient_bytes)) if zero == 0 else 0.0
+    seconds = joint_seconds(hardware, mesh, (REPLICAS,), reduced, held.gradient_bytes) if reduced else 0.0
+    return seconds, copied
+
+
+def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
+    """(collective, copies into and out of flat tensors) of a block's weights that are gathered once a step."""
+    if mesh.sizes[REPLICAS] == 1 or zero not in (1, 2):
+        return 0.0, 0.0
+    passes = 2 * held.moved_bytes * (1 + 1 / mesh.sizes[REPLICAS])
+    copies = float(local_pass(hardware).seconds(passes))
+    return joint_seconds(hardware, mesh, (REPLICAS,), "all_gather", held.moved_bytes), copies
 
 
 def static_bytes(held: HeldParameters, zero: int, replicas: int) -> float:
-    """Of parameters under a stage of ZeRO."""
-    weights = held.weights_bytes / (replicas if zero == 3 else 1)
-    gradients = held.gradient_bytes / (replicas if zero >= 2 else 1)
-    return weights + gradients + held.optimizer_bytes / (replicas if zero else 1) + held.buffer_bytes
+    """Of parameters under a stage of ZeRO: what is in shards, and what is whole beside them through the step."""
+    stored = (held.weights_bytes + held.gradient_bytes + held.optimizer_bytes) / (replicas if zero else 1)
+    whole = held.moved_bytes if zero in (1, 2) else 0.0
+    return stored + whole + (held.gradient_bytes if zero == 1 else 0.0) + held.buffer_bytes
 
 
-def _beside(seconds: float, moving: float, slow: float) -> float:
-    return max(seconds, moving) + slow * min(seconds, moving)
+def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
+    """Do collectives between replicas and those of tensor parallelism, for which computation waits, share a link?"""
+    if mesh.sizes[TENSOR] == 1 or mesh.sizes[REPLICAS] == 1:
+        return False
+    return joint_link(hardware, mesh, (REPLICAS,)).name == joint_link(hardware, mesh, (TENSOR,)).name
+
+
+def _beside(seconds: float, moving: float, slow: float, in_row: bool) -> float:
+    return seconds + moving if in_row else max(seconds, moving) + slow * min(seconds, moving)
+
+
+def late_exposed(backward: Sequence[float], late: Sequence[float], mesh: Mesh, hardware: Hardware) -> float:
+    """What the last backward of a stage and its end take more for gradients that are scattered once (ZeRO 1): what is
+    hidden slows what it is hidden beside."""
+    if takes_turns(mesh, hardware):
+        return sum(late)
+    exposed = exposed_seconds(backward, [0.0] * len(late), late)
+    return exposed + hardware.constant("overlap.slowdown") * (sum(late) - exposed)
 
 
 def exposed_seconds(backward: Sequence[float], copied: Sequence[float], late: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
 from autoshard.ir.layout import largest_shape
+from autoshard.ir.plan import StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
 from autoshard.joint.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
 from autoshard.joint.block_line import ShortGraph
@@ -41,16 +42,24 @@ def sharded_costs(
     formulation, solution = replicated_split(wide.line, wide, split, replicas, True, hardware)
     plan = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
     program = lower(plan, graph)
+    apart = (plan.mesh.names[DATA],)
     alone, together = (
-        _Measured(wide, own, graph, hardware, (plan.mesh.names[DATA],))
-        for own in (replace(program, weight_buckets=()), program)
+        _Measured(wide, own, graph, hardware, apart) for own in (replace(program, weight_buckets=()), program)
     )
+    once = [
+        _Measured(wide, lower(replace(plan, step=StepPlan(2, zero=zero)), graph), graph, hardware, apart)
+        for zero in (1, 2)
+    ]
 
     def costs(measured: _Measured, number: int) -> BlockCosts:
         own = measured.block(number)
         return replace(own, held=whole[number].held, shared=whole[number].shared)
 
-    return tuple(ShardedCosts(costs(alone, number), costs(together, number)) for number in range(len(wide.line.blocks)))
+    def of_block(number: int) -> ShardedCosts:
+        first, second = (costs(measured, number) for measured in once)
+        return ShardedCosts(costs(alone, number), costs(together, number), (first, second))
+
+    return tuple(map(of_block, range(len(wide.line.blocks))))
 
 
 class _Measured:
@@ -62,7 +71,7 @@ class _Measured:
         self.short, self.graph, self.hardware, self.apart = short, graph, hardware, apart
         body = replace(program, gradient_buckets=())  # gradients wait for the step's end
         self.program: Program = body
-        self.timeline: Timeline = simulate(body, graph, hardware, frozenset(apart))
+        self.timeline: Timeline = simulate(body, graph, hardware, frozenset(apart), among=True)
         self.memory: MemoryPlan = plan_memory(body, graph, accumulates=True)
         self.count = len(body.instructions)
         self.block_of = self._blocks_of_instructions()

@@ -29,12 +29,12 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
     graph = rebatched(line.graph, choice.replicas * choice.micro_batch)
     assert best.split is not None
     stored, solution = replicated_split(
-        replace(line, graph=graph), shortened(line), best.split, choice.replicas, choice.zero == 3, hardware
+        replace(line, graph=graph), shortened(line), best.split, choice.replicas, choice.zero > 0, hardware
     )
     plan = plan_of(stored, solution, origin, best.problem.capacity_bytes, "search")
     step = StepPlan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
-        samples=choice.replicas * choice.micro_batch,
+        samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
     )  # fmt: skip
     made = priced(replace(plan, step=step), graph, hardware)
     told = "stages, micro-batches, what is computed again, ZeRO and the mesh were searched for together: "
@@ -52,17 +52,12 @@ def _certificate(plan: Plan) -> Certificate:
     )
 
 
-def is_written(found: StepFound) -> bool:
-    """Has it a program? ZeRO 1 and 2 are costs of blocks alone."""
-    return found.problem.choice.zero in (0, 3)
-
-
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
     """The best by its own program, of those that may be: after the first, others are made into plans while the blocks'
     costs say that they take less than the best program so far."""
     made: list[tuple[StepFound, Graph, Plan]] = []
     left = [found.best, *found.others]
-    for own in [own for own in left if is_written(own)][:MOST_PLANS]:
+    for own in left[:MOST_PLANS]:
         if made and own.seconds >= min(other.program_seconds for other, *_ in made):
             break
         left.remove(own)

@@ -186,13 +186,13 @@ def joint_search(
     offered = [(INPUT,) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
-        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero == 3 else ():
+        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero else ():
             store.sharded(own)
     problems = []
     for choice in choices:
         for own in store.costs(choice.tensor, choice.micro_batch):
             allowed = _allowed(stage_of or {}, choice.stages, len(kinds))
-            sharded = store.sharded(own) if choice.zero == 3 else ()
+            sharded = store.sharded(own) if choice.zero else ()
             problem = StepProblem(choice, kinds, own.costs, keeps, hardware, capacity_bytes, allowed, sharded)
             problems.append((problem, own.split))
     if not problems:

@@ -75,7 +75,7 @@ def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroReques
     keep = {n: _stored(site, uses[site.name], graph, formulation, wanted) for n, site in _weights(formulation, uses)}
     own = narrowed(_with_inputs(formulation, plan), keep)
     solution = solvers.solve(own.problem, "auto", Options(rough=True))
-    origin = Origin(plan.model, plan.model_arguments)
+    origin = Origin(plan.model, plan.model_arguments, plan.fusion)
     made = plan_of(own, solution, origin, plan.capacity_bytes, "search")
     made = with_parts(made, own, parts(own, solution.choice))
     stored = tuple(replace(p, decided_by=DECIDED) for p in made.parameters)

@@ -9,6 +9,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 
 AUTO = "auto"
+ZEROS = (0, 1, 2, 3)  # stages of ZeRO
 Choices = tuple[int, ...] | tuple[str, ...] | None  # None: all of them
 
 
@@ -17,7 +18,6 @@ class OuterSpace:
     """What a search may choose. None: everything that divides.
 
     `blocks` of the longest run of equal ones, `line` blocks in all. `micro_batch`: samples of one replica and pass.
-    `emits_zero`: stages of ZeRO that are offered where nothing is said.
     """
 
     devices: int
@@ -95,7 +95,7 @@ def _of_mesh(space: OuterSpace, stages: int, replicas: int, tensor: int, log: Di
         if count < stages:
             log.no("fewer micro-batches than stages")
             continue
-        for zero in space.zero or ((0, 3) if replicas > 1 else (0,)):
+        for zero in space.zero or (ZEROS if replicas > 1 else (0,)):
             if zero and replicas == 1:
                 log.no("ZeRO needs several replicas")
                 continue

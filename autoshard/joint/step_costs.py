@@ -20,10 +20,12 @@ from autoshard.joint.block_fronts import (
     block_front,
     ends_seconds,
     exposed_seconds,
+    late_exposed,
     moved,
     sharded_front,
     static_bytes,
     step_mesh,
+    takes_turns,
 )
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
@@ -33,7 +35,7 @@ from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
 @dataclass(frozen=True, eq=False)
 class StepProblem:
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
-    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO 3)."""
+    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO)."""
 
     choice: OuterChoice
     kinds: tuple[int, ...]
@@ -60,8 +62,14 @@ class StepProblem:
             )
         return tuple(
             block_front(own, zero, self.mesh, self.hardware, self.keeps[kind], first and kind == kinds[0])
-            for kind, own in enumerate(self.costs)
+            for kind, own in enumerate(self._each_micro_batch)
         )
+
+    @property
+    def _each_micro_batch(self) -> tuple[BlockCosts, ...]:
+        """Of weights that are whole from the first forward of a step on."""
+        zero = self.choice.zero
+        return tuple(own.once[zero - 1] for own in self.sharded) if zero else self.costs
 
     def _ends(self, plan: StagePlan) -> tuple[float, float]:
         """Seconds of (forward, backward) that the blocks' own do not have."""
@@ -157,28 +165,42 @@ class StepProblem:
             copies = [self.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
             shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
             last = [self.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
-            late = exposed_seconds(
-                [float(f.front.backward_seconds[p]) for f, (_, p) in zip(last, fronts, strict=False)],
-                [f.copy_seconds for f in last],
-                [f.late_seconds for f in last],
-            )
+            backward = [float(f.front.backward_seconds[p]) for f, (_, p) in zip(last, fronts, strict=False)]
+            moving = [f.late_seconds for f in last]
+            if choice.zero == 1:
+                late = late_exposed(backward, moving, self.mesh, self.hardware)
+            else:
+                late = exposed_seconds(backward, [f.copy_seconds for f in last], moving)
             share = choice.replicas if choice.zero else 1
             update = sum(f.update_seconds for f, _ in fronts) + sum(own.update_seconds / share for own in copies)
             tail = (("gradients and weights between replicas", late), ("optimizer", update))
             stages.append(StageCosts(static + shared, tail))
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
 
+    def _scattered_last(self, part: Part) -> float:
+        """Of a backward under ZeRO 2: gradients that none of the part's blocks is left to hide."""
+        if self.choice.zero != 2 or takes_turns(self.mesh, self.hardware):
+            return 0.0
+        number = min(1, part.stop - 1) if part.first == 0 else part.first
+        own = self._each_micro_batch[self.kinds[number]]
+        moving = moved(own.moves, self.mesh, self.hardware).scattered
+        before = sum(self._each_micro_batch[self.kinds[k]].backward_seconds for k in range(part.first, number))
+        return max(0.0, moving - before) if number else 0.0
+
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
         found = PartCosts(*self._ends(plan))
         for block in range(part.first, part.stop):
-            front, point = self.fronts[self.kinds[block]].front, plan.points[block]
+            own, point = self.fronts[self.kinds[block]], plan.points[block]
+            front = own.front
             found = replace(
                 found,
                 forward_seconds=found.forward_seconds + float(front.forward_seconds[point]),
                 backward_seconds=found.backward_seconds + float(front.backward_seconds[point]),
                 kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
                 working_bytes=max(found.working_bytes, float(front.working_bytes[point])),
+                first_seconds=found.first_seconds + own.first_seconds,
             )
+        found = replace(found, backward_seconds=found.backward_seconds + self._scattered_last(part))
         if part.first == 0 or self.choice.stages == 1:
             return found
         received = self.costs[self.kinds[part.first]].received_bytes

@@ -18,8 +18,6 @@ from autoshard.search.objectives import SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
 
-ZEROS = (0, 1, 2, 3)
-
 
 def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> JointResult:
     """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
@@ -54,6 +52,7 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
         "--pins": wanted.pins_file is not None,
         f"--pin {others[0]}" if others else "--pin": bool(others),
         "--no-all-to-all": not wanted.all_to_all,
+        "--parallel-optimizer-threshold": wanted.step.parallel_optimizer_threshold not in (None, 0),
         "--time-limit": wanted.time_limit_seconds is not None,
     }
     for option, given in said.items():
@@ -93,7 +92,7 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         schedules,
         None,
         read_choices("--micro-batch", step.micro_batch),
-        read_choices("--zero", step.zero, ZEROS),
+        step.zero_levels or None,
         tuple(RECOMPUTE[name] for name in keeps),
         bool(step.pins),
     )

@@ -129,7 +129,7 @@ def gathered_once(
 ) -> frozenset[int]:
     """Of a step that gathers weights once: the collectives that can go with others."""
     flat = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    return frozenset(own.position for own in _found(flat, parameters, instructions, values))
+    return frozenset(own.position for own in _found(flat, parameters, instructions, values, once=True))
 
 
 def _gathers(
@@ -137,7 +137,8 @@ def _gathers(
 ) -> list[_Gather]:
     """The collectives that gather a trainable weight, alone on its way, once a step, or again once at most."""
     steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    return _found([(i, step) for i, step in steps if step.again or step.once], parameters, instructions, values)
+    own = [(i, step) for i, step in steps if step.again or step.once]
+    return _found(own, parameters, instructions, values, any(step.once for _, step in own))
 
 
 def _found(
@@ -145,11 +146,13 @@ def _found(
     parameters: Sequence[ProgramParameter],
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
+    once: bool,
 ) -> list[_Gather]:
-    """Of the collectives `flat`."""
+    """Of the collectives `flat`. What is gathered `once` a step may be cast after that."""
     steps = weight_steps(instructions, [p.value for p in parameters], values)
     trainable = {p.value for p in parameters if p.trainable}
-    sources = {source_of(instructions[i]) for own in steps.values() for i in own}
+    moved_on = {i for own in steps.values() for i in own if not once or isinstance(instructions[i], Collective)}
+    sources = {source_of(instructions[i]) for i in moved_on}
     uses = _uses(instructions)
     found = []
     for index, step in flat:

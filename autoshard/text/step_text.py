@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE
-from autoshard.joint.joint_plan import is_written
 from autoshard.joint.joint_search import JointResult, StepFound
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
@@ -52,12 +51,6 @@ def certainty(found: JointResult) -> list[str]:
         f"which {found.fitting:,} fit; the others can't be better by their bounds. Blocks of {ways} kinds, split over "
         f"a replica in the ways that {found.fronts} searches found; of each all is kept, what is dear, or its input",
     ]
-
-
-def not_written(found: JointResult) -> str:
-    """Why the best is not written as code; "" where it is."""
-    zero = found.best.problem.choice.zero
-    return "" if is_written(found.best) else f"ZeRO {zero} is not written as code yet: no package is made"
 
 
 def taken(own: StepFound) -> float:

@@ -94,7 +94,7 @@ def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float
     best = np.inf
     for choice in outer_choices(result_space, hardware()):
         for own in store.costs(choice.tensor, choice.micro_batch):
-            sharded = store.sharded(own) if choice.zero == 3 else ()
+            sharded = store.sharded(own) if choice.zero else ()
             problem = StepProblem(choice, kinds, own.costs, keeps, hardware(), capacity, None, sharded)
             seen = set()
             for plan in every_plan(problem.stage_problem):
@@ -176,19 +176,17 @@ def test_every_outer_choice_divides() -> None:
 
 
 def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it prints, the JSON and the plan in the package speak of one step; where none is written, there is none."""
+    """What it prints, the JSON and the plan in the package speak of one step."""
     saved, out = tmp_path / "gpt2.graph.json", tmp_path / "out"
     saved.write_text(dumps(gpt2()), encoding="utf-8")
     asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "4", "--global-batch", "16"]
     asked += ["--hardware", "a100-80g-sxm", "--out", str(out), "--stages", "2", "--virtual-stages", "1"]
     asked += ["--recompute", "full"]
-    assert main([*asked, "--micro-batch", "2", "--zero", "1"]) == UsageError.exit_code
-    assert "ZeRO 1 is not written as code yet" in capsys.readouterr().err and not out.exists()
-    asked += ["--zero", "0"]
-    assert main([*asked, "--micro-batch", "2", "--json"]) == 0
+    assert main([*asked, "--micro-batch", "2", "--zero", "1", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     best = summary["searched_step"]["best"]
     plan = load(out / "plan.json")
+    assert plan.step.zero == best["zero"] == 1
     assert best["stages"] == plan.step.stages == 2 and best["replicas"] * best["micro_batch"] == 4
     assert [part["first_op"] for part in best["parts"]] == [part.first_op for part in plan.step.parts]
     events = json.loads((out / "step_timeline.json").read_text())["traceEvents"]
@@ -197,7 +195,9 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert best["recompute"] == {policy.module: policy.keep for policy in plan.step.recompute}
     assert plan.certificate.status == "feasible"  # what was solved is the rest of a split that was chosen before
     assert plan.step.predicted_seconds == summary["searched_step"]["program_seconds"]
-    assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.05)
+    assert best["step_seconds"] == pytest.approx(
+        plan.step.predicted_seconds, rel=0.06
+    )  # what the host takes for copies
 
 
 def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: Path) -> None:
@@ -258,6 +258,11 @@ def test_programs_are_compared_with_programs_and_none_is_slower_by_less_than_not
         {"stages": (1,), "tensor": (1,), "zero": (3,), "keeps": ("all",)},
         pytest.param({"stages": (1,), "tensor": (1,), "zero": (3,), "keeps": ("expensive",)}, marks=pytest.mark.slow),
         {"stages": (2,), "tensor": (1,), "zero": (3,), "keeps": ("all",)},
+        {"stages": (1,), "tensor": (1,), "zero": (1,), "keeps": ("input",)},
+        {"stages": (2,), "tensor": (1,), "zero": (2,), "keeps": ("all",)},
+        pytest.param({"stages": (1,), "tensor": (2,), "zero": (2,), "keeps": ("all",)}, marks=pytest.mark.slow),
+        pytest.param({"stages": (1,), "tensor": (2,), "zero": (1,), "keeps": ("all",)}, marks=pytest.mark.slow),
+        pytest.param({"stages": (1,), "tensor": (2,), "zero": (3,), "keeps": ("all",)}, marks=pytest.mark.slow),
     ],
 )
 def test_costs_of_blocks_are_those_of_the_plan_made_of_them(fixed: dict[str, Any]) -> None:
