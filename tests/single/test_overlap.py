@@ -329,3 +329,25 @@ def test_a_planted_fault_is_found(fault: str, llama_in_shards: tuple[Case, Progr
     assert files[name].count(before) == 1
     proof = check_files(case, program, files | {name: files[name].replace(before, after)})
     assert not proof.passed
+
+
+def test_what_has_no_gradient_moves_once_a_step_not_once_a_layer() -> None:
+    """Labels, masks and tables of positions, which every layer reads: brought to each layout once, in any plan; and by
+    Megatron's strategies not at all."""
+    graph, mesh = capture(LLAMA, {"batch": 6}, "fp32"), Mesh.parse("tp=2")
+    moved = 0
+    for seed in range(6):
+        program = lower(forced_plan(graph, mesh, lambda op, strategy: True, seed), graph)
+        targets = _moves_without_gradient(program)
+        assert len({*targets}) == len(targets)
+        moved += len(targets)
+    assert moved, "no plan moves any"
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(mesh, strategy="megatron"))
+    assert _moves_without_gradient(lower(plan, graph)) == []
+
+
+def _moves_without_gradient(program: Program) -> list[tuple[str, str]]:
+    """(tensor, its layout after)."""
+    moves = [step for step in program.instructions if isinstance(step, Collective)]
+    after = [program.value(step.result) for step in moves]
+    return [(value.tensor, str(value.layout)) for value in after if not value.requires_grad]
