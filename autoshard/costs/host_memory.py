@@ -15,9 +15,10 @@ from autoshard.cluster.hardware import Hardware, NodeHost
 from autoshard.costs.compute import traffic
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
-from autoshard.ir.local_op import LocalTensor, local_op
+from autoshard.ir.local_op import LocalOp, LocalTensor, local_op
 from autoshard.rules.algebra.variant_record import LocalTensors
 from autoshard.rules.host_tables import TABLE
+from autoshard.rules.operators import record
 
 TO_HOST, LOOK_UP, TO_DEVICE = "to host", "look up", "to device"
 
@@ -58,13 +59,20 @@ def host_tasks(
     hardware: Hardware, graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...], variant: str
 ) -> tuple[Tasks, Tasks]:
     """Forward and backward of a look-up of local tensors, each in order; no backward in a graph without a loss."""
-    there, back = traffic(local_op(op, operands, results, 0.0, variant))
+    local = local_op(op, operands, results, 0.0, variant)
+    there, back = traffic(local) if record(op.target).traffic else _rows(local)
     given = [x for position, x in enumerate(operands) if position != TABLE and x is not None]
     rows = float(sum(result.bytes for result in results))
     learnt = float(sum(x.bytes for x in given if x.requires_grad))  # weights of ids
     forward = _tasks(hardware, float(sum(x.bytes for x in given)), there, rows)
     trained = graph.loss is not None and any(x is not None and x.requires_grad for x in operands)
     return forward, _tasks(hardware, rows, back, learnt) if trained else ()
+
+
+def _rows(op: LocalOp) -> tuple[float, float]:
+    """Bytes of an index operator: the rows and the indices; backward zeroes a whole gradient and adds rows to it."""
+    rows, indices = op.results[0].bytes, sum(x.bytes for x in op.operands[TABLE + 1 :] if x is not None)
+    return 2.0 * rows + indices, op.operand(TABLE).bytes + 3.0 * rows
 
 
 def _tasks(hardware: Hardware, down: float, work: float, up: float) -> Tasks:

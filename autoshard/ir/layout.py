@@ -247,7 +247,7 @@ def normalise(layout: Layout, shape: Sequence[int], mesh: Mesh, differentiable: 
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard) and (placement.blocks, placement.unit) != (1, 1):
             placements[axis] = _simplest(placement, placements, axis, shape[placement.dim], mesh)
-    return _shared(tuple(placements))
+    return _on_host(tuple(placements)) if layout.host else _shared(tuple(placements))
 
 
 @lru_cache(maxsize=65536)

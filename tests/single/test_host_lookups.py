@@ -89,6 +89,28 @@ def test_rejected_with_its_reason(target: dict[str, Any], words: str) -> None:
     assert words in f"{told.value}"
 
 
+class Indexed(nn.Module):
+    """Rows taken by index operators, of parameters that are no module's table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.columns = nn.Parameter(torch.randn(ROWS, WIDTH)), nn.Parameter(torch.randn(WIDTH, ROWS))
+        self.picked, self.functional = nn.Parameter(torch.randn(ROWS, WIDTH)), nn.Parameter(torch.randn(ROWS, WIDTH))
+
+    def forward(self, dense: Tensor, ids: Tensor, clicks: Tensor) -> Tensor:
+        first = self.rows[ids].sum(1) + self.columns[:, ids[:, 0]].t()
+        rest = self.picked.index_select(0, ids[:, 1]) * nn.functional.embedding(ids[:, 2], self.functional)
+        return nn.functional.mse_loss((first * rest).sum(1) + dense.sum(1), clicks)
+
+
+def test_index_operators() -> None:
+    pins = [f"{name}=host" for name in ("rows", "columns", "picked", "functional")]
+    plan = planned(Indexed(), "dp=2", pins=pins)
+    assert len(on_host(plan)) == 4 and autoshard.verify(plan).passed
+    with pytest.raises(UserError, match="never summed over devices"):
+        planned(Indexed(), "dp=2", pins=["op:index=Shard(0)@dp,host"])
+
+
 def test_a_cut_that_its_look_ups_do_not_take() -> None:
     """Rows of a table with padding stay together."""
     with pytest.raises(UserError, match=r"a table lies there as it is looked up in(.|\n)*Shard\(1\)@dp,host"):

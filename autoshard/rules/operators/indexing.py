@@ -204,9 +204,15 @@ OPERATORS: dict[str, Operator] = {
         on_host=True,
     ),
     "aten.gather": Operator(
-        rule=gather, saves=keeps(1), bandwidth="gather", spelling="{0}.gather({dim}, {1})", chooses="along", dims="dim"
+        rule=gather,
+        saves=keeps(1),
+        bandwidth="gather",
+        spelling="{0}.gather({dim}, {1})",
+        chooses="along",
+        dims="dim",
+        on_host=True,
     ),
-    "aten.index": Operator(rule=index, saves=index_saves, bandwidth="gather", spelling=spell_index),
+    "aten.index": Operator(rule=index, saves=index_saves, bandwidth="gather", spelling=spell_index, on_host=True),
     "aten.index_add": Operator(
         rule=index_add, spelling="{0}.index_add({dim}, {1}, {2}<alpha=1>)", chooses="along", dims="dim"
     ),
@@ -217,6 +223,7 @@ OPERATORS: dict[str, Operator] = {
         spelling="{0}.index_select({dim}, {1})",
         chooses="along",
         dims="dim",
+        on_host=True,
     ),
     "aten.scatter": Operator(rule=scatter, spelling="{0}.scatter({dim}, {1}, {value|2})", chooses="along", dims="dim"),
     "aten.scatter_add": Operator(
