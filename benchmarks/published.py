@@ -156,8 +156,7 @@ def reserved_memory(data: Path) -> list[str]:
         "`estimate` does not",
         "describe, and report what the allocator had reserved: predicted is what is allocated, over "
         f"{1 / RESERVED:.2f} (SimuMax's ratio).",
-        "What is missing is, by its size, the loss: torch makes it of float32 copies of the logits (15.7 GiB each in",
-        "the second run), `estimate` takes it as one kernel that works in place, as Megatron-LM's.",
+        "The loss is torch's, which holds copies of the logits; a fused one, as Megatron-LM's, works in place.",
         "",
         "| run | measured | predicted, allocated | predicted, reserved | error |",
         "|---|--:|--:|--:|--:|",

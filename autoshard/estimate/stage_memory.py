@@ -20,8 +20,8 @@ from autoshard.simulation.pipeline_schedule import Slot, most_in_flight
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
 STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12), FSDP: (4, 4, 8)}
 SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4), FSDP: (4, 4, 0)}
-# Megatron-LM's fused cross entropy works in place: nothing is `working`.
 LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
+WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works in place and has none
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StageMemory:
 
 
 @lru_cache(maxsize=1024)
-def kept(built: BuiltTransformer) -> KeptBytes:
+def kept(built: BuiltTransformer, fused_loss: bool) -> KeptBytes:
     """Of the program's last layer, which stands for all."""
     program = replace(built.program, gradient_buckets=(), weight_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
@@ -75,7 +75,7 @@ def kept(built: BuiltTransformer) -> KeptBytes:
         of(core(LAYERS - 1)),
         of(HEAD),
         given,
-        max(plan.bytes_of(*LASTING)) - plan.static_bytes - everything,
+        max(plan.bytes_of(*LASTING, *[WORKING] * (not fused_loss))) - plan.static_bytes - everything,
     )
 
 
@@ -100,7 +100,7 @@ def stage_memory(
     """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = _states(built, run, parameters, sum(chunks))
-    own = kept(built)
+    own = kept(built, model.fused_loss)
     each, again = {
         "none": (own.layer, 0.0),
         "selective": (own.layer - own.core, own.core),
