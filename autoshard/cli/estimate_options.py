@@ -58,6 +58,21 @@ _SWITCHES = {
     "fused-loss": "the loss is one kernel that works in place",
 }
 
+# What a cluster planner may ask for and `estimate` does not describe: what to try instead.
+_NOT_DESCRIBED = {
+    "experts": "`autoshard plan` with the model itself: its experts, and the tokens sent to them, are priced there",
+    "fp8": "--precision bf16, an upper bound on its time",
+    "offload": "--zero 3 or --recompute full, which save memory on the device",
+}
+
+
+class _NotDescribed(argparse.Action):
+    """An option that is refused with a sentence."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        name = self.dest
+        raise UsageError(f"--{name}: estimate describes no step with {name}", _NOT_DESCRIBED[name])
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Everything that `read` reads."""
@@ -84,6 +99,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dispatch = quantity("--host-dispatch", "seconds", zero=True)
     time = 'host time per operator, such as "60 us"'
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
+    for name in _NOT_DESCRIBED:
+        parser.add_argument(f"--{name}", action=_NotDescribed, nargs="?", help=argparse.SUPPRESS)
     stages = "layers of each stage, or chunk of one, in the model's order, such as 5,6,6,5; default: as even as they go"
     parser.add_argument("--stage-layers", type=_counts, default=(), metavar="N,…", help=stages)
     parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace")
