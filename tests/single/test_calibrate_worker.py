@@ -39,6 +39,13 @@ def test_a_longer_kernel_takes_longer():
     assert measure_worker.seconds_of(lambda: y @ y, device) > 20 * measure_worker.seconds_of(lambda: x @ x, device)
 
 
+def test_what_else_runs_changes_no_time() -> None:
+    """Half of the samples are disturbed: the others say how long a kernel takes, and not only the luckiest."""
+    quiet = [1.00, 1.01, 1.02, 1.03, 1.04, 1.05]
+    assert measure_worker.undisturbed(quiet) == pytest.approx(1.0125)
+    assert measure_worker.undisturbed([*quiet, 2.0, 5.0, 7.0, 9.0]) == pytest.approx(1.0225)
+
+
 @pytest.mark.slow
 def test_a_whole_calibration(tmp_path: Path):
     written = run(Request("cpu-local", tmp_path / "mine.toml", processes=2))
