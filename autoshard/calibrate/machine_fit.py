@@ -71,7 +71,9 @@ def calibrate(measured: Mapping[str, Any], hardware: Hardware, dtype: str, sourc
     relative = _attention_backward(by_name["attention"], _columns(measured["attention"]))
     entries.append(Entry("attention.backward", relative, "measured", f"{source}: median, beside the forward"))
     dispatch = f"{measured['dispatch_seconds'] * 1e6:.4g} us"
-    entries.append(Entry("host.dispatch", dispatch, "measured", f"{source}: additions of 8 numbers"))
+    entries.append(
+        Entry("host.dispatch", dispatch, "measured", f"{source}: modules of 8 numbers, forward and backward")
+    )
     if "collective" not in by_name:
         entries += _kept(hardware)
     return Calibration(tuple(families), tuple(entries), by_name["memory"].constants["launch"])

@@ -202,16 +202,21 @@ def _cold(run: Callable[[Tensor], Tensor], given: Sequence[Tensor]) -> Callable[
 
 def _dispatch_seconds(device: torch.device) -> float:
     """Host seconds of an operator that the device does later; 0 where the host itself computes."""
-    if device.type == "cpu":
-        return 0.0
-    x = torch.randn(8, device=device)
-    _wait(device)
-    start = time.perf_counter()
-    for _ in range(1000):
-        x.add(x)
-    seconds = (time.perf_counter() - start) / 1000
-    _wait(device)
-    return seconds
+    return 0.0 if device.type == "cpu" else issued_seconds(device)
+
+
+CHAIN = 200  # operators
+
+
+def issued_seconds(device: torch.device) -> float:
+    """Of an operator on eight numbers as the emitted code has it: recorded by autograd, and issued by its engine."""
+    x = torch.randn(8, device=device, requires_grad=True)
+    layers = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(CHAIN)))
+
+    def chain() -> None:
+        torch.autograd.grad(layers(x).sum(), x)
+
+    return seconds_of(chain, device) / (2 * CHAIN)
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------

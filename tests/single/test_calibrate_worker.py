@@ -46,6 +46,20 @@ def test_what_else_runs_changes_no_time() -> None:
     assert measure_worker.undisturbed([*quiet, 2.0, 5.0, 7.0, 9.0]) == pytest.approx(1.0225)
 
 
+def test_an_operator_is_issued_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways are counted, whatever the length of the chain."""
+    runs = []
+
+    def counted(run, device):
+        runs.append(run())
+        return 8.0
+
+    monkeypatch.setattr(measure_worker, "seconds_of", counted)
+    monkeypatch.setattr(measure_worker, "CHAIN", 4)
+    assert measure_worker.issued_seconds(torch.device("cpu")) == pytest.approx(1.0)
+    assert len(runs) == 1
+
+
 @pytest.mark.slow
 def test_a_whole_calibration(tmp_path: Path):
     written = run(Request("cpu-local", tmp_path / "mine.toml", processes=2))
