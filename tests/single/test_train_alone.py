@@ -419,3 +419,21 @@ def test_hugging_face_shards_are_read_in_part(start: Start, tmp_path: Path) -> N
     (tmp_path / "hub" / "b.safetensors").unlink()
     code, _, told = start("--steps", 2, "--weights", tmp_path / "hub")
     assert code == 2 and "names b.safetensors, which is not beside it" in told
+
+
+@pytest.mark.filterwarnings("ignore:`load_state_dict` is deprecated:FutureWarning")
+def test_a_stage_reads_a_checkpoint_alone_on_an_older_torch_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch 2.6's `load` has no `no_dist`."""
+    from torch.distributed import checkpoint as dcp
+
+    from autoshard.emit.runtime import checkpoint
+
+    dcp.save({"x": torch.arange(3.0)}, checkpoint_id=tmp_path / "saved")
+    older = {"newer": dcp.load, "2.6": lambda state, *, checkpoint_id=None, planner=None: None}
+    for load in older.values():
+        monkeypatch.setattr(dcp, "load", load)
+        found = {"x": torch.zeros(3)}
+        checkpoint._read(found, tmp_path / "saved", alone=True)
+        assert found["x"].tolist() == [0.0, 1.0, 2.0]

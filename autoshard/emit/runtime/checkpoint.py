@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -165,14 +166,13 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
             raise ValueError(f"{key} has shape {shapes[key]} in the checkpoint {folder}, here {own.shape}")
-    # Stages want other tensors; an option that older torch lacks is not named where it is not needed.
-    alone = {"no_dist": True} if any(own.mesh.stages is not None for _, own in wanted.values()) else {}
+    alone = any(own.mesh.stages is not None for _, own in wanted.values())
     same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
-    dcp.load(same, checkpoint_id=folder, **alone)
+    _read(same, folder, alone)
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key]:  # the other mesh held it in other blocks: by way of the whole tensor
             whole = torch.empty(shapes[key], dtype=x.dtype)
-            dcp.load({key: whole}, checkpoint_id=folder, **alone)
+            _read({key: whole}, folder, alone)
             local(x).copy_(own.part(whole))
     training = json.loads((Path(folder) / "training.json").read_text())
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
@@ -209,3 +209,13 @@ def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Te
         return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
     on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     return torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device if on_device else "cpu")
+
+
+def _read(tensors: dict[str, Tensor], folder: str | Path, alone: bool) -> None:
+    """Fills `tensors`. `alone`: whatever the other ranks read, as stages want other tensors."""
+    if not alone:
+        dcp.load(tensors, checkpoint_id=folder)
+    elif "no_dist" in inspect.signature(dcp.load).parameters:
+        dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+    else:  # as torch 2.6 has it
+        cast(Any, dcp).load_state_dict(tensors, dcp.FileSystemReader(folder), no_dist=True)
