@@ -253,6 +253,9 @@ REFUSED = {
         "the forward seeds torch", "a fixed noise belongs in a buffer"),
     "a step count": ("self.step = 0", f"self.step += 1\nh = self.a(x) / self.step\n{END}", "self.step += 1",
         "changes its attribute step from 0 to 1 and depends on it", "register_buffer"),
+    "a gradient of the first call alone": ("self.ready = False",
+        f"h = self.a(x).detach() if self.ready else self.a(x)\nself.ready = True\n{END}", "self.ready = True",
+        "changes its attribute ready from False to True", "called once as the model is built"),
     "what the first call does": ("self.ready = False",
         f"h = self.a(x) * (1.0 if self.ready else 2.0)\nself.ready = True\n{END}", "self.ready = True",
         "changes its attribute ready from False to True", "called once as the model is built"),
@@ -354,6 +357,11 @@ CACHES = {
     "masks by their size": ("self.masks = {}",
         "if 4 not in self.masks:\n    self.masks[4] = torch.tril(torch.ones(4, 8))\n"
         f"h = self.a(x).masked_fill(self.masks[4] == 0, 0.5)\n{END}"),
+    "a part of a buffer, used at once": (
+        "self.length = 0\nself.register_buffer('t', torch.zeros(8), persistent=False)\n"
+        "self.f = nn.Parameter(torch.ones(1), requires_grad=False)",
+        "if self.length >= 4:\n    t = self.t[:4].detach()\nelse:\n    t = torch.arange(4.0) * self.f\n"
+        f"    self.t[:4] = t.detach()\n    self.length = 4\nh = self.a(x) + t[:, None]\n{END}"),
     "a buffer that the forward makes": ("self.register_buffer('bias', None, persistent=False)",
         "if self.bias is None:\n    self.register_buffer('bias', torch.arange(4.0)[:, None], persistent=False)\n"
         f"h = self.a(x) + self.bias\n{END}"),

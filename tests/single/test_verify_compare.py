@@ -11,7 +11,7 @@ from autoshard.ir.layout import Layout, local_sizes
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import LocalValue, Program, ProgramParameter
 from autoshard.verification.comparison.compare import RankResult, RankStep, compare_ranks, local_part
-from autoshard.verification.comparison.error_measure import Error
+from autoshard.verification.comparison.error_measure import Error, compare, largest
 from autoshard.verification.comparison.rounding_noise import Noise, StepNoise, amplified
 from autoshard.verification.original.reference import Reference, ReferenceStep
 
@@ -199,3 +199,20 @@ def test_outputs_that_are_compared_loosely_are_told() -> None:
     assert amplified(expected, Noise({}, (StepNoise((1e-9, 0.0)), StepNoise((1e-9, 0.0))))) == ()
     (note,) = amplified(expected, Noise({}, (StepNoise((1e-9, 0.0)), StepNoise((64e-7, 0.0)))))
     assert note == "outputs compared to 6e-07 in step 2: rounding alone moves the original's by 1e-08"
+
+
+def test_infinities_are_compared_as_they_are() -> None:
+    """A causal mask in a buffer: the same places and signs, and what is finite beside it by its own scale."""
+    mask = torch.full((3, 3), -torch.inf, dtype=torch.float64).triu(1)
+    mask[0, 0] = 2.0
+    wrong, turned, near = mask.clone(), mask.clone(), mask.clone()
+    wrong[2, 0], turned[0, 1], near[0, 0] = -torch.inf, torch.inf, 2.1
+    scale = largest([mask])
+    assert scale == 2.0 and largest([torch.tensor([torch.inf])]) == 0.0
+
+    def error(found: torch.Tensor, expected: torch.Tensor = mask) -> Error:
+        return compare("buffer", "mask", 0, 1, found, expected, scale)
+
+    assert not error(mask.clone()).failed
+    assert all(error(found).failed for found in (wrong, turned, near, mask.clone().fill_(torch.nan)))
+    assert error(mask, mask.clone().fill_(torch.nan)).failed and error(wrong, torch.zeros_like(mask)).failed

@@ -5,7 +5,7 @@ A trace begins with empty caches and holds the computation: the model, if a call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
 _CONTAINERS = (list, dict, set)
-_LASTING = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_ATEN = torch.ops.aten
+_COPIES = (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN.copy.default)  # of the last operand
+_SLICE, _WRITTEN = _ATEN.slice.Tensor, _ATEN.slice_scatter.default
 
 
 def cached_alike(
@@ -47,31 +49,54 @@ def cached_alike(
             program = export(Twice(), (*inputs, *others)).run_decompositions({})
         except Exception:  # of any kind, of the model's own code in its second call
             return False
-    return len(seen) >= 2 and seen[-1] == seen[-2] and _computes_alike(program, model.training)
+    trained = {f"model.{path}" for path, own in model.named_parameters(remove_duplicate=False) if own.requires_grad}
+    return len(seen) >= 2 and seen[-1] == seen[-2] and _computes_alike(program, model.training, trained)
 
 
-def _computes_alike(program: Any, training: bool) -> bool:
+def _computes_alike(program: Any, training: bool, trained: Container[str]) -> bool:
     graph, signature = program.graph, program.graph_signature
-    first, second = _halves(graph, signature)
-    shapes = _shapes(graph, signature)
-    if [shapes[node] for node in first] != [shapes[node] for node in second]:
+    changing = {node for node, spec in _placeholders(graph, signature) if _changes(spec, signature, training, trained)}
+    same = _passed_on(graph, changing)
+    first, second = (tuple(same.get(node, node) for node in half) for half in _halves(graph, signature))
+    numbers = _numbers(graph, signature, same)
+    if [numbers[node] for node in first] != [numbers[node] for node in second]:
         return False
-    kept = (_behind(first) & _behind(second)) - {node for node in graph.nodes if node.op == "placeholder"}
-    fixed = {node for node, kind in _placeholders(graph, signature) if kind in _fixed(training)}
-    changed = set(signature.buffers_to_mutate.values())
-    fixed -= {node for node in fixed if signature.inputs_to_buffers.get(node.name) in changed}
-    roots = {node for node in _behind(tuple(kept)) if node.op == "placeholder"}
-    return roots <= fixed and not any(map(_draws, kept))
+    kept = {node for node in _behind(first, same) & _behind(second, same) if node.op != "placeholder"}
+    roots = {node for node in _behind(tuple(kept), same) if node.op == "placeholder"}
+    return not roots & changing and not any(map(_draws, kept))
 
 
-def _fixed(training: bool) -> tuple[InputKind, ...]:
-    """What keeps its values from call to call."""
-    return _LASTING[1:] if training else _LASTING
+def _changes(spec: Any, signature: ExportGraphSignature, training: bool, trained: Container[str]) -> bool:
+    """Whether it has other values in another call."""
+    if spec.kind is InputKind.PARAMETER:
+        return training and spec.target in trained
+    return spec.kind is InputKind.USER_INPUT or spec.target in signature.buffers_to_mutate.values()
 
 
-def _placeholders(graph: fx.Graph, signature: ExportGraphSignature) -> list[tuple[fx.Node, InputKind]]:
+def _placeholders(graph: fx.Graph, signature: ExportGraphSignature) -> list[tuple[fx.Node, Any]]:
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    return [(node, spec.kind) for node, spec in zip(nodes, signature.input_specs, strict=True)]
+    return list(zip(nodes, signature.input_specs, strict=True))
+
+
+def _passed_on(graph: fx.Graph, changing: set[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Nodes that hand on another's value, to it: a copy, or the part of a tensor that was just written there. Not of
+    what changes from call to call, whose gradient a copy may cut off."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        given = [found.get(x, x) for x in node.args if isinstance(x, fx.Node)]
+        if node.target == _SLICE and given[0].target == _WRITTEN and node.args[1:] == given[0].args[2:]:
+            source = given[0].args[1]
+        else:
+            source = given[-1] if node.target in _COPIES and _alike(given[-1], node) else None
+        if isinstance(source, fx.Node) and not _behind((source,), found) & changing:
+            found[node] = found.get(source, source)
+    return found
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    one, other = a.meta.get("val"), b.meta.get("val")
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    return tensors and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _halves(graph: fx.Graph, signature: ExportGraphSignature) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
@@ -87,30 +112,31 @@ def _halves(graph: fx.Graph, signature: ExportGraphSignature) -> tuple[tuple[fx.
     return tuple(user[:half]), tuple(user[half:])
 
 
-def _shapes(graph: fx.Graph, signature: ExportGraphSignature) -> dict[fx.Node, int]:
+def _numbers(graph: fx.Graph, signature: ExportGraphSignature, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
     """Nodes that compute alike have one number: the same operator of operands alike; inputs of both calls by place."""
     numbers: dict[Any, int] = {}
     found: dict[fx.Node, int] = {}
-    inputs = [node for node, kind in _placeholders(graph, signature) if kind is InputKind.USER_INPUT]
+    inputs = [node for node, spec in _placeholders(graph, signature) if spec.kind is InputKind.USER_INPUT]
     place = {node: index % (len(inputs) // 2 or 1) for index, node in enumerate(inputs)}
     for node in graph.nodes:
         if node.op == "placeholder":
             key: Any = ("input", place[node]) if node in place else node.name
         else:
-            arguments = tree_map(
-                lambda x: ("node", found[x]) if isinstance(x, fx.Node) else repr(x), (node.args, node.kwargs)
+            given = tree_map(
+                lambda x: ("node", found[same.get(x, x)]) if isinstance(x, fx.Node) else repr(x),
+                (node.args, node.kwargs),
             )
-            key = (str(node.target), repr(arguments))
+            key = (str(node.target), repr(given))
         found[node] = numbers.setdefault(key, len(numbers))
     return found
 
 
-def _behind(nodes: tuple[fx.Node, ...]) -> set[fx.Node]:
+def _behind(nodes: tuple[fx.Node, ...], same: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     """These and all that they are made of."""
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
-        node = todo.pop()
+        node = same.get(todo[-1], todo.pop())
         if node not in found:
             found.add(node)
             todo += node.all_input_nodes
