@@ -131,6 +131,7 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
     else:
         assert wanted.devices is not None
         check_devices(hardware, wanted.devices)
+        wanted.of_one_stage()
 
 
 def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
@@ -142,7 +143,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     from autoshard.search.fixed_styles import random_plan
     from autoshard.search.search_request import micro_batches
 
-    wanted = replace(wanted, step=with_requests(wanted.step, graph))
+    wanted = replace(wanted, step=with_requests(wanted.step, graph)).of_one_stage()
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
         assert wanted.mesh is not None  # `random_seed` says so to a user

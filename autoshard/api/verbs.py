@@ -119,7 +119,7 @@ def plan(
 
     def made_here() -> PlannedModel:
         captured_model = capture(model, inputs, **options)
-        size = wanted.mesh.size if wanted.mesh is not None else wanted.devices
+        size = wanted.mesh.size if wanted.mesh is not None else wanted.of_one_stage().devices
         assert size is not None
         given = dataset_pins(dataset_strategy, captured_model.graph, size)
         return planned(captured_model, own, replace(wanted, pins=(*wanted.pins, *given)), cache)

@@ -16,6 +16,8 @@ def with_requests(request: StepRequest, graph: Graph) -> StepRequest:
     stages = request.stages
     if own and stages is None:
         stages = 1 + max(pin.stage for pin in (*request.pins, *own))
+    if stages == 1 and all(pin.stage == 0 for pin in own):
+        own = ()  # all on one stage: there is no pipeline
     counts = [int(n) for _, n in _values(graph, "micro_batches")]
     count = request.micro_batches
     if counts and count is None and request.global_batch is None:

@@ -46,7 +46,7 @@ def _range(
             example = replay(calls)
     if example.is_meta or not bool(torch.isfinite(example).all()):
         return None
-    low, high = float(example.min()), float(example.max())
+    low, high = (float(x) for x in example.detach().aminmax())
     if is_integer:
         return InputRange(name, low, high + 1)
     return InputRange(name, 0.0, 1.0) if 0 <= low < high <= 1 else None

@@ -57,6 +57,19 @@ class SearchRequest:
     def solver_name(self) -> str:
         return self.solver or SOLVER
 
+    def of_one_stage(self) -> SearchRequest:
+        """With the devices of one of its stages, where they are for a search to lay out. UsageError where they are not
+        equally many."""
+        stages = self.step.fixed_stages()
+        if self.mesh is not None or stages == 1 or self.searches_step:
+            return self
+        assert self.devices is not None
+        if self.devices % stages:
+            near = max(count for count in range(1, stages) if self.devices % count == 0)
+            told = f"{self.devices} devices are not equally many for each of {stages} stages"
+            raise UsageError(told, f"--stages {near}, or --devices {-(-self.devices // stages) * stages}")
+        return replace(self, devices=self.devices // stages)
+
     def pins_on(self, mesh: Mesh) -> tuple[Pin, ...]:
         """The pins in the words of `mesh`. UsageError where one names an axis or a layout that there is not."""
         texts = tuple(text for text in self.pins if not text.startswith(STAGE_PIN))

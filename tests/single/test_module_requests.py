@@ -96,6 +96,25 @@ def test_the_number_of_micro_batches_is_the_models_where_nothing_is_said() -> No
     assert step_of(graph, global_batch=18).micro_batches == 3
 
 
+def test_all_modules_on_the_first_of_one_stage_are_no_pipeline() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for layer in model:
+        layer.pipeline_stage = 0
+    given = {"targets": torch.randn(4, 8), "loss": nn.functional.mse_loss, "hardware": "cpu-local", "mesh": "dp=2"}
+    assert autoshard.plan(model, torch.randn(4, 8), **given, micro_batches=2).plan.step.stages == 1
+
+
+def test_devices_are_those_of_all_stages() -> None:
+    """Without a mesh, a search lays out the devices of one stage."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    given = {"targets": torch.randn(12, 8), "loss": nn.functional.mse_loss, "hardware": "a100-80g-sxm"}
+    plan = autoshard.plan(model, torch.randn(12, 8), **given, devices=6, stages=3, micro_batches=3).plan
+    assert (plan.mesh.size, plan.step.stages, plan.devices) == (2, 3, 6)
+    with pytest.raises(UsageError, match="8 devices are not equally many for each of 3 stages") as told:
+        autoshard.plan(model, torch.randn(12, 8), **given, devices=8, stages=3, micro_batches=3)
+    assert told.value.hint == "--stages 2, or --devices 9"
+
+
 def test_blocks_are_computed_again() -> None:
     one = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], mp_comm_recompute=False))
     assert [(own.module, own.keep) for own in step_of(one).recompute] == [("blocks.2", "input")]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.constraints.shard_counts import of_operands, operand_shapes
-from autoshard.errors import UserError
+from autoshard.errors import CaptureError, UserError
 from autoshard.ir import graph_json
 from autoshard.program.lower import chosen_strategies
 
@@ -71,6 +71,17 @@ def test_a_layer_a_result_and_a_layout() -> None:
     assert [str(r.target) for r in moved] == ["S0 S0"]
     assert str(chosen_strategies(plan.plan, plan.graph)["linear_1"].results[0].placements[1]) == "S1"
     assert autoshard.verify(plan).passed
+
+
+def test_what_is_wrong_with_a_strategy_in_the_code_is_told_with_its_line() -> None:
+    class Zero(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = autoshard.operator(torch.relu, in_strategy=((0, 1),))(x)
+            return made
+
+    with pytest.raises(CaptureError, match="a dim is cut at least once, got 0") as told:
+        autoshard.capture(Zero(), torch.randn(4, 8), training=False)
+    assert "test_operator_strategies.py" in told.value.message and told.value.hint.startswith("in_strategy=")
 
 
 @pytest.mark.parametrize(

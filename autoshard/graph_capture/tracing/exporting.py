@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import preserve_node_meta
 
-from autoshard.errors import CaptureError
+from autoshard.errors import CaptureError, UserError
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.python_state import steady
 from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
@@ -155,7 +155,8 @@ def _register_output(model: torch.nn.Module, arguments: tuple[Any, ...], error: 
 def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError:
     name, place = type(model).__name__, culprit(error)
     if (own := _own(error)) is not None:
-        return CaptureError(f"{name} can't be captured: {own.message}", own.hint)
+        where = "" if isinstance(own, CaptureError) or not place else f"{place}: "
+        return CaptureError(f"{name} can't be captured: {where}{own.message}", own.hint)
     text = f"{type(error).__name__}: {error}"
     if returned := re.search(r"Found <class '(?:.*\.)?(\w+)'> in output", text):
         return CaptureError(
@@ -169,8 +170,8 @@ def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError
     return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else _PLAIN)
 
 
-def _own(error: BaseException | None) -> CaptureError | None:
-    """The CaptureError that was raised while torch ran the forward, whatever was made of it on its way."""
-    while error is not None and not isinstance(error, CaptureError):
+def _own(error: BaseException | None) -> UserError | None:
+    """What autoshard raised while torch ran the forward, whatever was made of it on its way."""
+    while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
