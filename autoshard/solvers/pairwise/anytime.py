@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.solvers.pairwise.dual_ascent import Ascent
+from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
+from autoshard.solvers.pairwise.narrow_search import NarrowSearch
 from autoshard.solvers.pairwise.neighbourhood_search import polished
 from autoshard.solvers.pairwise.quadratise import pairwise
 from autoshard.solvers.pairwise.reduced_problem import Core, core, section
@@ -38,13 +41,24 @@ _EVERY = 10  # rounds between polished plans
 _POLISH = 30  # forests for one plan
 _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
-_CLIMB = 0.85  # the same for messages, where they do most of the work
+_CLIMB = 0.35  # the same for messages, where they do most of the work
+_OPEN = 0.15  # relative gap after these, from which on larger moves pay more than further rounds
+_CLIMB_ON = 0.75  # of the time that is then left, for further rounds
+_FOLLOW = 0.45  # the same for a plan that prices follow
+_FOLLOWED, _FOLLOWS = 50, 2  # moves of one, at most; such plans, where no clock ends them
+_BOUND_EVERY = 3  # moves between sweeps of messages
+_AGAIN = 40  # rounds of messages between two
+_FIT = 30  # moves until the plan is to fit
+_IDLE, _LITTLE = 3, 5e-4  # steps in a row that gain less than this part, before messages go on
+_MIX = 0.3  # of the narrow moves, those over few choices
+_MOVES = 3  # narrow ones in a row
+_USUAL = 0.8  # of the steps go the way that gained more in its time
+_FORGET = 0.7  # of what a way gained before
 _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
 _THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
 _SETTLE = 20  # sweeps
 _NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program
 _SECTION = 20_000  # edge variables of one section
-_SECTIONS = 60  # where no clock ends them
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _SECTION_SECONDS = 3.0
 
@@ -130,6 +144,8 @@ class _PairwiseSearch:
         self.best: Integers | None = None
         self.exhausted = False
         self.pool: list[Integers] = []
+        self.moves = NarrowMoves(self.forests, [len(own) for own in core.graph.unary])
+        self.narrow = NarrowSearch(core, self.moves, self.smallest(), self.ascent.multipliers, self.rng)
 
     @property
     def closed(self) -> bool:
@@ -161,9 +177,12 @@ class _PairwiseSearch:
             self.climb(_ROUNDS // 4, _SHARE * self.clock.left)
             self.thin()
         else:
-            self.climb(_ROUNDS, _CLIMB * self.clock.left)
+            self.wide()
         self.combine()
-        self.sections()
+        while not (self.clock.over or self.closed or self.best is None):
+            self.improve_both_ways()
+            if not math.isfinite(self.clock.limit_seconds):
+                return
 
     def smallest(self) -> Integers:
         """Every node's choice that uses least over time, the cheaper of equals: a plan at once."""
@@ -270,18 +289,78 @@ class _PairwiseSearch:
         self.raise_bound(min(found.bound + self.core.graph.constant, self.value))
         self.exhausted = found.done
 
-    def sections(self) -> None:
-        """Improves the best plan, a section of the nodes at a time."""
-        if self.best is None:
+    def wide(self) -> None:
+        """Messages and forests; where these leave much open, a plan that prices follow, and messages again."""
+        self.climb(_ROUNDS, _CLIMB * self.clock.left)
+        if self.best is not None and self.value - self.bound <= _OPEN * abs(self.value):
+            self.climb(_ROUNDS, _CLIMB_ON * self.clock.left)
             return
-        beliefs = self.ascent.beliefs()
-        ranked = [np.argsort(costs, kind="stable") for costs in beliefs]
-        for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _SECTIONS):
+        for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _FOLLOWS):
             if self.clock.over or self.closed:
                 return
-            kept = self.region(ranked, int(self.rng.choice(_WIDTHS)))
-            if kept:
-                self.improve(kept)
+            self.follow(PartialClock(_FOLLOW * self.clock.left, whole=self.clock))
+            self.combine()
+            self.improve_both_ways()
+            self.ascent.to(self.ascent.multipliers)
+            self.climb(_AGAIN, _CLIMB * self.clock.left)
+
+    def follow(self, part: Clock) -> None:
+        """Prices that follow the best plan as it changes; then it is made to fit."""
+        start = self.best if self.best is not None else self.smallest()
+        narrow = self.narrow = NarrowSearch(self.core, self.moves, start, self.ascent.multipliers, self.rng)
+        for number in range(_FOLLOWED):
+            if part.over or self.closed:
+                break
+            if number % _BOUND_EVERY == 0:
+                self.ascent.to(narrow.prices)
+                self.raise_bound(self.ascent.step(move=False).bound)
+            narrow.follow(self.ascent if self.rng.random() < _MIX else None)
+            self.offer(narrow.choice)
+        for _ in range(_FIT):
+            if self.clock.over or narrow.fits:
+                break
+            narrow.fit()
+        self.offer(narrow.choice)
+        if narrow.fits:
+            self.pool = [*self.pool[-_POOL:], narrow.choice]
+
+    def improve_both_ways(self) -> None:
+        """Narrow moves and sections, mostly that which gained more in its time; until a few gain nothing."""
+        gained = {self.narrowly: math.inf, self.section_anew: math.inf}
+        idle = 0
+        while idle < _IDLE and not (self.clock.over or self.closed or self.best is None):
+            usual = max(gained, key=lambda way: gained[way])
+            way = usual if self.rng.random() < _USUAL else next(w for w in gained if w is not usual)
+            left, value = self.clock.left, self.value
+            way()
+            idle = 0 if value - self.value > _LITTLE * abs(value) else idle + 1
+            gain = (value - self.value) / max(left - self.clock.left, 1e-3)
+            known = gained[way]
+            gained[way] = gain if math.isinf(known) else _FORGET * known + (1 - _FORGET) * gain
+
+    def narrowly(self) -> None:
+        """Some narrow moves from the best plan, within the limit."""
+        assert self.best is not None
+        self.narrow.choice = self.best
+        for _ in range(_MOVES):
+            if self.clock.over:
+                return
+            if self.rng.random() < _MIX:
+                self.narrow.mix(self.ascent, self.pool)
+            else:
+                self.narrow.fit()
+            self.offer(self.narrow.choice)
+
+    def section_anew(self) -> None:
+        """The best plan anew in a section of the nodes."""
+        kept = self.region(self.ranked, int(self.rng.choice(_WIDTHS)))
+        if kept:
+            self.improve(kept)
+
+    @cached_property
+    def ranked(self) -> list[Integers]:
+        """The choices of every node, those first that the messages think best."""
+        return [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
 
     def region(self, ranked: Sequence[Integers], width: int) -> dict[int, Integers]:
         """Nodes around a random one, and the choices of each: the current one and the `width` best."""

@@ -1,0 +1,164 @@
+"""Larger moves than forests: all nodes but some hubs are chosen anew, exactly, by elimination in small tables.
+
+In strategy graphs of deep networks a few percent of the nodes, those that others read all over, are enough to leave
+the rest narrow. Which are held changes from move to move (`narrow_order.py`), so that each is free in some; and where
+few choices of each node are looked at, nearly none has to be held. Every component of what is free is a proposal by
+itself, as a tree of a forest is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.common import clock
+from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
+from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
+
+_ENTRIES = (1e4, 1e5)  # of the largest table of a move
+_NOISE = (0.2, 0.5, 1.0, 2.0)  # on the number of edges, where it is asked which node is held
+_ORDERS = 8  # that are remembered
+_ANEW = 0.25  # of the moves have a new order
+_FREED, _FREEING = 5, 0.7  # nodes, at most, that an order holds last of all; of the orders, those with such nodes
+
+
+class _Factor(NamedTuple):
+    """`table` over a node first, then over `others`."""
+
+    others: tuple[int, ...]
+    table: Floats
+
+
+class NarrowMoves:
+    """Over the nodes and edges of `forests`. `costs[n][o]`: (choices of n, choices of o)."""
+
+    def __init__(self, forests: Forests, sizes: Sequence[int]) -> None:
+        self.lonely, self.sizes = forests.lonely, sizes
+        self.costs = {n: {o: cost.T for o, cost in forests.around[n]} for n in forests.joined.tolist()}
+        self.orders: list[NarrowOrder] = []
+
+    def changes(self, unary: Sequence[Floats], choice: Integers, rng: np.random.Generator) -> list[TreeMove]:
+        """The best choices of the free nodes of an order, where they are better; the best component first."""
+        found = [TreeMove(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.excess(unary, choice)]
+        if self.costs:
+            found += _Elimination(self.costs, self.sizes, self._order(rng), unary, choice.tolist()).moves()
+        return sorted(found, key=lambda move: move.gain)
+
+    def mixed(
+        self, unary: Sequence[Floats], choice: Integers, kept: Sequence[Integers], rng: np.random.Generator
+    ) -> list[TreeMove]:
+        """The same over the choices `kept` of each node, ascending, that of `choice` among them."""
+        free = {n for n in self.costs if len(kept[n]) > 1}
+        own, costs = dict[int, Floats](), dict[int, dict[int, Floats]]()
+        for n in sorted(free):
+            clock.check()
+            own[n], costs[n] = unary[n][kept[n]], {}
+            for o, cost in self.costs[n].items():
+                if o in free:
+                    costs[n][o] = cost[kept[n][:, None], kept[o]]
+                else:
+                    own[n] = own[n] + cost[kept[n], choice[o]]
+        sizes, now = [len(some) for some in kept], [0] * len(kept)
+        for n in free:
+            now[n] = int(np.searchsorted(kept[n], choice[n]))
+        way = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng)
+        found = _Elimination(costs, sizes, way, own, now).moves()
+        back = [TreeMove(m.gain, m.nodes, [int(kept[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
+        return sorted(back, key=lambda move: move.gain)
+
+    def _order(self, rng: np.random.Generator) -> NarrowOrder:
+        """A new one, or one of those remembered."""
+        if len(self.orders) >= _ORDERS and rng.random() >= _ANEW:
+            return self.orders[int(rng.integers(len(self.orders)))]
+        nodes, freed = list(self.costs), list[int]()
+        if rng.random() < _FREEING:
+            weight = np.log1p([len(self.costs[n]) for n in nodes])
+            count = min(len(nodes), int(rng.integers(1, _FREED + 1)))
+            freed = rng.choice(nodes, count, replace=False, p=weight / weight.sum()).tolist()
+        entries, noise = float(rng.choice(_ENTRIES)), float(rng.choice(_NOISE))
+        found = narrow_order(self.costs, self.sizes, entries, noise, rng, freed)
+        self.orders = [*self.orders[1 - _ORDERS :], found]
+        return found
+
+
+class _Elimination:
+    """The free nodes of an order, under costs `unary`, while the others have the choices `now`."""
+
+    def __init__(
+        self,
+        costs: dict[int, dict[int, Floats]],
+        sizes: Sequence[int],
+        way: NarrowOrder,
+        unary: Sequence[Floats] | dict[int, Floats],
+        now: list[int],
+    ) -> None:
+        self.costs, self.sizes, self.way, self.now = costs, sizes, way, now
+        self.place = {n: i for i, (n, _) in enumerate(way.order)}
+        self.own = {}
+        for n, _ in way.order:
+            total = unary[n].copy()
+            for o, cost in costs[n].items():
+                if o in way.held:
+                    total += cost[:, now[o]]
+            self.own[n] = total
+        self.used: list[list[_Factor]] = []  # of each node of the order: what it went with, messages to it too
+        self.least: dict[int, float] = {}  # of the last node of each component: the least cost of all of it
+
+    def moves(self) -> list[TreeMove]:
+        """One for each component that gets better."""
+        self.run()
+        picked = self.picked()
+        root: dict[int, int] = {}
+        members: dict[int, list[int]] = {}
+        before: dict[int, float] = {}
+        for n, others in reversed(self.way.order):
+            top = root[n] = root[others[0]] if others else n
+            members.setdefault(top, []).append(n)
+            edges = [cost[self.now[n], self.now[o]] for o, cost in self.costs[n].items() if o in root]
+            before[top] = before.get(top, 0.0) + float(self.own[n][self.now[n]]) + float(sum(edges))
+        found = []
+        for top, nodes in members.items():
+            old, new = before[top], self.least[top]
+            moved = [n for n in nodes if picked[n] != self.now[n]]
+            better = math.isfinite(new) and not (math.isfinite(old) and new >= old - 1e-12 * abs(old))
+            if moved and better:
+                found.append(TreeMove(new - old, moved, [picked[n] for n in moved]))
+        return found
+
+    def run(self) -> None:
+        """Node after node, each a table over those that it leaves; the table goes on to the first of them to go."""
+        waiting: list[list[_Factor]] = [[] for _ in self.way.order]
+        for i, (n, others) in enumerate(self.way.order):
+            clock.check()
+            mine = [*waiting[i], *(_Factor((o,), c) for o, c in self.costs[n].items() if self.place.get(o, -1) > i)]
+            self.used.append(mine)
+            axis = {o: k for k, o in enumerate(others, start=1)}
+            total = self.own[n].reshape((-1,) + (1,) * len(others))
+            for factor in mine:
+                shape = [len(self.own[n])] + [1] * len(others)
+                for o, size in zip(factor.others, factor.table.shape[1:], strict=True):
+                    shape[axis[o]] = size
+                total = total + factor.table.reshape(shape)
+            table = total.min(axis=0)
+            if not others:
+                self.least[n] = float(table)
+                continue
+            first = min(range(len(others)), key=lambda k: self.place[others[k]])
+            table = np.broadcast_to(table, [self.sizes[o] for o in others])
+            rest = others[:first] + others[first + 1 :]
+            waiting[self.place[others[first]]].append(_Factor(rest, np.moveaxis(table, first, 0)))
+
+    def picked(self) -> dict[int, int]:
+        """The choices of the least cost, those of `now` where they are as good."""
+        picked: dict[int, int] = {}
+        for (n, _), mine in zip(reversed(self.way.order), reversed(self.used), strict=True):
+            total = self.own[n]
+            for factor in mine:
+                total = total + np.moveaxis(factor.table, 0, -1)[tuple(picked[o] for o in factor.others)]
+            best, now = int(total.argmin()), self.now[n]
+            picked[n] = now if total[now] <= total[best] else best
+        return picked

@@ -1,0 +1,133 @@
+"""Moves that hold a few hubs and choose the rest anew, against every choice of small graphs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.ir.problem import Integers, Node, Problem, Value, memory, objective
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.pairwise import anytime
+from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
+from autoshard.solvers.pairwise.narrow_order import narrow_order
+from autoshard.solvers.pairwise.presolve import PairGraph
+from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
+
+
+def graph_of(seed: int, *, nodes: int = 6, density: float = 0.5, forbidden: float = 0.1, fewest: int = 1) -> PairGraph:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(fewest, 4, nodes).tolist()
+    edges = {}
+    for a, b in itertools.combinations(range(nodes), 2):
+        if rng.random() < density:
+            cost = rng.integers(0, 50, (sizes[a], sizes[b])).astype(float)
+            edges[a, b] = np.where(rng.random(cost.shape) < forbidden, np.inf, cost)
+    return PairGraph(tuple(rng.integers(0, 50, size).astype(float) for size in sizes), edges)
+
+
+def cost_of(graph: PairGraph, choice: Integers | tuple[int, ...]) -> float:
+    own = sum(float(costs[s]) for costs, s in zip(graph.unary, choice, strict=True))
+    return own + sum(float(cost[choice[a], choice[b]]) for (a, b), cost in graph.edges.items())
+
+
+def after(choice: Integers, moves: list[TreeMove]) -> Integers:
+    new = choice.copy()
+    for move in moves:
+        new[move.nodes] = move.choices
+    return new
+
+
+def moves_of(graph: PairGraph) -> NarrowMoves:
+    return NarrowMoves(Forests(graph), [len(own) for own in graph.unary])
+
+
+def least(graph: PairGraph, kept: list[Integers] | None = None) -> float:
+    some = kept or [np.arange(len(own)) for own in graph.unary]
+    return min(cost_of(graph, choice) for choice in itertools.product(*(s.tolist() for s in some)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_where_all_tables_fit_one_move_finds_the_optimum(seed: int) -> None:
+    """Six nodes of three choices have tables of 729 entries at most: none is held, whatever the order."""
+    graph, rng = graph_of(seed), np.random.default_rng(seed)
+    start = np.array([rng.integers(len(own)) for own in graph.unary])
+    moves = moves_of(graph).changes(graph.unary, start, rng)
+    new = after(start, moves)
+    assert cost_of(graph, new) == pytest.approx(min(least(graph), cost_of(graph, start)))
+    if np.isfinite(cost_of(graph, start)):
+        assert cost_of(graph, new) == pytest.approx(cost_of(graph, start) + sum(move.gain for move in moves))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_held_nodes_stay_and_the_others_are_best_around_them(seed: int) -> None:
+    graph, rng = graph_of(seed, density=1.0, forbidden=0.0, fewest=2), np.random.default_rng(seed)
+    narrow, sizes = moves_of(graph), [len(own) for own in graph.unary]
+    narrow.orders = [narrow_order(narrow.costs, sizes, 9.0, 1.0, rng)] * 8  # tables of two nodes
+    held = narrow.orders[0].held
+    assert held, "else this test says nothing"
+    narrow._order = lambda rng: narrow.orders[0]  # type: ignore[method-assign]
+    start = np.array([rng.integers(size) for size in sizes])
+    new = after(start, narrow.changes(graph.unary, start, rng))
+    kept = [start[n : n + 1] if n in held else np.arange(size) for n, size in enumerate(sizes)]
+    assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mixed_is_the_best_of_the_choices_kept(seed: int) -> None:
+    graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
+    start, other = (np.array([rng.integers(len(own)) for own in graph.unary]) for _ in range(2))
+    kept = [np.unique(pair) for pair in np.stack([start, other], axis=1)]
+    joined: set[int] = {n for pair in graph.edges for n in pair}
+    kept = [some if n in joined else start[n : n + 1] for n, some in enumerate(kept)]
+    new = after(start, moves_of(graph).mixed(graph.unary, start, kept, rng))
+    assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+
+
+def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> None:
+    """A hub with twenty readers that stand in a ring: the ring is narrow once a node or two are held."""
+    ring = {n: {0, 1 + n % 20, 1 + (n - 2) % 20} for n in range(1, 21)}
+    around: dict[int, set[int]] = {0: set(range(1, 21)), **ring}
+    sizes, rng = [5] * 21, np.random.default_rng(0)
+    usual = narrow_order(around, sizes, 125.0, 0.0, rng)
+    assert usual.held == {0}
+    freed = narrow_order(around, sizes, 125.0, 0.0, rng, kept=[0])
+    assert 0 not in freed.held and freed.held
+    for found in (usual, freed):
+        place = {n: i for i, (n, _) in enumerate(found.order)}
+        assert sorted([*place, *found.held]) == list(range(21))
+        for n, others in found.order:
+            assert 5.0 ** (1 + len(others)) <= 125.0
+            assert all(place[o] > place[n] for o in others)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way of wide problems, on one that can be counted: what fits is found, the bound is one."""
+    for name, value in {"_PROGRAM": -1, "_THIN_ENTRIES": -1, "_OPEN": -1.0, "_ROUNDS": 30}.items():
+        monkeypatch.setattr(anytime, name, value)
+    followed: list[bool] = []
+    follow = anytime.NarrowSearch.follow
+    monkeypatch.setattr(anytime.NarrowSearch, "follow", lambda self, by: (followed.append(True), follow(self, by)))
+    rng = np.random.default_rng(seed)
+    graph = graph_of(seed, nodes=7, forbidden=0.0, fewest=2)
+    nodes = tuple(
+        Node(f"n{n}", own, rng.integers(0, 9, len(own)).astype(float), (n, n + 3)) for n, own in enumerate(graph.unary)
+    )
+    each = [np.arange(len(own)) for own in graph.unary]
+    values = tuple(
+        Value(f"{a}-{b}", a, (b,), each[a], (each[b],), cost, np.zeros(len(each[b])), ((0, 0),))
+        for (a, b), cost in graph.edges.items()
+    )
+    free = Problem(nodes, values, horizon=10)
+    plans = list(itertools.product(*(some.tolist() for some in each)))
+    peaks = sorted(memory(free, plan).max() for plan in plans)
+    problem = replace(free, capacity_bytes=float(peaks[len(peaks) // 20]))
+    found = anytime.solve(problem, Clock(), seed=seed)
+    best = min(objective(problem, plan) for plan in plans if memory(problem, plan).max() <= problem.capacity_bytes)
+    assert memory(problem, found.choice).max() <= problem.capacity_bytes
+    assert found.lower_bound <= best + 1e-9 <= found.objective + 2e-9
+    assert found.objective <= 1.05 * best
+    assert followed or found.lower_bound == found.objective
