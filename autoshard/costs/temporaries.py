@@ -26,5 +26,10 @@ def kept(
     return keeps(mesh, op, operands, layouts, results) if keeps else KeptTensors()
 
 
+def keeps_otherwise(op: Op, variant: str) -> bool:
+    """Does `kept` say anything?"""
+    return _kernel(op, variant).keeps is not None
+
+
 def _kernel(op: Op, variant: str) -> Operator | OperatorVariant:
     return VARIANTS[variant] if variant else record(op.target)

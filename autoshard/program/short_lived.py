@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from autoshard.costs.temporaries import kept
+from autoshard.costs.temporaries import keeps_otherwise, kept
 from autoshard.ir.graph import Graph
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
@@ -56,7 +56,7 @@ def _kept(
     found = set()
     for step in instructions:
         without: tuple[int, ...] = ()
-        if isinstance(step, Compute):
+        if isinstance(step, Compute) and keeps_otherwise(graph.by_op[step.op], step.variant):
             operands = tuple(None if name is None else local(name) for name in step.operands)
             layouts = tuple(None if name is None else values[name].layout for name in step.operands)
             op, results = graph.by_op[step.op], tuple(map(local, step.results))
