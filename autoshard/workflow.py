@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -172,17 +173,23 @@ def _stepped(
     """What `_searched` gives, with the whole step that is asked for, which fits."""
     if not wanted.step.said and not graph.module_requests:
         return _searched(graph, hardware, wanted, clock, log)
+    from autoshard.joint.optimizer_shards import least_step
     from autoshard.search.memory_fit import fitting_step
+    from autoshard.search.objectives import MEMORY, SPEED
 
     found: list[tuple[Plan, tuple[Point, ...], SearchTask | None]] = []
 
-    def searched(limit_bytes: float) -> Plan:
-        found.append(_searched(graph, hardware, replace(wanted, memory_limit_bytes=limit_bytes), clock, log))
+    def searched(limit_bytes: float, level: int = wanted.level) -> Plan:
+        own = replace(wanted, memory_limit_bytes=limit_bytes, level=level)
+        found.append(_searched(graph, hardware, own, clock, log))
         return found[-1][0]
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     start = float("inf") if wanted.step.changes_memory or graph.module_requests else limit
-    plan = fitting_step(searched, lambda plan: _with_step(plan, graph, hardware, wanted), limit, start)
+    completed = partial(_with_step, graph=graph, hardware=hardware, wanted=wanted)
+    plan = fitting_step(searched, completed, limit, start)
+    if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
+        plan = least_step(plan, completed(searched(start, SPEED)))
     return plan, *found[0][1:]
 
 

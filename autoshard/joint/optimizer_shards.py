@@ -22,6 +22,7 @@ from autoshard.ir.plan import Plan
 from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
+from autoshard.search.objectives import MEMORY
 from autoshard.solvers.common.result import FEASIBLE
 from autoshard.solvers.common.solver_options import Options
 
@@ -49,14 +50,33 @@ def fastest_stored(
     ways = [ZeroRequest(level, asked.threshold_bytes) for level in asked.zero_levels]
     made = [completed(with_shards(plan, graph, hardware, wanted)) for wanted in ways]
     made += [completed(plan)] if asked.zero in (None, AUTO) and not asked.enable_parallel_optimizer else []
+    if plan.search.level == MEMORY:
+        return min(made, key=_leaner)
     least = min(step_bytes(own) for own in made)
     fitting = [own for own in made if step_bytes(own) <= max(limit_bytes, least)]
-    return min(fitting, key=lambda own: (own.step.predicted_seconds or own.predicted_seconds, step_bytes(own)))
+    return min(fitting, key=lambda own: _leaner(own)[::-1])
 
 
 def step_bytes(plan: Plan) -> float:
     """Of the fullest device, in the whole step."""
     return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
+
+
+def _leaner(plan: Plan) -> tuple[float, float]:
+    return step_bytes(plan), plan.step.predicted_seconds or plan.predicted_seconds
+
+
+def least_step(least: Plan, fastest: Plan) -> Plan:
+    """Of level 1: `least`, which holds least in a micro-batch on one stage, or `fastest` where its whole step, in which
+    gradients are added up, needs less."""
+    if _leaner(least) <= _leaner(fastest):
+        return least
+    certificate = replace(
+        fastest.certificate, status=FEASIBLE, level_objective=fastest.predicted_peak_bytes, level_bound=0.0
+    )
+    told = "the fastest plan, whose whole step needs less memory than that of the plan of least memory in a micro-batch"
+    search = replace(fastest.search, level=MEMORY, notes=(*fastest.search.notes, told))
+    return replace(fastest, certificate=certificate, search=search)
 
 
 def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:

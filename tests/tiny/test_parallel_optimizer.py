@@ -12,8 +12,10 @@ from autoshard.errors import UsageError
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StepPlan
-from autoshard.joint.optimizer_shards import ZeroRequest, with_shards
+from autoshard.joint.optimizer_shards import ZeroRequest, least_step, with_shards
 from autoshard.search.fixed_styles import random_plan
+from autoshard.search.search_request import SearchRequest
+from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 
 
@@ -62,3 +64,25 @@ def test_a_threshold_leaves_small_weights_whole() -> None:
     assert all(axes == {0} for axes in cut(with_shards(plan, graph, hardware, ZeroRequest(2))).values())
     assert not any(cut(with_shards(small, graph, hardware, ZeroRequest(0))).values())
     assert [op.strategy for op in small.ops] == [op.strategy for op in plan.ops] and small.step.zero == 1
+
+
+def test_level_1_of_a_step_is_the_leaner_of_two() -> None:
+    """What holds least in a micro-batch need not do so in a step that adds up gradients."""
+    graph, hardware = mlp_graph(), load_hardware("a100-80g-sxm")
+    plan = random_plan(graph, Mesh.parse("dp=2"), hardware, 3)
+    least, fastest = (
+        replace(plan, step=StepPlan(4, predicted_seconds=seconds, predicted_peak_bytes=size))
+        for seconds, size in ((4.0, 163.8), (2.0, 163.4))
+    )
+    made = least_step(least, fastest)
+    assert made.step == fastest.step and made.search.level == 1 and made.certificate.level_bound == 0
+    assert least_step(fastest, least) == fastest
+
+
+def test_level_1_of_the_command_needs_no_more_than_level_2() -> None:
+    graph, hardware = mlp_graph(), load_hardware("a100-80g-sxm")
+    step = StepRequest(micro_batches=4, zero="auto")
+    wanted = SearchRequest(mesh=Mesh.parse("dp=2"), step=step)
+    fast, lean = (make_plan(graph, hardware, replace(wanted, level=level)).plan for level in (2, 1))
+    assert lean.step.predicted_peak_bytes <= fast.step.predicted_peak_bytes
+    assert fast.step.predicted_seconds <= lean.step.predicted_seconds
