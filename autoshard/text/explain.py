@@ -191,7 +191,7 @@ def _styles(plan: Plan) -> set[str]:
 def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: str) -> WhyNot:
     """The best plan in which all `nodes` do as `how` says."""
     formulation, (rest, memory) = fixed.formulation, said_memory(how)
-    wants = parse_wants(rest, plan.mesh, f"--why-not {how!r}") if rest else ()
+    wants = parse_wants(rest, plan.mesh, f"--why-not {how!r}") if rest or not memory else ()
     keep = {n: fitting_choices(formulation, formulation.sites[n], wants, memory) for n in nodes}
     for n, fitting in keep.items():
         if not fitting and n in fixed.nodes:

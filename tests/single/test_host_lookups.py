@@ -143,7 +143,8 @@ with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # knows where each ten
     mesh = ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("npu", 0))
     model = rank_model(plan.plan, plan.graph, lower(plan.plan, plan.graph), mesh).module
     loss = model(*(mode.from_tensor(x).to("npu:0") for x in inputs()))
-    loss.backward()
+    with torch.autograd.set_multithreading_enabled(False):  # the mode is of one thread
+        loss.backward()
     norm = clip_gradients(mesh, model.parameters(), 1.0)
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.step()

@@ -33,7 +33,7 @@ from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .flat_weights import gathered_together
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
-from .host import to_device, to_host
+from .host_rows import to_device, to_host
 from .initialisation import init_computed, init_parameter, init_parameters, unpacked
 from .learning_rate import SHAPES, make_schedule
 from .leaves import local

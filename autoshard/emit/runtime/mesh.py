@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .axis import Axis, GroupTransport, Transport
-from .host import HOST
+from .host_rows import HOST
 from .micro_batches import LabelShares
 from .randomness import Random
 from .stages import Stages

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .axis import held_indices, shard_cuts, shard_size
-from .host import HOST
+from .host_rows import HOST
 from .leaves import grow_leaf, local
 from .mesh import ParallelMesh
 from .redistribution import all_gather
