@@ -11,7 +11,7 @@ from dataclasses import replace
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
-from autoshard.estimate.stage_layers import part_layers
+from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_memory import StageMemory, stage_memory
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import hands_on
@@ -37,31 +37,37 @@ def least_seconds(
     stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host, beside)
     send = send_seconds(model, run, hardware)
     last = run.pp - 1
-    even = len(set(part_layers(model, run))) == 1
-    named = {0, max(0, last - 1), last} if even else set(range(run.pp))  # the others are as the last but one
+    kinds = _kinds(model, run)
+    like = {kind: s for s, kind in enumerate(kinds)}  # of stages alike the last waits longest
+    named = set(like.values())
 
     def seconds(stage: int, kind: str, chunk: int) -> float:
         slot = Slot(kind, 0, chunk)  # type: ignore[arg-type]
         return stages.seconds(stage, slot) + send * hands_on(stage, slot, run)
 
-    once = {(s, kind): seconds(s, kind, 0) for s in named | {min(1, last)} for kind in "FB"}
+    once = {(s, kind): seconds(s, kind, 0) for s in named for kind in "FB"}
     tails = {s: sum(t for _, t in tail(built, model, run, hardware, s, stages.step_end_seconds(s))) for s in named}
     found = []
     for stage in named:
-        passed = [once[min(s, 1) if even else s, "F"] for s in range(stage)]
-        returned = [once[min(s, 1) if even else s, "B"] for s in range(stage)]
+        passed = [once[like[kind], "F"] for kind in kinds[:stage]]
+        returned = [once[like[kind], "B"] for kind in kinds[:stage]]
         busy = sum(seconds(stage, kind, chunk) for kind in "FB" for chunk in range(run.interleave)) * run.micro_batches
         ended = sum(passed) + busy
         found.append(ended + max(tails[stage], sum(returned) + tails[0]))
     return max(found)
 
 
+def _kinds(model: Transformer, run: TrainingRun) -> list[tuple[tuple[int, ...], bool, bool]]:
+    """What tells the work of two stages apart: their layers, and the ends of the model."""
+    return [(layers_of(model, run, stage), stage == 0, stage == run.pp - 1) for stage in range(run.pp)]
+
+
 def fullest(model: Transformer, run: TrainingRun, built: BuiltTransformer) -> StageMemory:
     """As the estimate has it: the first stage has most in flight, the last the head."""
     micro_batches = min(run.micro_batches, STEADY * run.pp)
     found = []
-    even = len(set(part_layers(model, run))) == 1
-    for stage in {0, run.pp - 1} if even else range(run.pp):
+    kinds = _kinds(model, run)
+    for stage in {kinds.index(kind) for kind in kinds}:  # of stages alike the first has most in flight
         order = SCHEDULES[run.schedule](stage, run.pp, micro_batches, run.interleave)
         count = stage_parameters(built, model, run, stage)
         found.append(stage_memory(built, model, run, count, order, stage))
