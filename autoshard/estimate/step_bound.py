@@ -36,7 +36,6 @@ def least_seconds(
     beside = hardware.constant("overlap.slowdown")
     stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host, beside)
     send = send_seconds(model, run, hardware)
-    last = run.pp - 1
     kinds = _kinds(model, run)
     like = {kind: s for s, kind in enumerate(kinds)}  # of stages alike the last waits longest
     named = set(like.values())
