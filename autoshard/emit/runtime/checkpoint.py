@@ -101,6 +101,8 @@ def save_checkpoint(
         torch.save({"ranks": dist.get_world_size(), "state": loader}, partial / f"loader-{dist.get_rank()}.pt")
     if background and any(sharding(tensor).uneven for tensor in named.values()):
         background = False  # a copy of a table in unequal parts would not know where its rows are
+        if dist.get_rank() == 0:
+            print(f"{folder} is written at once, not in the background: a table is in unequal parts", flush=True)
     if background:
         copied = {key: value.clone() if value.device.type == "cpu" else value for key, value in state.items()}
         _SAVING.append((dcp.async_save(copied, checkpoint_id=partial, process_group=_host_group()), Path(folder)))
