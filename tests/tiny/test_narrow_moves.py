@@ -106,7 +106,7 @@ def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> No
 @pytest.mark.parametrize("seed", range(12))
 def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of wide problems, on one that can be counted: what fits is found, the bound is one."""
-    for name, value in {"_PROGRAM": -1, "_THIN_ENTRIES": -1, "_OPEN": -1.0, "_ROUNDS": 30}.items():
+    for name, value in {"_PROGRAM": -1, "_THIN_ENTRIES": -1, "_OPEN": -1.0, "_LEFT": 0.0, "_ROUNDS": 30}.items():
         monkeypatch.setattr(anytime, name, value)
     followed: list[bool] = []
     follow = anytime.NarrowSearch.follow

@@ -43,6 +43,7 @@ _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
 _CLIMB = 0.35  # the same for messages, where they do most of the work
 _OPEN = 0.15  # relative gap after these, from which on larger moves pay more than further rounds
+_LEFT = 0.5  # of the nodes after contraction: where less is left, rounds go on
 _CLIMB_ON = 0.75  # of the time that is then left, for further rounds
 _FOLLOW = 0.45  # the same for a plan that prices follow
 _FOLLOWED, _FOLLOWS = 50, 2  # moves of one, at most; such plans, where no clock ends them
@@ -292,7 +293,8 @@ class _PairwiseSearch:
     def wide(self) -> None:
         """Messages and forests; where these leave much open, a plan that prices follow, and messages again."""
         self.climb(_ROUNDS, _CLIMB * self.clock.left)
-        if self.best is not None and self.value - self.bound <= _OPEN * abs(self.value):
+        little = len(self.core.graph.unary) < _LEFT * self.core.count  # contraction did the work of larger moves
+        if little or (self.best is not None and self.value - self.bound <= _OPEN * abs(self.value)):
             self.climb(_ROUNDS, _CLIMB_ON * self.clock.left)
             return
         for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _FOLLOWS):
