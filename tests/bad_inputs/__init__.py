@@ -44,7 +44,7 @@ def build():
 """
 
 
-UNDER_WAY = ("capturing", "searching", "proving", "calibrating", "verifying")
+UNDER_WAY = ("capturing", "searching", "proving", "calibrating", "verifying", "simulating", "rendering", "comparing")
 
 
 @dataclass(frozen=True)
