@@ -19,10 +19,8 @@ from autoshard.solvers.pairwise.tree_moves import TreeMove
 
 _STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
 _RECENT = 0.5  # the weight of the plans before, in the direction
-_PUSH, _KEPT = (
-    0.02,
-    0.7,
-)  # of the cost: how much the price of an overflow rises with each round; kept of it where none is left
+_PUSH = 0.02  # of the cost: how much the price of an overflow rises with each round
+_KEPT = 0.7  # of that price, where nothing overflows
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the prices, while the plan fits
 _WIDTHS = (2, 4)  # choices of each node that messages think best
 
