@@ -166,13 +166,13 @@ def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, width: int) ->
         *([("", signed_seconds(overlap, 4), "overlap, and other differences of the simulation")] if told else []),
         ("", format_seconds(plan.predicted_seconds), "predicted step"),
     ]
-    if timeline is not None and (words := collective_words(timeline)):
-        rows.append(("collectives", "", words))
     others = [c for c in plan.search.candidates if c.outcome != "chosen"]
     names = ["also simulated", *[""] * len(others)]
     rows += [(name, *candidate_words(c)) for name, c in zip(names, others, strict=False)]
     asked = certificate_rows(plan) + ([("pinned", ", ".join(plan.search.pins))] if plan.search.pins else [])
     asked += [("fused", ", ".join(map(fusion_words, plan.fusion)))] if plan.fusion else []
+    if timeline is not None and (words := collective_words(timeline)):
+        asked.append(("collectives", words))
     if plan.search.cut_short:
         asked.append(
             ("cut short", "the search was stopped: this is the best plan so far; a longer --time-limit lets it go on")
