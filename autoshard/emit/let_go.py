@@ -43,7 +43,10 @@ class Holding:
         statement, in order: `names` are those of its results, too."""
         self.held |= {names[value]: value for value in _results(self.definition.body[i]) if value in names}
         done = [names[value] for value in self.ends.get(i, ()) if self.held.get(names.get(value, "")) == value]
-        return [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
+        found = [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
+        for name in found:  # a gathered weight's storage may end again, with a view of it
+            del self.held[name]
+        return found
 
     def _is_in_the_way(self, i: int, name: str, names: Mapping[str, str]) -> bool:
         """Is anything made before the name is used again?"""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
+from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 
@@ -104,6 +107,36 @@ def test_a_variable_lets_go_of_what_nothing_keeps() -> None:
     assert gone["states"] == made.index("shifted") + 1 and gone["shifted"] == made.index("centred") + 1
     short = {program.value(value).variable for storage in program.short_lived for value in storage}
     assert {"states", "shifted", "centred"} <= short and "kept" not in short
+
+
+class Viewed(nn.Module):
+    """A part of a weight outlives the variable of the weight, whose storage it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = self.weight[:, 1:33:2]
+        states = (x.tanh() * 2).sum(1)
+        return (part * states[:64, None]).square().mean()
+
+
+@pytest.mark.parametrize("seed", range(4, 11))
+def test_a_variable_is_let_go_of_once(seed: int) -> None:
+    graph = capture_model(Viewed(), (torch.randn(256, 64),))
+    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), load_hardware("cpu-local"), seed)
+    text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
+    bound: set[str] = set()
+    forward = next(node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == "forward")
+    assert isinstance(forward, ast.FunctionDef)
+    for statement in forward.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+                assert node.id in bound, text
+                bound.remove(node.id)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
 
 
 class Head(nn.Module):
