@@ -17,6 +17,8 @@ from autoshard.text.answer_words import certainty, gains
 from autoshard.text.plan_summary import error_band
 from autoshard.units import format_bytes, format_seconds
 
+FIGURES = ("data parallel", "FSDP", "Megatron")  # the styles that stand among the figures; the others in a sentence
+
 
 def answer(
     plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline, styles: Sequence[StylePlan]
@@ -24,7 +26,8 @@ def answer(
     """The headline figures, the gains over styles, how sure the optimum is, and where the step goes."""
     return {
         "figures": figures(plan, graph, hardware, timeline),
-        "gains": [_gain(plan, style, words) for style, words in gains(plan, styles)],
+        "gains": [_gain(plan, style, words) for style, words in gains(plan, styles) if style.name in FIGURES],
+        "more_gains": [_gain(plan, style, words) for style, words in gains(plan, styles) if style.name not in FIGURES],
         "certainty": certainty(plan),
         "parts": step_parts(timeline),
     }
