@@ -375,39 +375,6 @@ def test_a_cache_is_computed_in_each_call(name: str, tmp_path: Path) -> None:
 
 
 # what is kept -> what the first call keeps
-KEPT_WRONGLY = {
-    "a product of a weight": lambda model, x: model.a.weight * 2,
-    "one without a gradient": lambda model, x: (model.a.weight * 2).detach(),
-    "what was drawn": lambda model, x: torch.rand(4, 4),
-    "the first batch": lambda model, x: x.abs()[:, :4].clamp(max=1),
-}
-
-
-class Keeping(nn.Module):
-    def __init__(self, kept: str, grows: bool = False) -> None:
-        super().__init__()
-        self.a, self.what, self.grows, self.kept = nn.Linear(4, 4), kept, grows, list[torch.Tensor]()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.kept or self.grows:
-            self.kept.append(KEPT_WRONGLY[self.what](self, x))
-        return (self.a(x) @ self.kept[0]).square().mean()
-
-
-@pytest.mark.parametrize("kept", KEPT_WRONGLY)
-def test_what_changes_from_step_to_step_is_no_cache(kept: str) -> None:
-    with pytest.raises(CaptureError, match="changes its attribute kept"):
-        capture_model(Keeping(kept), (torch.randn(4, 4),))
-
-
-def test_a_cache_of_weights_is_one_for_inference() -> None:
-    model = Keeping("a product of a weight")
-    capture_model(model, (torch.randn(4, 4),), training=False)
-    assert model.kept == []
-    with pytest.raises(CaptureError, match="changes its attribute kept"):
-        capture_model(Keeping("a product of a weight", grows=True), (torch.randn(4, 4),), training=False)
-
-
 @pytest.mark.parametrize("name", DECIDED)
 def test_what_sizes_decide_is_known(name: str, tmp_path: Path) -> None:
     proved(spec := spec_of(tmp_path, *DECIDED[name]))
@@ -454,18 +421,6 @@ def test_what_was_watched_is_as_before(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
     assert watched == (torch.Tensor.register_hook, torch.autograd.grad, torch.manual_seed, torch.autocast.__enter__,
                        torch.autograd.Function.__dict__["apply"], torch.autocast.__init__)  # fmt: skip
-
-
-def test_a_list_of_tensors_beside_the_parameters_is_no_state() -> None:
-    class Remembers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.examples = nn.Linear(4, 4), [torch.randn(3, 4), torch.arange(3)]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x).sum()
-
-    assert capture_model(Remembers(), (torch.randn(3, 4),)).loss
 
 
 class Parts(nn.Module):

@@ -15,10 +15,9 @@ from autoshard.compare.differences import Comparison, compare
 from autoshard.compare.measured_step import MeasuredStep, canonical, collective_kind, measured_step
 from autoshard.compare.trace_events import read_trace
 from autoshard.errors import InvalidFileError
-from autoshard.exports.kineto import profiler_trace
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Compute
 from autoshard.simulation import simulate
+from tests.recorded_trace import recorded_trace
 from tests.small_programs import mlp
 
 A100, MESH = load_hardware("a100-80g-sxm"), Mesh.parse("dp=2,tp=2")
@@ -78,16 +77,8 @@ def predicted() -> Any:
 
 
 def trace_of(predicted: Any) -> Any:
-    """As a run on a GPU would be recorded: operators under the names that torch gives them."""
     timeline, program, graph = predicted
-    trace = profiler_trace(timeline, program.mesh, 0)
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "cpu_op":
-            number = timeline.events[(event["args"]["External id"] - 1) % len(timeline.events)].instruction
-            instruction = program.instructions[number] if number is not None else None
-            if isinstance(instruction, Compute) and "c10d" not in event["name"]:
-                event["name"] = graph.by_op[instruction.op].target.replace("aten.", "aten::")
-    return trace
+    return recorded_trace(timeline, program, graph)
 
 
 def compared(predicted: Any, trace: Any, tmp_path: Path) -> Comparison:

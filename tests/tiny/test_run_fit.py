@@ -16,10 +16,9 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.compare.measured_step import MeasuredStep, measured_step
 from autoshard.compare.trace_events import read_trace
 from autoshard.errors import UsageError
-from autoshard.exports.kineto import profiler_trace
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.program import Compute
 from autoshard.simulation import simulate
+from tests.recorded_trace import recorded_trace
 from tests.small_programs import mlp
 
 A100 = load_hardware("a100-80g-sxm")
@@ -38,14 +37,7 @@ def slower(hardware: Hardware, **factors: float) -> Hardware:
 def run_of(case: tuple[Any, Any], hardware: Hardware, path: Path) -> MeasuredStep:
     """What a profiler would record of the program on `hardware`."""
     graph, program = case
-    timeline = simulate(program, graph, hardware)
-    trace = profiler_trace(timeline, program.mesh, 0)
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "cpu_op":
-            number = timeline.events[(event["args"]["External id"] - 1) % len(timeline.events)].instruction
-            instruction = program.instructions[number] if number is not None else None
-            if isinstance(instruction, Compute) and "c10d" not in event["name"]:
-                event["name"] = instruction.target.replace("aten.", "aten::")
+    trace = recorded_trace(simulate(program, graph, hardware), program, graph)
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
     return measured_step(read_trace(path))
 

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -34,7 +35,8 @@ def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
     """What `export` gives of them. CaptureError where the next call of the forward would compute something else."""
 
     def trace() -> Any:
-        return export(model, inputs)
+        with _without_new_attributes(model):
+            return export(model, inputs)
 
     seen = _Seen(model)
     with seen.watching():
@@ -50,6 +52,18 @@ def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
     if not alike and not cached_alike(model, inputs, export, lambda: _attributes(model)):
         _refuse(model, trace, seen)
     return program
+
+
+@contextmanager
+def _without_new_attributes(model: Module) -> Iterator[None]:
+    """What the forward sets and was not there is gone afterwards; what was there export puts back."""
+    names = [(module, {*module.__dict__}) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, own in names:
+            for name in [name for name in module.__dict__ if name not in own]:
+                del module.__dict__[name]
 
 
 def _goes_on_alike(model: Module, trace: Trace, program: Any, first: _Seen) -> bool:
@@ -92,13 +106,26 @@ def _far(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value).replace("FakeTensor", "a tensor")
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 # --- around one run of the forward ------------------------------------------------------------------------------------
 
 _Key = tuple[str, str]  # module path, attribute
+
+
+@dataclass(frozen=True)
+class _ByType:
+    """What is known of a value by its type alone."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_ABSENT = _ByType("nothing")
 
 
 class _Seen:
@@ -135,22 +162,23 @@ class _Seen:
     def _after(self, *_: Any) -> None:
         self.drew = [_state(source) for source in self.sources] != self.random
         now = _attributes(self.model)
-        for key, before in self.attributes.items():
-            if now.get(key) != before:
-                self.changed[key] = (before, now.get(key))
+        for key in dict.fromkeys((*self.attributes, *now)):
+            before, after = self.attributes.get(key, _ABSENT), now.get(key, _ABSENT)
+            if after != before:
+                self.changed[key] = (before, after)
                 self.left[key] = self.model.get_submodule(key[0]).__dict__.get(key[1])
         given = {path: id(value) for path, value in self.model.named_parameters(remove_duplicate=False)}
         self.replaced = next((path for path, own in self.parameters.items() if given.get(path) != own), "")
 
 
 def _attributes(model: Module) -> dict[_Key, Any]:
-    """Every attribute of every module that holds numbers, text, or containers of them."""
-    found = {}
-    for path, module in model.named_modules():
-        for name, value in module.__dict__.items():
-            if name not in _OWN and type(value) in (*_PLAIN, *_CONTAINERS):
-                found[path, name] = _frozen(value)
-    return found
+    """Every attribute of every module: numbers, text, tensors, containers of them by value; other objects by type."""
+    return {
+        (path, name): _frozen(value)
+        for path, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if name not in _OWN
+    }
 
 
 _PLAIN = (int, float, bool, str, bytes, type(None))
@@ -168,7 +196,7 @@ def _frozen(value: Any) -> Any:
     if type(value) is torch.Tensor and value.device.type == "cpu" and value.numel() <= _LARGEST:
         with _disable_current_modes():  # a trace would take the numbers for unknown ones
             return (str(value.dtype), tuple(value.detach().flatten().tolist()))
-    return type(value).__name__
+    return _ByType(type(value).__name__)
 
 
 _LARGEST = 1 << 16

@@ -1,0 +1,87 @@
+"""What a forward keeps in attributes from call to call: a cache where each call computes the same, else refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from autoshard.errors import CaptureError
+from autoshard.graph_capture.capture import capture_model
+
+KEPT_WRONGLY = {
+    "a product of a weight": lambda model, x: model.a.weight * 2,
+    "one without a gradient": lambda model, x: (model.a.weight * 2).detach(),
+    "what was drawn": lambda model, x: torch.rand(4, 4),
+    "the first batch": lambda model, x: x.abs()[:, :4].clamp(max=1),
+}
+
+
+class Keeping(nn.Module):
+    """In a list, in an attribute that is None before, or in one that there is not."""
+
+    def __init__(self, kept: str, where: str = "list", grows: bool = False) -> None:
+        super().__init__()
+        self.a, self.what, self.where, self.grows = nn.Linear(4, 4), kept, where, grows
+        self.kept = list[torch.Tensor]()
+        if where == "none":
+            self.first: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.where == "list":
+            if not self.kept or self.grows:
+                self.kept.append(KEPT_WRONGLY[self.what](self, x))
+            return (self.a(x) @ self.kept[0]).square().mean()
+        if getattr(self, "first", None) is None:
+            self.first = KEPT_WRONGLY[self.what](self, x)
+        return (self.a(x) @ self.first).square().mean()
+
+
+@pytest.mark.parametrize("where", ["list", "none", "nothing"])
+@pytest.mark.parametrize("kept", KEPT_WRONGLY)
+def test_what_changes_from_step_to_step_is_no_cache(kept: str, where: str) -> None:
+    model = Keeping(kept, where)
+    with pytest.raises(
+        CaptureError, match=r"changes its attribute (kept|first) from (\(\)|None|nothing) to \(?a tensor"
+    ):
+        capture_model(model, (torch.randn(4, 4),))
+    assert model.kept == [] and getattr(model, "first", None) is None
+
+
+def test_what_is_kept_to_be_looked_at_is_no_state() -> None:
+    """The last attention of a layer, an auxiliary loss: written in each call, read in none."""
+
+    class Shown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.map = nn.Linear(4, 4), None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.map = self.a(x).softmax(-1)
+            self.total = self.map.sum()
+            return self.map.square().mean()
+
+    model = Shown()
+    capture_model(model, (torch.randn(4, 4),))
+    assert model.map is None and not hasattr(model, "total")
+
+
+def test_a_cache_of_weights_is_one_for_inference() -> None:
+    for where in ("list", "none", "nothing"):
+        model = Keeping("a product of a weight", where)
+        capture_model(model, (torch.randn(4, 4),), training=False)
+        assert model.kept == [] and getattr(model, "first", None) is None
+    with pytest.raises(CaptureError, match="changes its attribute kept"):
+        capture_model(Keeping("a product of a weight", grows=True), (torch.randn(4, 4),), training=False)
+
+
+def test_a_list_of_tensors_beside_the_parameters_is_no_state() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.examples = nn.Linear(4, 4), [torch.randn(3, 4), torch.arange(3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).sum()
+
+    assert capture_model(Remembers(), (torch.randn(3, 4),)).loss
