@@ -38,10 +38,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Piece:
-    """An operator of the table on its operands."""
+    """An operator of the table on its operands, `cast` to its dtypes where it takes no mixture."""
 
     case: OpCase
     wires: tuple[Wire, ...]
+    cast: bool
 
 
 def _block(rng: random.Random, width: int, heads: int) -> nn.Module:
@@ -108,6 +109,7 @@ class RandomModel(nn.Module):
         self.free = nn.ParameterList() if rng.random() < 0.2 else Named()
         self.free.append(nn.Parameter(torch.randn(3)))
         self.shapes: list[tuple[int, ...]] = []  # of the values in the pool
+        self.dtypes: list[torch.dtype] = []
         self.stream = (rng.choice((3, 4, 6)), rng.choice((3, 4, 5)), width)
         style = rng.random()
         self.blocks = nn.ModuleList()
@@ -119,7 +121,7 @@ class RandomModel(nn.Module):
                     rng.setstate(state)  # equal blocks, as in real models
                 self.blocks.append(_block(rng, width, heads))
             self._input(torch.randn(self.stream))
-            self.shapes.append(self.stream)
+            self._pooled([torch.randn(self.stream)])
         self.pieces = [self._piece(rng.choice(CASES)) for _ in range(0 if style < 0.15 else rng.randint(1, 4))]
         self.aside = rng.random() < 0.5  # return the values as well
         self._input(torch.randn(997))
@@ -130,10 +132,20 @@ class RandomModel(nn.Module):
 
     def _piece(self, case: OpCase) -> Piece:
         wires = tuple(self._wire(operand) for operand in case.operands)
-        operands = [None if o is None else _sample(o, self.rng) for o in case.operands]
-        made = call(case.target, operands, dict(case.attributes))
-        self.shapes += [tuple(t.shape) for t in _tensors(made) if t.is_floating_point()]
-        return Piece(case, wires)
+        samples = [None if o is None else _sample(o, self.rng) for o in case.operands]
+        cast, dtypes = False, [self.dtypes[w.index] if w.kind == "value" else None for w in wires]
+        try:
+            operands = [t if d is None or t is None else t.to(d) for t, d in zip(samples, dtypes, strict=True)]
+            made = call(case.target, operands, dict(case.attributes))
+        except RuntimeError:  # of two dtypes
+            cast, made = True, call(case.target, samples, dict(case.attributes))
+        self._pooled(_tensors(made))
+        return Piece(case, wires, cast)
+
+    def _pooled(self, made: list[Tensor]) -> None:
+        values = [t for t in made if t.is_floating_point()]
+        self.shapes += [tuple(t.shape) for t in values]
+        self.dtypes += [t.dtype for t in values]
 
     def _wire(self, operand: Operand | None) -> Wire:
         if operand is None:
@@ -162,7 +174,7 @@ class RandomModel(nn.Module):
         others: list[Tensor] = []
         for piece in self.pieces:
             operands = [
-                None if operand is None else self._operand(wire, operand, pool, inputs)
+                None if operand is None else self._operand(wire, operand, pool, inputs, piece.cast)
                 for wire, operand in zip(piece.wires, piece.case.operands, strict=True)
             ]
             for made in _tensors(call(piece.case.target, operands, dict(piece.case.attributes))):
@@ -174,11 +186,13 @@ class RandomModel(nn.Module):
                 loss = loss + (torch.tanh(value) * weights).sum()
         return (loss, *pool, *others) if self.aside else loss
 
-    def _operand(self, wire: Wire, operand: Operand, pool: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+    def _operand(
+        self, wire: Wire, operand: Operand, pool: list[Tensor], inputs: tuple[Tensor, ...], cast: bool
+    ) -> Tensor:
         if not operand.dtype.startswith("float") or not operand.gradient:
             return inputs[wire.index]
         source = {"value": pool, "parameter": self.free, "input": inputs}[wire.kind][wire.index]
-        x = source
+        x = source.to(getattr(torch, operand.dtype)) if cast else source
         if tuple(x.shape) != operand.shape:
             count = torch.Size(operand.shape).numel()
             x = x.reshape(-1).repeat(-(-count // x.numel()))[:count].view(operand.shape)
