@@ -103,7 +103,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", action=_NotDescribed, nargs="?", help=argparse.SUPPRESS)
     stages = "layers of each stage, or chunk of one, in the model's order, such as 5,6,6,5; default: as even as they go"
     parser.add_argument("--stage-layers", type=_counts, default=(), metavar="N,…", help=stages)
-    parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace")
+    parser.add_argument(
+        "-o", "--output", "--out", type=path("--output"), metavar="FILE", help="the pipeline as a Chrome trace"
+    )
 
 
 def _counts(text: str) -> tuple[int, ...]:

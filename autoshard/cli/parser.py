@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
         if not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
             for word in before[: before.index("--")] if "--" in before else before:
                 name = word.partition("=")[0]
-                if name.startswith("--") and name not in own:
+                if (name.startswith("--") or re.fullmatch("-[A-Za-z]", name)) and name not in own:
                     near = difflib.get_close_matches(name, own, 1)
                     raise UsageError(f"{self.prog} has no option {name}", near[0] if near else f"{self.prog} --help")
         return super().parse_known_args(args, namespace)
@@ -88,7 +88,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_trace(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     output = path("--output")
-    parser.add_argument("-o", "--output", type=output, required=True, metavar="FILE", help="such as model.graph.json")
+    parser.add_argument(
+        "-o", "--output", "--out", type=output, required=True, metavar="FILE", help="such as model.graph.json"
+    )
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +100,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
     out = f"default {DEFAULT_OUT}/"
-    parser.add_argument("--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
+    parser.add_argument("-o", "--out", type=path("--out"), default=Path(DEFAULT_OUT), metavar="DIR", help=out)
     devices = "find the best mesh of N devices; or check --mesh"
     parser.add_argument("--devices", type=whole("--devices"), metavar="N", help=devices)
     limit, read = 'per device, such as "60 GiB"; default: the profile\'s', quantity("--memory-limit", "bytes")
@@ -197,7 +199,7 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     output = "default DIR/timeline.json, or DIR/FORMAT/"
-    parser.add_argument("-o", "--output", type=path("--output"), metavar="PATH", help=output)
+    parser.add_argument("-o", "--output", "--out", type=path("--output"), metavar="PATH", help=output)
     formats = "profiler: as torch.profiler writes, a file a rank; chakra: execution traces; memory: torch's snapshot"
     parser.add_argument("--export", choices=["profiler", "chakra", "memory"], help=f"in another form: {formats}")
 
@@ -207,14 +209,16 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     trace = "of one rank of a run of the package, as torch.profiler exports it (.json or .json.gz)"
     parser.add_argument("trace", type=path("TRACE"), metavar="TRACE", help=trace)
     out = "write a hardware profile whose constants are as the run had them, and FILE-costs.toml beside it"
-    parser.add_argument("--out", type=path("--out"), metavar="FILE.toml", help=out)
+    parser.add_argument("-o", "--out", type=path("--out"), metavar="FILE.toml", help=out)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=path("DIR"), metavar="DIR", help="a package, or its plan.json")
     other = "another package: a page that compares the two, default DIR/diff.html"
     parser.add_argument("other", nargs="?", type=path("OTHER"), metavar="OTHER", help=other)
-    parser.add_argument("-o", "--output", type=path("--output"), metavar="FILE", help="default DIR/report.html")
+    parser.add_argument(
+        "-o", "--output", "--out", type=path("--output"), metavar="FILE", help="default DIR/report.html"
+    )
     parser.add_argument("--svg", action="store_true", help="the plan as a picture alone: default DIR/plan.svg")
 
 
@@ -225,7 +229,7 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
 def _add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", required=True, metavar="NAME", help="the profile to start from: peaks and links")
     out = "the profile to write; its constants go beside it"
-    parser.add_argument("--out", required=True, type=path("--out"), metavar="FILE.toml", help=out)
+    parser.add_argument("-o", "--out", required=True, type=path("--out"), metavar="FILE.toml", help=out)
     parser.add_argument("--device", choices=["cpu", "cuda", "npu"], default="cpu", help="default cpu")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default float32"

@@ -25,6 +25,7 @@ VERBS = [
     Row("estimate", 2, "--layers"),
     Row("calibrate --hardware cpu-local", 2, "--out"),
     Row(f"{P} --output x", 2, "no option --output"),
+    Row(f"{P} -q", 2, "autoshard plan has no option -q"),
     Row("simulate pkg --export perfetto", 2, "invalid choice: 'perfetto'"),
     Row("verify pkg --backend nccl", 2, "invalid choice: 'nccl'"),
     Row("calibrate --hardware cpu-local --out x.toml --device tpu", 2, "invalid choice: 'tpu'"),

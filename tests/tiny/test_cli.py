@@ -246,3 +246,12 @@ VALUES = [
 def test_argument_values(text: str, value: object) -> None:
     assert _pair(text) == ("a", value)
     assert type(_pair(text)[1]) is type(value)
+
+
+def test_every_verb_that_writes_takes_both_names_for_where() -> None:
+    """Strangers type `plan -o` and `report --out`."""
+    verbs = commands.parser(commands.VERBS)._subparsers._group_actions[0].choices
+    names = {verb: {o for action in parser._actions for o in action.option_strings} for verb, parser in verbs.items()}
+    writing = {verb for verb, own in names.items() if own & {"-o", "--out", "--output"}}
+    assert {"trace", "plan", "simulate", "compare", "report", "estimate", "calibrate"} <= writing
+    assert all({"-o", "--out"} <= names[verb] for verb in writing)
