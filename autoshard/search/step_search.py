@@ -26,13 +26,14 @@ from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
 from autoshard.solvers.relax import hub_relaxation
-from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
 _WEIGHTS = 6  # of resources, tried for the bound
 _ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most
 _WEIGHED = 2  # weights of what plans occupy most
 _FAR = 0.75  # of the way to what the plans so far occupy most
+_INWARD = 0.25  # of the way to weights that found plans: at the edge most choices are free, and tables large
 _CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
 _SAME = 0.02  # weights that differ by less give the same plan
@@ -51,13 +52,14 @@ class StepBound:
     tried: tuple[tuple[Floats, Choice], ...]
 
 
-def step_bound(resources: StepResources, known: Sequence[Choice]) -> StepBound:
-    """The bound, from the weights for which the plans `known` occupy most. 0 seconds where tables are too large, or
-    time is over, before one is proved."""
+def step_bound(resources: StepResources, known: Sequence[Choice], near: Floats | None = None) -> StepBound:
+    """The bound, from the weights for which the plans `known` occupy most, a part of the way to the weights `near`,
+    which found plans. 0 seconds where tables are too large, or time is over, before one is proved."""
     contents = Contents(resources.problem)
     used = [resources.least_used(choice) for choice in known]
     allowed = follows(resources.names)
-    weights = kept = heaviest(used, allowed)[0]
+    weights = heaviest(used, allowed)[0]
+    weights = kept = weights if near is None else weights + _INWARD * (near - weights)
     best = 0.0
     tried: list[tuple[Floats, Choice]] = []
     for _ in range(_WEIGHTS):
@@ -149,7 +151,7 @@ class StepSearch:
     def bound(self, known: Sequence[Choice]) -> StepBound:
         """Begun with the resources that the plans `known` occupy most."""
         if self.bounded is None:
-            self.bounded = step_bound(self.resources, known)
+            self.bounded = step_bound(self.resources, known, self.weights)
         return self.bounded
 
     def _of_bound(self) -> Iterator[tuple[str, Choice]]:
@@ -168,7 +170,7 @@ class StepSearch:
     def _solved(self, name: str, problem: Problem, rounds: int) -> Choice | None:
         state = Incumbent(problem)
         try:
-            if not self.shares.search(state, rounds):
+            if not self.shares.search(state, rounds, ROUGHLY):
                 if self.clock.over:
                     return None
                 state.offer(solve(problem, "auto", Options(self.clock, rough=True)).choice)

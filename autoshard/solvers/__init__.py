@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.problem import Problem
@@ -14,10 +15,14 @@ from autoshard.solvers.common.result import TOLERANCE, FalseProof, Solution
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
 from autoshard.solvers.common.validate import check, check_pins
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES
-from autoshard.solvers.heuristics import bisection, brute_force, propagation
-from autoshard.solvers.ilp import branch_and_bound, pulp_engine
 
 __all__ = ["SOLVERS", "Clock", "Options", "check_names", "solve"]
+
+
+def _module(name: str) -> Callable[[Problem, Options], Solution]:
+    """`solve` of a module that is read when it is asked for."""
+    return lambda problem, options: import_module(f"autoshard.solvers.{name}").solve(problem, options)
+
 
 SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
     "auto": portfolio.auto,
@@ -28,12 +33,18 @@ SOLVERS: dict[str, Callable[[Problem, Options], Solution]] = {
         rough=options.rough,
         unfit=options.unfit,
     ),
-    "ilp": branch_and_bound.solve,
-    "propagation": propagation.solve,
-    "recursive": bisection.solve,
-    "exhaustive": lambda problem, options: brute_force.solve(problem),
+    "ilp": _module("ilp.branch_and_bound"),
+    "propagation": _module("heuristics.propagation"),
+    "recursive": _module("heuristics.bisection"),
+    "exhaustive": lambda problem, options: _exhaustive(problem),
 }
 _NAMED = 8  # pins that an error lists
+
+
+def _exhaustive(problem: Problem) -> Solution:
+    from autoshard.solvers.heuristics import brute_force
+
+    return brute_force.solve(problem)
 
 
 def check_names(solver: str, engine: str | None = None) -> None:
@@ -43,6 +54,8 @@ def check_names(solver: str, engine: str | None = None) -> None:
         known = ", ".join(sorted(SOLVERS))
         raise UsageError(f"unknown solver {solver!r}: expected one of {known}", f"--solver {near[0]}")
     if solver == "ilp" and engine not in (None, "highs"):
+        from autoshard.solvers.ilp import pulp_engine
+
         pulp_engine.maker(str(engine))
 
 

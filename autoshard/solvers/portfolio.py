@@ -30,14 +30,13 @@ from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.ilp import warm_start
-from autoshard.solvers.pairwise import anytime
+from autoshard.solvers.pairwise import quadratise
 from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.pruned_start import Quick, exact_work, suits
-from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.window_search import improved
 
@@ -70,7 +69,7 @@ def solve(
     with watched(clock):
         attempt(_search, state, budget_entries, clock, rough, set() if unfit is None else unfit)
     if state.choice is None:
-        warm_start.something(state)
+        _something(state)
     assert state.choice is not None
     return finish(problem, state.choice, state.bound, "dp", started, cut=clock.cut)
 
@@ -78,9 +77,9 @@ def solve(
 def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set[int]) -> None:
     problem, limited = state.problem, math.isfinite(clock.limit_seconds)
     if limited:
-        warm_start.known(state)
-    if anytime.suits(problem):
-        anytime.search(state, clock)
+        _known(state)
+    if quadratise.suits(problem):
+        _of_pairs(state, clock)
         return
     if rough:
         _rough(state, budget, clock, unfit)
@@ -96,7 +95,25 @@ def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set
     if wide is not None:
         wide.climb(state, clock)
     if limited and state.gap > _LOOSE and not clock.over:
-        anytime.search(state, clock)
+        _of_pairs(state, clock)
+
+
+def _of_pairs(state: Incumbent, clock: Clock) -> None:
+    from autoshard.solvers.pairwise import anytime  # what few problems need is not read for each
+
+    anytime.search(state, clock)
+
+
+def _known(state: Incumbent) -> None:
+    from autoshard.solvers.ilp import warm_start
+
+    warm_start.known(state)
+
+
+def _something(state: Incumbent) -> None:
+    from autoshard.solvers.ilp import warm_start
+
+    warm_start.something(state)
 
 
 def auto(problem: Problem, options: Options) -> Solution:
@@ -106,7 +123,7 @@ def auto(problem: Problem, options: Options) -> Solution:
     with watched(clock):
         attempt(_auto, state, options)
     if state.choice is None:
-        warm_start.something(state)
+        _something(state)
     assert state.choice is not None
     return finish(problem, state.choice, state.bound, "auto", started, cut=clock.cut)
 
@@ -117,14 +134,14 @@ def _auto(state: Incumbent, options: Options) -> None:
         _pairs(state, options, budget)
         return
     if math.isfinite(options.clock.limit_seconds):
-        warm_start.known(state)
+        _known(state)
     if _exact_soon(state, options):
         return
     shares = options.kept.get("shares")
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
     loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
-    shares.search(state, *((_ROUGH_ROUNDS,) if options.rough else ()))
+    shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
     check()
     if state.near is not None and state.gap > loose:  # what is best without the limit overflows
         attempt(LimitedSearch(state, shares, budget).run)
@@ -164,14 +181,14 @@ def _pairs(state: Incumbent, options: Options, budget: int) -> None:
     """Where each value has one reader: exact elimination, where its tables fit; large problems under a clock have
     messages, forests and programs from the start where these foretell in a small part of the time that they don't."""
     clock = options.clock
-    if math.isinf(clock.limit_seconds) or not anytime.is_large(state.problem) or anytime.suits(state.problem):
+    if math.isinf(clock.limit_seconds) or not quadratise.is_large(state.problem) or quadratise.suits(state.problem):
         _search(state, budget, clock, options.rough, options.unfit)
         return
     part = PartialClock(_TRIAL * clock.left, whole=clock)
     with watched(part):
         attempt(_exact, state, budget, part, 0.0, options.unfit)
     if not state.closed:
-        anytime.search(state, clock)
+        _of_pairs(state, clock)
 
 
 def _rough(state: Incumbent, budget: int, clock: Clock, unfit: set[int]) -> None:

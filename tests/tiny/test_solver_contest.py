@@ -20,7 +20,7 @@ from autoshard.solvers import Options, solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Looks
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.pairwise import anytime, asplos_format, dual_ascent
+from autoshard.solvers.pairwise import anytime, asplos_format, dual_ascent, quadratise
 from autoshard.solvers.pairwise.quadratise import extended, pairwise
 from autoshard.solvers.pairwise.reduced_problem import core
 from autoshard.solvers.pairwise.tree_moves import Forests
@@ -309,8 +309,8 @@ def test_ctrl_c_gives_the_best_so_far() -> None:
 
 
 def test_large_fenced_problems_are_searched_by_contraction() -> None:
-    assert anytime.suits(network(80))
-    assert not anytime.suits(network(8)), "small: elimination is exact"
+    assert quadratise.suits(network(80))
+    assert not quadratise.suits(network(8)), "small: elimination is exact"
 
 
 def test_nothing_fits_names_what_is_alive() -> None:

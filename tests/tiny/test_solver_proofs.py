@@ -16,7 +16,7 @@ from autoshard.solvers import Clock, Options
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
 from autoshard.solvers.common.seen_plans import SeenPlans
 from autoshard.solvers.common.solver_options import Looks
-from autoshard.solvers.pairwise import anytime
+from autoshard.solvers.pairwise import quadratise
 from autoshard.solvers.relax import hub_relaxation, pruned_start
 from tests.random_problems import hub_problem, limited, random_problem
 
@@ -95,7 +95,7 @@ def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nor_where_large_problems_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anytime, "suits", lambda problem: True)
+    monkeypatch.setattr(quadratise, "suits", lambda problem: True)
     for problem in problems(12):
         judged_at_every_look(problem, "dp")
 

@@ -11,6 +11,8 @@ from autoshard import solvers
 from autoshard.ir.problem import Node, Problem, Value, objective
 from autoshard.solvers import portfolio
 from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.relax import reader_shares
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.random_problems import hub_problem, random_problem
@@ -57,6 +59,29 @@ def test_plans_are_kept_for_other_prices() -> None:
     assert shares.pool
     state = Incumbent(dearer)
     assert shares.search(state, rounds=1) and state.closed
+
+
+def test_rounds_end_at_a_gap_that_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More are made where the gap that one leaves is too much, and none where it is near enough."""
+    rounds: list[int] = []
+    take = ReaderShares.take
+    monkeypatch.setattr(ReaderShares, "take", lambda self, state, found: (rounds.append(1), take(self, state, found)))
+    problem = next(p for p in (hub_problem(seed, forbid=0.0) for seed in range(1, 99, 2)) if 0 < _gap(p) < 0.5)
+    gap = _gap(problem)
+    rounds.clear()
+    ReaderShares(problem).search(Incumbent(problem), 3, near=0.9 * gap)
+    assert len(rounds) > 1
+    rounds.clear()
+    ReaderShares(problem).search(Incumbent(problem), 3, near=1.1 * gap)
+    assert len(rounds) == 1
+
+
+def _gap(problem: Problem) -> float:
+    """After one round, before choices of rounds are mixed."""
+    state = Incumbent(problem)
+    shares = ReaderShares(problem)
+    shares.take(state, minimum_within(shares.apart(problem), Contents(shares.apart(problem))))  # type: ignore[arg-type]
+    return state.gap
 
 
 def test_the_makers_of_a_hub_are_chosen_for_its_readers() -> None:

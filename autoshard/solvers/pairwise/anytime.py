@@ -33,7 +33,6 @@ from autoshard.solvers.pairwise.section_ilp import SectionProgram, entries, unde
 from autoshard.solvers.pairwise.tree_moves import Forests
 from autoshard.units import format_bytes
 
-_LARGE = 500  # nodes: below, elimination is tried at once
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 200  # of messages, where no clock ends them
 _FIRST = 20  # rounds before the first plan is polished
@@ -62,23 +61,6 @@ _NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the nex
 _SECTION = 20_000  # edge variables of one section
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _SECTION_SECONDS = 3.0
-
-
-def is_large(problem: Problem) -> bool:
-    return len(problem.nodes) >= _LARGE
-
-
-def suits(problem: Problem) -> bool:
-    """Whether contraction will make a large problem small: pairs only, and most of them fenced."""
-    if not is_large(problem) or any(len(value.consumers) > 1 for value in problem.values):
-        return False
-    known: dict[int, bool] = {}
-    fenced = 0
-    for value in problem.values:
-        if id(value.seconds) not in known:
-            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
-        fenced += known[id(value.seconds)]
-    return fenced > len(problem.values) / 8
 
 
 def solve(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:

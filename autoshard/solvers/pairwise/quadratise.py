@@ -19,6 +19,7 @@ from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common import clock
 
 _ABSENT, _PRESENT = 0, 1
+_LARGE = 500  # nodes: below, elimination is tried at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,3 +167,23 @@ def extended(pairs: Pairwise, choice: Sequence[int]) -> tuple[int, ...]:
     for n, forbidden in enumerate(floor, start=len(choice)):
         full[n] = int(np.argmin(forbidden))
     return tuple(full)
+
+
+# --- which problems are searched so -------------------------------------------------------------------------------
+
+
+def is_large(problem: Problem) -> bool:
+    return len(problem.nodes) >= _LARGE
+
+
+def suits(problem: Problem) -> bool:
+    """Whether contraction will make a large problem small: pairs only, and most of them fenced."""
+    if not is_large(problem) or any(len(value.consumers) > 1 for value in problem.values):
+        return False
+    known: dict[int, bool] = {}
+    fenced = 0
+    for value in problem.values:
+        if id(value.seconds) not in known:
+            known[id(value.seconds)] = bool(np.isinf(value.seconds).any())
+        fenced += known[id(value.seconds)]
+    return fenced > len(problem.values) / 8

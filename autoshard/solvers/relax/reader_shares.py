@@ -31,7 +31,8 @@ from autoshard.solvers.relax.window_search import polished
 _ROUNDS = 8
 _ENTRIES = 20_000_000  # of the tables of a round, and of those over the choices of all rounds
 _HEAD_ENTRIES = 1_000_000
-_NEAR = 1e-5  # relative gap that is not worth another round
+NEAR = 1e-5  # relative gap that is not worth another round
+ROUGHLY = 1e-3  # the same where prices are rough or other plans are compared
 _LITTLE = 1e-4  # relative rise of the bound after which another round is not worth it
 _POLISHED = 1.05  # times the best value: a plan that is worth a descent
 _POOL = 12  # plans of which the choices are kept
@@ -51,8 +52,10 @@ class ReaderShares:
         self.limited: list[Choice] = []  # plans met under memory limits
         self.heads = _upstream(problem)
 
-    def search(self, state: Incumbent, rounds: int = _ROUNDS) -> bool:
-        """Leaves plans and bounds; False where even this takes tables that are too large, or time is over."""
+    def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR) -> bool:
+        """Leaves plans and bounds; False where even this takes tables that are too large, or time is over.
+
+        `near`: the relative gap that is not worth another round."""
         problem, contents = state.problem, Contents(state.problem)
         for round_ in range(rounds):
             before, value = state.bound, state.value
@@ -62,7 +65,7 @@ class ReaderShares:
             if found is None:
                 return round_ > 0
             self.take(state, found)
-            if state.gap <= _NEAR:
+            if state.gap <= near:
                 break
             if round_ > 1 and state.bound <= before * (1 + _LITTLE) and state.value >= value * (1 - _LITTLE):
                 break
@@ -75,7 +78,7 @@ class ReaderShares:
         state.raise_bound(found.bound)
         choice = self.given_heads(state.problem, tuple(found.choice))
         value, good = objective(state.problem, choice), _POLISHED * min(state.value, _POLISHED * state.bound)
-        if state.bound * (1 + _NEAR) < value <= good:
+        if state.bound * (1 + NEAR) < value <= good:
             choice = attempt(polished, state.problem, choice) or choice
         state.offer(choice)
         self.keep(choice)
