@@ -38,11 +38,14 @@ __all__ = [
     "hardware_text",
     "list_profiles",
     "load_hardware",
+    "mixed_precision",
     "parse_hardware",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
-PRECISION_DTYPES = {"fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32")}
+PRECISION_DTYPES = {
+    "fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32"), "fp16-mixed": ("float16", "float32"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,11 @@ class Hardware:
 def _precision_hint(hardware: Hardware) -> str:
     fitting = [name for name, dtypes in PRECISION_DTYPES.items() if set(dtypes) <= set(hardware._peaks)]
     return " or ".join(f"--precision {name}" for name in fitting)
+
+
+def mixed_precision(hardware: Hardware) -> str:
+    """What halves activations on these devices: float16 only where there is no bfloat16."""
+    return "fp16-mixed" if "float16" in hardware._peaks and "bfloat16" not in hardware._peaks else "bf16-mixed"
 
 
 def check_precision(hardware: Hardware, precision: str) -> None:

@@ -13,6 +13,8 @@ from autoshard.ir.mesh import Mesh
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0}  # state tensors per parameter, in the parameter's dtype (sgd: no momentum)
 OPTIMIZER_PASSES = {"adamw": 7, "sgd": 3}  # tensors read or written by a fused step: p g m v -> p m v; p g -> p
 
+UNSCALING_PASSES = 2  # gradients of a scaled loss, as float16 needs it: g -> g
+
 
 def activation_bytes(tensor: Tensor, layout: Layout, mesh: Mesh) -> float:
     return float(math.prod(largest_shape(tensor.shape, layout, mesh)) * DTYPE_BYTES[tensor.dtype])
@@ -51,7 +53,8 @@ def optimizer_seconds(hardware: Hardware, graph: Graph, parameter: Parameter, la
     """Update of one parameter. No launch: one fused kernel updates a whole list of parameters."""
     if not is_trained(graph, parameter):
         return 0.0
-    size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh) * OPTIMIZER_PASSES[graph.optimizer]
+    passes = OPTIMIZER_PASSES[graph.optimizer] + UNSCALING_PASSES * (graph.precision == "fp16-mixed")
+    size = activation_bytes(graph.tensor(parameter.tensor), layout, mesh) * passes
     if layout.host:
         return memory_seconds(hardware, size)
     return size / optimizer_bandwidth(hardware)

@@ -31,7 +31,7 @@ RUNTIME_NAMES = frozenset({
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES", "Holder", "INPUTS", "LABEL_COUNTS",
-    "LOSS_AXES", CLASS,
+    "LOSS_AXES", CLASS, "PRECISION",
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
     "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
@@ -167,7 +167,7 @@ def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]
     for item in header.inputs:
         fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
         lines += statement(f"{quoted(item.name)}: ({fields}),", 1)
-    lines += ["}", f"OPTIMIZER = {quoted(program.optimizer)}"]
+    lines += ["}", f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
     loss = program.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
     axes = _partial_axes(program, loss) if loss is not None else []

@@ -91,7 +91,7 @@ torchrun ... train.py --timeout 600 --matmul-precision high  # seconds of a coll
 torchrun ... train.py --compile                              # each block one graph of torch.compile's inductor
 ```
 
-## Weights and checkpoints
+{_scaling(program)}## Weights and checkpoints
 
 ```
 torchrun ... train.py --weights model.safetensors            # start from the original model's weights
@@ -103,6 +103,20 @@ python convert.py --to-sharded model.safetensors checkpoint
 ```
 
 Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
+"""
+
+
+def _scaling(program: Program) -> str:
+    """What a run in float16 does besides."""
+    if program.precision != "fp16-mixed":
+        return ""
+    return """## Loss scale
+
+Products are computed in float16, weights and sums of gradients are float32. The loss is scaled by torch's `GradScaler`:
+it begins at `--loss-scale` (65536) and halves when a gradient overflows on any rank. Such a step counts, and its batch
+is used up, but parameters and optimizer stay as they were; the first steps of a run are often left out so. The scale is
+in the checkpoints. Gradients are clipped, and their norm is told, without it.
+
 """
 
 

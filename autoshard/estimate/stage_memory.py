@@ -18,8 +18,14 @@ from autoshard.simulation.memory_curve import Span, plan_memory
 from autoshard.simulation.pipeline_schedule import Slot, most_in_flight
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
-STATE_BYTES = {"fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12), FSDP: (4, 4, 8)}
-SGD_STATE_BYTES = {"fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4), FSDP: (4, 4, 0)}
+STATE_BYTES = {
+    "fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "fp16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12),
+    FSDP: (4, 4, 8),
+}  # fmt: skip
+SGD_STATE_BYTES = {
+    "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
+    FSDP: (4, 4, 0),
+}  # fmt: skip
 LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
 WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works in place and has none
 

@@ -14,9 +14,11 @@ from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.mesh import Mesh
 
 # Bytes that pass memory per parameter in the optimizer: AdamW reads p g m v and writes p m v in float32, clipping reads
-# g; half-precision weights add unscaled gradients (read 2, write 4) and the copy back (write 2).
+# g; half-precision weights add unscaled gradients (read 2, write 4) and the copy back (write 2); a scaled loss, its
+# gradients unscaled (read 4, write 4).
 TRAFFIC_BYTES = {
     ("fp32", "adamw"): 32, ("bf16-mixed", "adamw"): 32, ("bf16", "adamw"): 40, ("fp16", "adamw"): 40,
+    ("fp16-mixed", "adamw"): 40, ("fp16-mixed", "sgd"): 24,
     ("bf16-fsdp", "adamw"): 32, ("bf16-fsdp", "sgd"): 16,
     ("fp32", "sgd"): 16, ("bf16-mixed", "sgd"): 16, ("bf16", "sgd"): 24, ("fp16", "sgd"): 24,
 }  # fmt: skip

@@ -15,8 +15,10 @@ POSITIONS = ("learned", "rotary")
 NORMS = ("layer_norm", "rms_norm")
 FSDP = "bf16-fsdp"
 PRECISIONS = {  # computed in
-    "fp32": "float32", "bf16-mixed": "bfloat16", "bf16": "bfloat16", "fp16": "float16", FSDP: "bfloat16",
+    "fp32": "float32", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "bf16": "bfloat16", "fp16": "float16",
+    FSDP: "bfloat16",
 }  # fmt: skip
+MIXED = ("bf16-mixed", "fp16-mixed")  # cast at every use
 HALF = ("bf16", "fp16", FSDP)  # computed with half-precision weights, not cast at every use
 REDUCED = ("", "fp32", "bf16")  # "": as the precision has it
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -71,13 +73,14 @@ class Transformer:
 class TrainingRun:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
-    `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
-    does; "bf16-mixed" casts float32 weights at every use, as torch.autocast does; "bf16-fsdp" keeps float32 shards and
-    gathers them in bf16 (FSDP's mixed precision). `zero`: stage 0 to 3. `shard`: replicas that share one set of shards,
-    each such group a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`:
-    gradients are reduced and weights gathered beside the computation of neighbours. `reduced`: gradients are summed in.
-    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as they go. `cp`: devices
-    that share every sequence (context parallelism): attention passes keys and values around a ring of them.
+    `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as
+    Megatron does; "bf16-mixed" and "fp16-mixed" cast float32 weights at every use, as torch.autocast does;
+    "bf16-fsdp" keeps float32 shards and gathers them in bf16 (FSDP's mixed precision). `zero`: stage 0 to 3. `shard`:
+    replicas that share one set of shards, each such group a replica of the others (HSDP); 0 for all. `interleave`:
+    model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of
+    neighbours. `reduced`: gradients are summed in. `stage_layers`: layers of each chunk of the pipeline, in the
+    model's order; () for as even as they go. `cp`: devices that share every sequence (context parallelism): attention
+    passes keys and values around a ring of them.
     """
 
     batch: int

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoshard.estimate.transformer import HALF, PRECISIONS, Transformer
+from autoshard.estimate.transformer import HALF, MIXED, PRECISIONS, Transformer
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.graph_capture.training.saved_tensors import note_saved
@@ -57,7 +57,7 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
         optimizer=optimizer,
     )
     graph = note_saved(mark_gradients(graph))
-    graph = apply_precision(graph, "bf16-mixed" if precision == "bf16-mixed" else "fp32")
+    graph = apply_precision(graph, precision if precision in MIXED else "fp32")
     return TransformerGraph(graph, writer.splits)
 
 

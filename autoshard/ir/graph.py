@@ -22,7 +22,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 CAST = "aten.to"
-PRECISIONS = ("fp32", "bf16-mixed")
+PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
 Attribute = int | float | bool | str | None | tuple["Attribute", ...]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autoshard.cluster.hardware import mixed_precision
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
@@ -107,7 +108,8 @@ def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
         message += f"; the largest tensors, unsplit: {', '.join(_largest(graph))}"
     if task.pins:
         message += f"; pinned: {', '.join(map(str, task.pins))}"
-    hint = "more devices, --precision bf16-mixed, --optimizer sgd, or a smaller batch"
+    mixed = mixed_precision(task.formulation.hardware)
+    hint = f"more devices, --precision {mixed}, --optimizer sgd, or a smaller batch"
     return InfeasibleError(message, hint + (", or fewer pins" if task.pins else ""), proven=error.proven)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autoshard.cluster.hardware import parse_hardware
+from autoshard.cluster.hardware import PRECISION_DTYPES, parse_hardware
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.host_offers import plan_host_bytes
 from autoshard.costs.bands import Band, family
@@ -187,7 +187,7 @@ def error_band(plan: Plan, graph: Graph) -> Band:
         kind = family(graph.by_op[op.op].target)
         seconds[kind] = seconds.get(kind, 0.0) + op.forward_seconds + op.backward_seconds
     seconds["collective"] = sum(move.forward_seconds + move.backward_seconds for move in plan.redistributions)
-    dtype = "bfloat16" if plan.precision == "bf16-mixed" else "float32"
+    dtype = PRECISION_DTYPES[plan.precision][0]
     hardware = parse_hardware(plan.hardware_text)
     return whole_step_band(hardware, seconds, dtype, step_kind(hardware, "autoshard", KERNELS, plan.mesh.size))
 

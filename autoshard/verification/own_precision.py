@@ -29,6 +29,9 @@ from autoshard.verification.ranks.lockstep import run_lockstep
 
 TIMES = 8.0  # the original's own error
 ROUNDINGS = 32.0  # of the largest of a tensor
+SCALES = tuple(2.0**power for power in range(16, -9, -4))  # of a loss in float16, until no gradient overflows
+NORM_ERROR = 0.1  # relative, of what rounds in float16
+ROOM = 16.0  # a device's part of a sum may be larger than the whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class OwnStep:
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     gradients: State
+    scale: float = 1.0  # of the loss, where the precision needs one; `gradients` are without it
 
 
 def run_own(
@@ -50,19 +54,16 @@ def run_own(
     pairs = zip(reference.steps[0].inputs, graph.inputs * count, strict=True)
     inputs = tuple(_narrow(x, graph.tensor(name).dtype) for x, name in pairs)
     try:
-        _hold(module, state, dtypes)
-        if count > 1:
-            with autocast_as_planned(graph.precision):
-                outputs = accumulated(module, graph, inputs, reference.seed, 0, count)
-        else:
-            with autocast_as_planned(graph.precision), exact_dropout(reference.seed, 0):
-                outputs = outputs_of(module(*inputs))
-            if graph.loss is not None:
-                outputs[graph.outputs.index(graph.loss)].backward()
-        densify(module.parameters())
-        named = module.named_parameters()
-        gradients = {path: p.grad.detach().clone() for path, p in named if p.grad is not None}
-        return OwnStep(dtypes, inputs, tuple(output.detach().clone() for output in outputs), gradients)
+        for scale in SCALES if graph.precision == "fp16-mixed" else (1.0,):
+            module.zero_grad(set_to_none=True)
+            _hold(module, state, dtypes)
+            outputs = _step(module, graph, inputs, reference.seed, count, scale)
+            named = module.named_parameters()
+            gradients = {path: p.grad.detach() / scale for path, p in named if p.grad is not None}
+            if all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
+                break  # as torch's GradScaler would find it
+        made = tuple(output.detach().clone() for output in outputs)
+        return OwnStep(dtypes, inputs, made, gradients, scale)
     except Exception as error:  # the model's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{type(error).__name__}: {reason}".removesuffix(": ")
@@ -70,6 +71,22 @@ def run_own(
     finally:
         module.zero_grad(set_to_none=True)
         _hold(module, state, {})
+
+
+def _step(
+    module: torch.nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], seed: int, count: int, scale: float
+) -> list[torch.Tensor]:
+    """Forward, and backward from the loss by `scale`; the outputs."""
+    if count > 1:
+        with autocast_as_planned(graph.precision):
+            outputs = accumulated(module, graph, inputs, seed, 0, count, scale)
+    else:
+        with autocast_as_planned(graph.precision), exact_dropout(seed, 0):
+            outputs = outputs_of(module(*inputs))
+        if graph.loss is not None:
+            (outputs[graph.outputs.index(graph.loss)] * scale).backward()
+    densify(module.parameters())
+    return outputs
 
 
 def _hold(module: torch.nn.Module, state: State, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -91,6 +108,7 @@ class _Rank:
     outputs: tuple[torch.Tensor, ...]
     gradients: State
     parameters: State
+    norm: float = 0.0
 
 
 def check_own(
@@ -113,21 +131,24 @@ def _run(package: LoadedPackage, mesh: Any, own: OwnStep, reference: Reference, 
     count = reference.micro_batches
     layouts = [program.value(name).layout for name in program.inputs * count]
     inputs = [_part(x, layout, program.mesh, mesh.rank) for x, layout in zip(own.inputs, layouts, strict=True)]
+    norm = 0.0
     if program.loss is None:
         with torch.no_grad():
             made = model(*inputs)
     else:
         optimizer = package.train.make_optimizer(model)
-        package.train.train_step(model, optimizer, mesh, _batches(inputs, count), math.inf)
+        scaling = {}
+        if program.precision == "fp16-mixed":
+            scaling = {"scaler": package.train.make_scaler(mesh, own.scale / ROOM)}
+        norm = float(package.train.train_step(model, optimizer, mesh, _batches(inputs, count), math.inf, **scaling)[1])
         made = package.recorder.take(mesh.rank).outputs[0]
     outputs = [made] if isinstance(made, torch.Tensor) else list(made)
     if program.loss is not None:  # the package returns the loss first
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
     named = {runtime.sharding(p).name: p for p in model.parameters()}
     gradients = {name: runtime.local(p.grad).detach() for name, p in named.items() if p.grad is not None}
-    return _Rank(
-        tuple(o.detach() for o in outputs), gradients, {n: runtime.local(p).detach() for n, p in named.items()}
-    )
+    parameters = {name: runtime.local(p).detach() for name, p in named.items()}
+    return _Rank(tuple(o.detach() for o in outputs), gradients, parameters, norm)
 
 
 def _batches(inputs: list[torch.Tensor], count: int) -> list[Any]:
@@ -165,12 +186,22 @@ def _compared(own: OwnStep, reference: Reference, program: Program, ranks: Seque
             part = local_part(exact, parameter.layout, program.mesh, rank)
             found_part = unsplit(gradient, part)
             yield _error(f"gradient {name}", rank, found_part, expected, exact, parameter.layout, program, scale)
+        if own.scale != 1:  # what is clipped must be without the scale
+            yield _norm_error(rank, found.norm, own, reference.steps[0].norm)
         for parameter in program.parameters:
             held = by_name(found.parameters, parameter)
             wanted = next(own.dtypes[n] for n in (parameter.path, *parameter.ties) if n in own.dtypes)
             right = held is not None and held.dtype == wanted and bool(torch.isfinite(held).all())
             what = "" if right or held is None else f"{held.dtype} after a step, expected {wanted}"
             yield Error(OWN, f"parameter {parameter.path}", rank, 1, 0.0 if right else math.inf, what)
+
+
+def _norm_error(rank: int, found: float, own: OwnStep, exact: float) -> Error:
+    norms = [gradient.double().norm() for gradient in own.gradients.values()]
+    expected = float(torch.stack(norms).norm()) if norms else 0.0
+    right = abs(found - exact) <= TIMES * abs(expected - exact) + NORM_ERROR * exact or not math.isfinite(expected)
+    what = "" if right else f"{found:.4g}, the original's is {expected:.4g}"
+    return Error(OWN, "norm of all gradients", rank, 1, 0.0 if right else math.inf, what)
 
 
 def _error(

@@ -103,9 +103,9 @@ def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
         package = load_package(Path(folder))
         step = package.train.train_step
 
-        def noted(model: nn.Module, optimizer: Any, mesh: Any, batch: list[Tensor], max_norm: float) -> Any:
+        def noted(model: nn.Module, optimizer: Any, mesh: Any, batch: list[Tensor], *others: Any) -> Any:
             torch.manual_seed(1000 * done + mesh.rank)  # whatever else has drawn on a rank makes no difference
-            result = step(model, optimizer, mesh, [torch.ones_like(x) for x in batch], max_norm)
+            result = step(model, optimizer, mesh, [torch.ones_like(x) for x in batch], *others)
             outputs = package.recorder.take(mesh.rank).outputs[0]
             found.setdefault(mesh.rank, []).append([x.detach().clone() for x in outputs[1:]])
             return result
@@ -174,7 +174,7 @@ PLANTED = {
     "nothing is dropped": ("dropout", RANDOMNESS, "return F.dropout(x, p)", "return x * 1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),
     "steps are counted from the resumed one": (
-        "dropout", "train.py", "batches, options, log, step)", "batches, options, log, step - done)", "resumed"
+        "dropout", "train.py", "log, step, scaler)", "log, step - done, scaler)", "resumed"
     ),
     "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
     "inverted noise": ("features", DRAWING, "made.bernoulli_(first)", "made.bernoulli_(1 - first)", "mean"),

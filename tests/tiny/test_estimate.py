@@ -192,7 +192,7 @@ def test_a_dtype_that_is_not_there_is_refused_with_those_that_are() -> None:
     ascend = load_hardware("ascend-910a")
     with pytest.raises(UsageError, match="--precision bf16: ascend-910a has no bfloat16") as error:
         estimate(SMALL, TrainingRun(8, 1), ascend)
-    assert error.value.hint == "--precision fp32 or --precision fp16"
+    assert error.value.hint == "--precision fp32 or --precision fp16-mixed or --precision fp16"
     half, whole = (estimate(SMALL, TrainingRun(8, 1, precision=name), ascend) for name in ("fp16", "fp32"))
     assert half.step_seconds < whole.step_seconds and half.memory.activations < whole.memory.activations
 

@@ -250,7 +250,7 @@ def test_precision_that_the_device_lacks():
     with pytest.raises(UsageError) as error:
         check_precision(load_hardware("ascend-910a"), "bf16-mixed")
     assert "ascend-910a has no bfloat16" in error.value.message
-    assert error.value.hint == "--precision fp32"
+    assert error.value.hint == "--precision fp32 or --precision fp16-mixed"
     check_precision(load_hardware("ascend-910a"), "fp32")
     for precision in PRECISION_DTYPES:
         check_precision(load_hardware("a100-80g-sxm"), precision)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from batches import UserError
-from model_parallel import MESH, STAGES
+from model_parallel import MESH, PRECISION, STAGES
 from runtime import SHAPES
 
 BACKENDS = ("gloo", "nccl", "hccl")
@@ -56,6 +56,8 @@ def _add_optimizer(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--lr-least", type=float, default=0.0, metavar="SHARE", help="of the rate, left at the end")
     decay = "of matrices; norms and biases have none. Without it all decay as torch's optimizer has it"
     parser.add_argument("--weight-decay", type=float, metavar="X", help=decay)
+    scale = "the first scale of the loss, of a plan in fp16-mixed; without it that of --resume, or 65536"
+    parser.add_argument("--loss-scale", type=float, metavar="X", help=scale)
     parser.add_argument("--max-norm", type=float, default=1.0, help="clip gradients to this global norm; inf: don't")
 
 
@@ -105,6 +107,12 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError("--eval-every needs batches to evaluate on\n  try: --eval-data data.py:make_held_out")
     if options.save_async and not options.save:
         raise UserError("--save-async needs a folder\n  try: --save checkpoints --save-async")
+    if options.loss_scale is not None and PRECISION != "fp16-mixed":
+        raise UserError(
+            f"--loss-scale: this package was planned in {PRECISION}, whose loss needs no scale\n  try: without it"
+        )
+    if options.loss_scale is not None and not 0 < options.loss_scale < math.inf:
+        raise UserError(f"--loss-scale {options.loss_scale:g}: expected more than 0, such as 65536")
     profiled_steps(options)
     if not options.max_norm > 0:
         raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")

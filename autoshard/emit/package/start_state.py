@@ -15,6 +15,7 @@ from torch import nn
 from batches import UserError
 from initial import INITIAL
 from runtime import (
+    LossScaler,
     WeightFiles,
     assign,
     init_computed,
@@ -80,7 +81,13 @@ def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
             init_computed(tensor, INITIAL[own.name], seed)
 
 
-def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argparse.Namespace, rank: int) -> int:
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: argparse.Namespace,
+    rank: int,
+    scaler: LossScaler | None = None,
+) -> int:
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
     weights = read_weights(options.weights) if options.weights else {}
     seed = options.seed or 0
@@ -91,7 +98,7 @@ def prepare(model: nn.Module, optimizer: torch.optim.Optimizer, options: argpars
     if options.resume:
         folder = last_checkpoint(options.resume)
         try:
-            done = load_checkpoint(folder, model, optimizer)
+            done = load_checkpoint(folder, model, optimizer, scaler)
         except (KeyError, ValueError) as error:
             raise UserError(f"--resume {folder}: not a checkpoint of this model: {error.args[0]}") from None
         if rank == 0:

@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ from model_parallel import (
     MICRO_BATCHES,
     OPTIMIZER,
     PLAN,
+    PRECISION,
     SHARED,
     STAGES,
     UPDATES_BUFFERS,
@@ -54,6 +56,7 @@ from model_parallel import (
 )
 from run_options import LEARNING_RATE, check_devices, check_launch, check_options, parse_arguments, profiled_steps
 from runtime import (
+    LossScaler,
     ParallelMesh,
     Pipeline,
     Prefetched,
@@ -102,6 +105,15 @@ def make_optimizer(
     return torch.optim.AdamW(trained, lr=lr, fused=fused or None)
 
 
+def make_scaler(mesh: ParallelMesh, scale: float | None = None) -> LossScaler | None:
+    """torch's GradScaler, where the model computes in float16; `scale`: the first."""
+    return LossScaler(mesh, scale) if PRECISION == "fp16-mixed" else None
+
+
+def scaled(loss: Tensor, scaler: LossScaler | None) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
+
+
 _PARAMETERS: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = weakref.WeakKeyDictionary()
 _PIPELINES: weakref.WeakKeyDictionary[nn.Module, Pipeline] = weakref.WeakKeyDictionary()
 
@@ -114,12 +126,17 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def compute_gradients(
-    model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor], last: bool = True
+    model: nn.Module,
+    mesh: ParallelMesh,
+    inputs: Sequence[Tensor],
+    last: bool = True,
+    scaler: LossScaler | None = None,
 ) -> tuple[Tensor, ...]:
     """Forward, backward, and beside it the gradient sums over devices. Inputs are local; returns the local outputs.
 
     Gradients are added to those of earlier calls, as by `backward`, until the optimizer zeroes them. `last=False`: a
-    micro-batch after which others come; what it makes is summed over devices with the last one's.
+    micro-batch after which others come; what it makes is summed over devices with the last one's. `scaler`: gradients
+    are those of the loss by its scale.
     """
     parameters = parameters_of(model)
     sums = reducing(mesh, parameters, GRADIENT_BUCKETS) if last else accumulating(parameters, GRADIENT_BUCKETS)
@@ -127,19 +144,22 @@ def compute_gradients(
     with sums, gathered_together(mesh, parameters, WEIGHT_BUCKETS), again:
         result = model(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
-        outputs[0].backward()
+        scaled(outputs[0], scaler).backward()
     return outputs
 
 
 def accumulate_gradients(
-    model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]
+    model: nn.Module,
+    mesh: ParallelMesh,
+    micro_batches: Sequence[Sequence[Tensor]],
+    scaler: LossScaler | None = None,
 ) -> list[tuple[Tensor, ...]]:
     """The same of all micro-batches of a step, one after another: the gradients of the mean of their losses.
 
     Gradients are added up here and summed over devices once, beside the last backward. Returns the outputs of each.
     """
     if STAGES > 1:
-        return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches)]
+        return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches, scaler)]
     parameters = parameters_of(model)
     shares = shares_of_labels(mesh, micro_batches)
     made = []
@@ -149,7 +169,7 @@ def accumulate_gradients(
             with mesh.micro_batch(number, shares[number]), weights_of_micro_batch(mesh, parameters), again:
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
-                (outputs[0] / MICRO_BATCHES).backward()
+                scaled(outputs[0] / MICRO_BATCHES, scaler).backward()
             made.append(outputs)
     return made
 
@@ -173,7 +193,12 @@ def weights_of_micro_batch(
     return gathered_together(mesh, parameters, WEIGHT_BUCKETS) if ZERO == 3 else contextlib.nullcontext()
 
 
-def pipeline_gradients(model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def pipeline_gradients(
+    model: nn.Module,
+    mesh: ParallelMesh,
+    micro_batches: Sequence[Sequence[Tensor]],
+    scaler: LossScaler | None = None,
+) -> list[Tensor]:
     """The same over stages: `model` holds the parts of this one. Returns the losses on the last stage."""
     if model not in _PIPELINES:
         _PIPELINES[model] = build_pipeline(model, mesh)
@@ -182,7 +207,7 @@ def pipeline_gradients(model: nn.Module, mesh: ParallelMesh, micro_batches: Sequ
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
     with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters), again:
-        losses = _PIPELINES[model].run(micro_batches, shares)
+        losses = _PIPELINES[model].run(micro_batches, shares, scaler)
     mesh.stages.sum_shared(parameters, SHARED)
     return losses
 
@@ -200,20 +225,28 @@ def train_step(
     mesh: ParallelMesh,
     inputs: Sequence[Any],
     max_norm: float = math.inf,
+    scaler: LossScaler | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One optimizer step; returns the local loss (of a pipeline, zero but on the last stage) and the gradient norm
     before clipping.
 
-    `inputs` are local tensors; where a step has several micro-batches, those of each.
+    `inputs` are local tensors; where a step has several micro-batches, those of each. With a `scaler`, a step whose
+    gradients overflow on any device leaves the parameters and the optimizer as they are, on all; its norm is no number.
     """
     optimizer.zero_grad(set_to_none=True)
     if MICRO_BATCHES == 1:
-        loss = compute_gradients(model, mesh, inputs)[0].detach()
+        loss = compute_gradients(model, mesh, inputs, scaler=scaler)[0].detach()
     else:
-        losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, inputs)]
+        losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, inputs, scaler=scaler)]
         loss = torch.stack(losses).mean(0) if losses else torch.zeros((), device=mesh.device)
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     norm = clip_gradients(mesh, parameters_of(model).values(), max_norm, SHARED)
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
     return loss, norm
 
 
@@ -343,7 +376,12 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
         if first:
             print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
     optimizer = make_optimizer(model, weight_decay=options.weight_decay)
-    done = prepare(model, optimizer, options, mesh.global_rank)
+    scaler = make_scaler(mesh)
+    done = prepare(model, optimizer, options, mesh.global_rank, scaler)
+    if scaler is not None:  # a first step that is left out is no mistake in the order of calls
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
+        if options.loss_scale is not None:  # before what the checkpoint holds
+            scaler.update(options.loss_scale)
     for group in optimizer.param_groups:  # what is asked for goes before what the checkpoint holds
         group |= {} if options.lr is None else {"lr": options.lr, "initial_lr": options.lr}
     shape = {"shape": options.schedule, "warmup": options.warmup, "steps": options.steps, "least": options.lr_least}
@@ -354,7 +392,7 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     if done >= options.steps and first:
         print(f"nothing to do: {done} steps are done, and --steps {options.steps} counts them too", flush=True)
     try:
-        train(model, optimizer, schedule, mesh, batches, options, log, done)
+        train(model, optimizer, schedule, mesh, batches, options, log, done, scaler)
     finally:
         batches.close()
     finish_saving(last=True)
@@ -369,11 +407,12 @@ def train(
     options: argparse.Namespace,
     log: TrainingLog,
     done: int,
+    scaler: LossScaler | None = None,
 ) -> None:
     """The steps after `done`."""
     with profiling(options.profile, *profiled_steps(options), mesh.global_rank, mesh.device) as profiled:
         for step in range(done + 1, options.steps + 1):
-            one_step(model, optimizer, mesh, batches, options, log, step)
+            one_step(model, optimizer, mesh, batches, options, log, step, scaler)
             schedule.step()
             profiled()
             if evaluates(options, step):
@@ -382,7 +421,8 @@ def train(
             if saves(options, step):
                 Path(options.save).mkdir(parents=True, exist_ok=True)
                 folder, background = f"{options.save}/step-{step}", options.save_async
-                save_checkpoint(folder, model, optimizer, step, loader=batches.state, background=background)
+                state = {"loader": batches.state, "scaler": scaler}
+                save_checkpoint(folder, model, optimizer, step, background=background, **state)
 
 
 def one_step(
@@ -393,6 +433,7 @@ def one_step(
     options: argparse.Namespace,
     log: TrainingLog,
     step: int,
+    scaler: LossScaler | None = None,
 ) -> None:
     """Reads, trains, and tells of it."""
     batch = next(batches) if MICRO_BATCHES == 1 else [next(batches) for _ in range(MICRO_BATCHES)]
@@ -401,14 +442,18 @@ def one_step(
         synchronise(mesh.device)
     start = time.perf_counter()
     mesh.random.step = step
-    loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm)
+    loss, norm = train_step(model, optimizer, mesh, batch, options.max_norm, scaler)
     if not logged:
         return
     synchronise(mesh.device)
     seconds, total, of_norm = time.perf_counter() - start, whole_loss(loss, mesh), float(norm)
     figures = {"loss": total, "gradient_norm": of_norm, "lr": optimizer.param_groups[0]["lr"], "seconds": seconds}
+    scale = ""
+    if scaler is not None:
+        figures |= {"loss_scale": scaler.get_scale(), "skipped_steps": int(scaler.skipped)}
+        scale = f"loss scale {figures['loss_scale']:g}, steps skipped {figures['skipped_steps']}, "
     timing = f"{seconds * 1e3:.1f} ms, {rate(seconds)}"
-    log.write(step, figures, f"step {step}: loss {total:.6f}, gradient norm {of_norm:.4f}, {timing}")
+    log.write(step, figures, f"step {step}: loss {total:.6f}, gradient norm {of_norm:.4f}, {scale}{timing}")
 
 
 def main() -> int:

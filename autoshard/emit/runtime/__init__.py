@@ -37,6 +37,7 @@ from .host_rows import to_device, to_host
 from .initialisation import init_computed, init_parameter, init_parameters, unpacked
 from .learning_rate import SHAPES, make_schedule
 from .leaves import local
+from .loss_scaling import LossScaler
 from .losses import parallel_cross_entropy, parallel_loss, parallel_nll_loss
 from .mesh import ParallelMesh, leave
 from .micro_batches import LabelShares, counted, label_shares
@@ -93,6 +94,7 @@ __all__ = [
     "Axis",
     "Handed",
     "LabelShares",
+    "LossScaler",
     "ParallelMesh",
     "Pipeline",
     "Prefetched",

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 
 from .leaves import local
+from .loss_scaling import LossScaler
 from .parameters import Sharding, assign, full_tensor, sharding
 
 
@@ -77,8 +78,10 @@ def save_checkpoint(
     *,
     loader: Any = None,
     background: bool = False,
+    scaler: LossScaler | None = None,
 ) -> None:
-    """Writes model, optimizer, step and the seed of dropout; the folder appears only when it is complete.
+    """Writes model, optimizer, step, the seed of dropout and the scale of the loss; the folder appears only when
+    it is complete.
 
     `loader`: the state of this rank's. In the `background`, what is saved is copied to the host, and written while
     training goes on; `finish_saving` waits for it, and so does the next save.
@@ -95,7 +98,9 @@ def save_checkpoint(
     if dist.get_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        (partial / "training.json").write_text(json.dumps({"step": step, "seed": seed, "groups": groups}, indent=1))
+        training = {"step": step, "seed": seed, "groups": groups}
+        training |= {} if scaler is None else {"scaler": scaler.state_dict()}
+        (partial / "training.json").write_text(json.dumps(training, indent=1))
     dist.barrier()
     if loader is not None:
         torch.save({"ranks": dist.get_world_size(), "state": loader}, partial / f"loader-{dist.get_rank()}.pt")
@@ -148,7 +153,9 @@ def loader_state(folder: str | Path) -> Any:
     return saved["state"] if saved["ranks"] == dist.get_world_size() else None
 
 
-def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def load_checkpoint(
+    folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: LossScaler | None = None
+) -> int:
     """Loads what save_checkpoint wrote, on any mesh, and sets the seed of dropout; returns the step.
 
     KeyError names what the checkpoint lacks, ValueError what has another size there.
@@ -184,6 +191,8 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: torch.optim
         group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     for _, own in wanted.values():
         own.mesh.random.seed = training.get("seed", own.mesh.random.seed)
+    if scaler is not None and "scaler" in training:
+        scaler.load_state_dict(training["scaler"])
     return int(training["step"])
 
 

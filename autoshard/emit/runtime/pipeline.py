@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .axis import held_indices
 
 if TYPE_CHECKING:
+    from .loss_scaling import LossScaler
     from .mesh import ParallelMesh
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
@@ -83,20 +84,31 @@ class Pipeline:
             self.parts.append(part)
         kind = getattr(pipelining, SCHEDULES[schedule])
         stage = made if schedule == "interleaved" else made[0]
-        self.schedule = kind(stage, micro_batches, loss_fn=lambda loss, _: loss, scale_grads=False)
+        self.schedule = kind(stage, micro_batches, loss_fn=self._loss, scale_grads=False)
         self.numbers = torch.zeros(micro_batches, device=mesh.device)  # what the schedule deals out: nobody reads it
 
-    def run(self, micro_batches: Sequence[Sequence[Tensor]], shares: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Forward and backward of all; the gradients are those of the mean of the losses. Returns the losses on the
-        last stage, elsewhere nothing."""
+    def _loss(self, loss: Tensor, _: Tensor) -> Tensor:
+        self.losses.append(loss.detach())
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def run(
+        self,
+        micro_batches: Sequence[Sequence[Tensor]],
+        shares: Sequence[Sequence[Tensor]],
+        scaler: LossScaler | None = None,
+    ) -> list[Tensor]:
+        """Forward and backward of all; the gradients are those of the mean of the losses (by the scale of `scaler`).
+        Returns the losses on the last stage, elsewhere nothing."""
+        self.losses: list[Tensor] = []
+        self.scaler = scaler
         for part in self.parts:
             part.begin(micro_batches, shares)
-        losses: list[Tensor] = []
+        made: list[Tensor] = []
         given = (self.numbers,) if self.stages.index == 0 else ()
         if self.stages.is_last:
-            self.schedule.step(*given, target=self.numbers, losses=losses, return_outputs=False)
+            self.schedule.step(*given, target=self.numbers, losses=made, return_outputs=False)
         else:
             self.schedule.step(*given, return_outputs=False)
         for part in self.parts:
             part.begin([], [])
-        return [loss.detach() * self.micro_batches for loss in losses]
+        return [loss * self.micro_batches for loss in self.losses]

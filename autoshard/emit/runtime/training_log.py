@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ class TrainingLog:
 
 
 def _json_lines(path: Path) -> Sink:
-    """One object a line, added to what is there: a run that resumes goes on in the same file."""
+    """One object a line, null for what is no number; a run that resumes adds to the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(step: int, figures: Mapping[str, float], line: str) -> None:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **figures}) + "\n")
+            known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+            file.write(json.dumps({"step": step, **known}) + "\n")
 
     return write
 

@@ -13,7 +13,7 @@ from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autoshard.rules.algebra.operator_record import Autocast
 from autoshard.rules.operators import OPERATORS, record
 
-PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16"}
+PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
 def _on(lists: set[Autocast]) -> frozenset[str]:
@@ -26,14 +26,29 @@ LOW, HIGH, HIGH_UNLESS_TOLD, WIDEST = (_on({name}) for name in ("low", "high", "
 
 
 def apply_precision(graph: Graph, precision: str) -> Graph:
-    """`graph` as it runs under `precision`: "fp32" (as written) or "bf16-mixed". A cast is made once and shared."""
+    """`graph` as it runs under `precision`: "fp32" (as written), "bf16-mixed" or "fp16-mixed". A cast is made once and
+    shared. UsageError where a parameter in half precision would be trained by gradients of a scaled loss."""
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
     if not PRECISIONS[precision]:
         return replace(graph, precision=precision)
+    if precision == "fp16-mixed":
+        _check_masters(graph)
     ops, tensors = _Caster(graph, PRECISIONS[precision]).run()
     cast = replace(rewrite(graph, ops, tensors=tensors.values()), precision=precision)
     return note_saved(mark_gradients(cast))
+
+
+def _check_masters(graph: Graph) -> None:
+    """Gradients of a scaled loss are unscaled in what their parameters are: in half precision they would vanish."""
+    held = [(p.path, graph.tensor(p.tensor).dtype) for p in graph.parameters if p.trainable]
+    for path, dtype in held:
+        if dtype not in ("float16", "bfloat16"):
+            continue
+        raise UsageError(
+            f"--precision fp16-mixed trains parameters in float32: {path} is {dtype}",
+            "model.float() in the function that builds it, or --precision fp32, which leaves the model as it is",
+        )
 
 
 class _Caster:

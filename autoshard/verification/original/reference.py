@@ -124,9 +124,10 @@ def _max_norm(norm: float, number: int) -> float:
 
 
 def accumulated(
-    module: torch.nn.Module, graph: Graph, batch: Batch, seed: int, step: int, micro_batches: int
+    module: torch.nn.Module, graph: Graph, batch: Batch, seed: int, step: int, micro_batches: int, scale: float = 1.0
 ) -> list[torch.Tensor]:
-    """The outputs of each micro-batch of a step, one after another; gradients are those of the mean of the losses."""
+    """The outputs of each micro-batch of a step, one after another; gradients are those of the mean of the losses,
+    by `scale`."""
     count = len(batch) // micro_batches
     batches = [batch[i * count : (i + 1) * count] for i in range(micro_batches)]
     shares = label_shares(module, batches, seed, step) if micro_batches > 1 and graph.loss is not None else None
@@ -137,7 +138,7 @@ def accumulated(
             with counting:
                 outputs = outputs_of(module(*own))
             if graph.loss is not None:
-                (outputs[graph.outputs.index(graph.loss)] / micro_batches).backward()
+                (outputs[graph.outputs.index(graph.loss)] / micro_batches * scale).backward()
         made += outputs
     return made
 

@@ -45,8 +45,8 @@ class GradientRecorder:
         self._note(model, mesh, [outputs])
         return outputs
 
-    def accumulate(self, model: torch.nn.Module, mesh: Any, micro_batches: Any) -> Any:
-        outputs = self.accumulate_gradients(model, mesh, micro_batches)
+    def accumulate(self, model: torch.nn.Module, mesh: Any, micro_batches: Any, **options: Any) -> Any:
+        outputs = self.accumulate_gradients(model, mesh, micro_batches, **options)
         self._note(model, mesh, outputs)
         return outputs
 

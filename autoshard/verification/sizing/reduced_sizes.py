@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard import costs
 from autoshard.cluster.hardware import Hardware
+from autoshard.cluster.profile_schema import DTYPES
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh
@@ -62,6 +63,8 @@ def is_quick(plan: Plan, graph: Graph, steps: int, this_machine: Hardware, ranks
 def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, ranks: int, in_turns: bool) -> float:
     """Processes share the cores, ranks in lock-step take turns; float64 takes twice the time; the reference does at
     most the work of all ranks. Fewer ranks do the work of all the plan's devices together."""
+    slowest = min(flops for _, flops in machine.peaks)  # of a dtype that the machine computes in some other one
+    machine = replace(machine, peaks=(*((name, slowest) for name in DTYPES), *machine.peaks))
     strategies = chosen_strategies(plan, graph)
     chosen = {name: replace(own, host=False) for name, own in strategies.items()}  # here the device is its host
     device = sum(sum(costs.local_seconds(machine, plan.mesh, graph, op, chosen[op.name])) for op in graph.ops)

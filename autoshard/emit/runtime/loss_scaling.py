@@ -1,0 +1,64 @@
+"""Steps in float16: the loss is scaled, so that small gradients do not vanish, and a step that overflows is left out.
+
+All of it is torch's GradScaler; what is added is that a device which has overflowed alone is heard by all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from .leaves import local
+
+if TYPE_CHECKING:
+    from .mesh import ParallelMesh
+
+
+class LossScaler(GradScaler):
+    """One scale on all devices of all stages. Use it as torch's: `scale`, `unscale_`, `step`, `update`.
+
+    `skipped`: the steps that were left out. Everything stays on the device: no call waits for it but `state_dict`,
+    `get_scale`, and the step of an optimizer that isn't fused.
+    """
+
+    def __init__(self, mesh: ParallelMesh, scale: float | None = None) -> None:
+        super().__init__(mesh.device.type, **({} if scale is None else {"init_scale": scale}))
+        self.mesh, self.skipped = mesh, torch.zeros((), device=mesh.device)
+        self.scale(self.skipped)  # a stage without a loss has the scale, too
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "skipped": int(self.skipped)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.skipped.fill_(state_dict.get("skipped", 0))
+
+    @torch.no_grad()
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """As torch does it, of local gradients: DTensor asks the devices that cut the first one, and no others."""
+        gradients: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    own = local(parameter.grad)
+                    gradients.setdefault((own.device, own.dtype), []).append(own)
+        for (device, dtype), own in gradients.items():
+            if dtype == torch.float16 and not allow_fp16:
+                raise ValueError("Attempting to unscale FP16 gradients.")
+            found = torch.zeros_like(found_inf, device=device)  # tables may lie in host memory
+            torch._amp_foreach_non_finite_check_and_unscale_(own, found, inv_scale.to(device))
+            found_inf += found.to(found_inf.device)
+        self._agree(found_inf.clamp_(max=1))
+        self.skipped += found_inf.view(())
+        return {found_inf.device: found_inf}
+
+    def _agree(self, found: Tensor) -> None:
+        self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(found, "max")()
+        stages: Any = self.mesh.stages
+        if stages is not None:
+            stages.transport(range(stages.count)).all_reduce(found, "max")()
