@@ -16,6 +16,7 @@ from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh
 
 FLOAT64 = torch.float64
+PATIENCE = 240.0  # seconds of a collective
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -25,6 +26,18 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def same(a: Tensor, b: Tensor) -> None:
     assert a.shape == b.shape, (a.shape, b.shape)
     assert torch.allclose(a, b, rtol=1e-12, atol=1e-12), (a - b).abs().max()
+
+
+def check_timeouts(mesh: ParallelMesh) -> None:
+    """What is asked for holds on every group, those of stages included."""
+    staged = ParallelMesh.from_environment({"dp": 2, "tp": 1}, "gloo", PATIENCE, stages=2)
+    assert staged.stages is not None
+    transports = [mesh["dp"].transport, mesh["tp"].transport, mesh.joint(("dp", "tp")).transport]
+    transports += [staged["dp"].transport, staged["tp"].transport, staged.joint(("dp", "tp")).transport]
+    groups = [transport.group for transport in (*transports, staged.stages.transport((0, 1)))]
+    for group in (*groups, staged.stages.group):
+        found = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        assert found == PATIENCE, (group.group_desc, found)
 
 
 def check_transport(mesh: ParallelMesh) -> None:
@@ -194,6 +207,7 @@ def check_state(model: Model, expected: dict[str, Tensor]) -> None:
 
 def save(mesh: ParallelMesh, folder: Path) -> None:
     """Three steps, a checkpoint after the second; loss, norm and parameters as on one device."""
+    check_timeouts(mesh)
     check_transport(mesh)
     check_joined(mesh)
     check_exchange(mesh)
@@ -228,7 +242,7 @@ def load(mesh: ParallelMesh, folder: Path) -> None:
 if __name__ == "__main__":
     dp, tp = (int(n) for n in sys.argv[2].split("x"))
     {"save": save, "load": load}[sys.argv[1]](
-        ParallelMesh.from_environment({"dp": dp, "tp": tp}, "gloo"), Path(sys.argv[3])
+        ParallelMesh.from_environment({"dp": dp, "tp": tp}, "gloo", PATIENCE), Path(sys.argv[3])
     )
     dist.barrier()
     runtime.leave()

@@ -101,7 +101,7 @@ def save_checkpoint(
         training = {"step": step, "seed": seed, "groups": groups}
         training |= {} if scaler is None else {"scaler": scaler.state_dict()}
         (partial / "training.json").write_text(json.dumps(training, indent=1))
-    dist.barrier()
+    _barrier()
     if loader is not None:
         torch.save({"ranks": dist.get_world_size(), "state": loader}, partial / f"loader-{dist.get_rank()}.pt")
     if background and any(sharding(tensor).uneven for tensor in named.values()):
@@ -134,7 +134,13 @@ def _appear(folder: Path) -> None:
     if dist.get_rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(f"{folder}.partial", folder)
-    dist.barrier()
+    _barrier()
+
+
+def _barrier() -> None:
+    """Of all ranks. Where no device is bound to the process group, older torch guesses one for NCCL."""
+    nccl = "nccl" in str(dist.get_backend_config())
+    dist.barrier(device_ids=[torch.cuda.current_device()] if nccl else None)
 
 
 def _host_group() -> Any:

@@ -8,6 +8,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,8 @@ from .host_rows import HOST
 from .micro_batches import LabelShares
 from .randomness import Random
 from .stages import Stages
+
+Timeout = datetime.timedelta | None  # of a collective; None: the backend's own
 
 
 class ParallelMesh:
@@ -73,14 +76,13 @@ class ParallelMesh:
             mesh = ",".join(f"{name}={n}" for name, n in axes.items())
             raise SystemExit(f"the mesh {mesh} has {size} devices but {started} processes were started: use torchrun")
         device = _device(backend)
+        timeout = None if timeout_seconds is None else datetime.timedelta(seconds=timeout_seconds)
         if not dist.is_initialized():
             _import_first()
-            options: dict[str, Any] = {}
+            options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
             if "RANK" not in os.environ:
                 options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-            if timeout_seconds is not None:
-                options["timeout"] = datetime.timedelta(seconds=timeout_seconds)
-            if backend == "nccl":
+            if backend == "nccl" and stages == 1:
                 options["device_id"] = device  # communicators are made at once, and no rank guesses its device
             own = f"cpu:gloo,{device.type}:{backend}" if host and device != HOST else backend
             dist.init_process_group(own, **options)
@@ -89,16 +91,24 @@ class ParallelMesh:
                 "tables in host memory: the process group that is there joins devices alone\n"
                 f'  try: init_process_group("cpu:gloo,{device.type}:{backend}"), or none before'
             )
+        connect = partial(_connect_group, timeout=timeout)
         if stages == 1:
             device_mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
             hosts = _host_mesh(device_mesh) if host or device == HOST else None
-            return cls(axes, dist.get_rank(), _connect_group, device, device_mesh, host_mesh=hosts)
+            return cls(axes, dist.get_rank(), connect, device, device_mesh, host_mesh=hosts)
+        if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+            raise RuntimeError(
+                "stages: every new group would be split from the process group that is there, which all ranks must "
+                "take part in\n  try: init_process_group without device_id, or none before"
+            )
         outer = next(name for name in ("stage", "stage_", "stage__") if name not in axes)
         whole = init_device_mesh(device.type, (stages, *axes.values()), mesh_dim_names=(outer, *axes))
         hosts = _host_mesh(whole)[tuple(axes)] if host or device == HOST else None
         index, rank = divmod(dist.get_rank(), math.prod(axes.values()))
-        held = Stages(index, stages, virtual, _stage_groups(rank, math.prod(axes.values())), whole.get_group(outer))
-        return cls(axes, rank, _connect_group, device, whole[tuple(axes)], held, hosts)
+        across = _timed(whole.get_group(outer), timeout)
+        groups = _stage_groups(rank, math.prod(axes.values()), timeout)
+        held = Stages(index, stages, virtual, groups, across)
+        return cls(axes, rank, connect, device, whole[tuple(axes)], held, hosts)
 
     @property
     def global_rank(self) -> int:
@@ -178,24 +188,33 @@ def _device(backend: str) -> torch.device:
     return device
 
 
-def _connect_group(mesh: ParallelMesh, names: tuple[str, ...]) -> Transport:
+def _connect_group(mesh: ParallelMesh, names: tuple[str, ...], timeout: Timeout = None) -> Transport:
     assert mesh.device_mesh is not None
     if len(names) == 1:
-        return GroupTransport(mesh.device_mesh.get_group(names[0]))
+        return GroupTransport(_timed(mesh.device_mesh.get_group(names[0]), timeout))
     if mesh.stages is not None:  # other stages make other groups, or none
         first = mesh.stages.index * math.prod(mesh.axes.values())
         own = next(group for group in mesh.groups(names) if mesh.rank in group)
-        return GroupTransport(dist.new_group([first + rank for rank in own], use_local_synchronization=True))
+        ranks = [first + rank for rank in own]
+        return GroupTransport(dist.new_group(ranks, timeout, use_local_synchronization=True))
     if len(names) == len(mesh.axes):
         return GroupTransport(dist.group.WORLD)
-    return GroupTransport(dist.new_subgroups_by_enumeration(mesh.groups(names))[0])
+    return GroupTransport(dist.new_subgroups_by_enumeration(mesh.groups(names), timeout)[0])
 
 
-def _stage_groups(rank: int, devices: int) -> Callable[[tuple[int, ...]], Transport]:
-    """Groups of the devices of this rank on several stages, of `devices` each."""
+def _timed(group: dist.ProcessGroup, timeout: Timeout) -> dist.ProcessGroup:
+    """A group of a device mesh has torch's own timeout, whatever that of all ranks is."""
+    if timeout is not None:
+        cast(Any, dist.distributed_c10d)._set_pg_timeout(timeout, group)
+    return group
+
+
+def _stage_groups(rank: int, devices: int, timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
+    """Groups of the devices of this rank on several stages, of `devices` each. Other stages make none: NCCL allows that
+    where no device is bound to the process group, from which all ranks else would have to split."""
 
     def connect(stages: tuple[int, ...]) -> Transport:
         ranks = [stage * devices + rank for stage in stages]
-        return GroupTransport(dist.new_group(ranks, use_local_synchronization=True))
+        return GroupTransport(dist.new_group(ranks, timeout, use_local_synchronization=True))
 
     return connect
