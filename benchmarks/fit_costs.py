@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,12 @@ from autoshard.calibrate import Attention, Collectives, Products, Rows, cross_va
 from autoshard.calibrate.cost_model_file import Entry, entries_of, write_costmodel
 from autoshard.calibrate.fitted_models import Model
 from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.estimate.pieces import pieces
+from autoshard.estimate.transformer import TrainingRun
+from autoshard.estimate.transformer_program import build
 from autoshard.system.data_files import data_folder
 from benchmarks import measurements as m
+from benchmarks import steps
 
 TABLES = "aiconfigurator's measured tables (ai-dynamo/aiconfigurator, Apache-2.0)"
 NCCL = "aiconfigurator's NCCL table, 2 and 8 GPUs, 512 B to 512 MiB"
@@ -90,6 +94,24 @@ def layouts(data: Path, forward: Part) -> dict[str, float]:
     return {"dgrad": medians["NN"] / medians["TN"], "wgrad": medians["NT"] / medians["TN"]}
 
 
+def misaligned(data: Path) -> float:
+    """The rate of products whose rows do not start at multiples of 16 bytes, beside that of others: what is left of the
+    head's seconds over 50,257 words (vTrain's single-node steps at TP 1, of the narrower models) without the rest."""
+    rows, width, size = steps.single_rows(data), steps.FITTED_WIDTH, 4
+    model = next(r.model for r in rows if (r.model.hidden, r.run.tp) == (width, 1))
+
+    def predicted(share: float) -> float:
+        hardware = load_hardware("a100-80g-sxm")
+        constants = dict(hardware.constants) | {"matmul.misaligned": share}
+        hardware = replace(hardware, constants=tuple(constants.items()))
+        made = pieces(build(model, TrainingRun(size, size), hardware), hardware)
+        return sum(piece.forward_seconds + piece.backward_seconds for piece in (made.head, made.embedding)) / size
+
+    aligned = predicted(1.0)
+    product_seconds = predicted(0.5) - aligned  # half as fast adds them once more
+    return product_seconds / (product_seconds + steps.head_slope(rows, width, 1) - aligned)
+
+
 def attention_backward(data: Path) -> float:
     """Rate of the backward (2.5 times the forward's FLOPs) beside the forward's: median over shapes."""
     rates: dict[str, dict[tuple[str, str], float]] = {"sdp_fwd": {}, "sdp_bwd": {}}
@@ -134,6 +156,11 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
         kind = "measured" if device == "a100" else "default"
         source = f"{where}median over the products of an A100-PCIe in {SIMUMAX}, beside the forward"
         found.append(Entry(f"matmul.{key}", round(value, 3), kind, source))
+    if device != "v100":
+        where = "" if device == "a100" else "as on A100: "
+        source = f"{where}the head over 50,257 words in {steps.FITTED_WIDTH} wide models of vTrain's single-node steps"
+        kind = "measured" if device == "a100" else "default"
+        found.append(Entry("matmul.misaligned", round(misaligned(data), 2), kind, source))
     fill = "start and end of the loop over k; between 94 and 133 fit best on four GPUs"
     found.append(Entry("matmul.fill", 128.0, "default", fill))
     source = f"median over A100-PCIe and B200 in {SIMUMAX}, beside the forward"

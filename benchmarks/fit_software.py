@@ -1,9 +1,9 @@
-"""Fits the rate of products in whole steps, by software and device, to half of the published steps.
+"""Fits the rate of products in whole steps, or a host, by software and device, to half of the published steps.
 
     python benchmarks/fit_software.py --data DIR [--write]
 
-One number each: the least mean absolute error of its logarithm over every second model; the others are what it is
-judged on. `--write` puts them into costmodels/whole_steps/software.toml.
+The least mean absolute error of its logarithm over half of the models; the others are what it is judged on. `--write`
+puts them into costmodels/whole_steps/software.toml.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,27 @@ from autoshard.system.data_files import data_folder
 from autoshard.whole_steps import software
 from benchmarks import cluster_steps, fsdp_steps
 from benchmarks.steps import (
+    DISPATCH_SECONDS,
+    FITTED_WIDTH,
+    STALL_SECONDS,
     Floats,
     Row,
     errors,
-    fitted_shapes,
     host_of,
+    is_fitted,
     predict,
     predicted,
-    shape_of,
-    vtrain,
+    single_rows,
     with_software,
 )
 
 RATES = tuple(float(rate) for rate in np.arange(0.60, 1.001, 0.02))
-DISPATCH_SECONDS = tuple(float(seconds) for seconds in np.arange(20e-6, 121e-6, 5e-6))
+PRODUCTS = ("products",)
+GRIDS = {"products": RATES, "dispatch": DISPATCH_SECONDS, "stall": STALL_SECONDS}
+HALF, HALVES = "every second model", {"megatron": f"models {FITTED_WIDTH} wide"}
 BEGIN = "[software."
 SUMMARIES = {
-    "megatron": "Megatron-LM, eager, of 2022: what its host takes for an operator",
+    "megatron": "Megatron-LM, eager, of 2022: what its host takes for an operator, and how long a layer idles",
     "fsdp": "PyTorch's FSDP, eager, mixed precision (float32 shards)",
     "mindspeed": "MindSpeed-LLM on 910B, MindFormers on 910A, of 2024",
 }
@@ -52,34 +57,36 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Rows of one software on one device generation, which of them are fitted to, and what: products or dispatch."""
+    """Rows of one software on one device generation, which of them are fitted to, and what: the rate of products, or
+    a host's seconds an operator and a layer."""
 
     software: str
-    figure: str
+    figures: tuple[str, ...]
     generation: str
     rows: Sequence[Any]
     seen: Sequence[bool]
     predict: Callable[[Sequence[Any]], Floats]
 
     @property
-    def grid(self) -> tuple[float, ...]:
-        return RATES if self.figure == "products" else DISPATCH_SECONDS
+    def grid(self) -> Iterator[tuple[float, ...]]:
+        return product(*(GRIDS[figure] for figure in self.figures))
 
-    def shown(self, value: float) -> str:
-        return f"{value:.2f}" if self.figure == "products" else f'"{value * 1e6:.0f} us"'
+
+def shown(figure: str, value: float) -> str:
+    return f"{value:.2f}" if figure == "products" else f'"{value * 1e6:.0f} us"'
 
 
 def fits(data: Path) -> Iterator[Fit]:
-    single = with_software(vtrain(data / "vtrain_a100_single_node.csv"), "megatron")
-    shapes = fitted_shapes(single)
-    yield Fit("megatron", "dispatch", "ampere", single, [shape_of(r) in shapes for r in single], _single_node)
+    single = with_software(single_rows(data), "megatron")
+    host = ("dispatch", "stall")
+    yield Fit("megatron", host, "ampere", single, [is_fitted(row) for row in single], _single_node)
     for generation, gpus in fsdp_steps.GENERATIONS.items():
         rows = [row for row in fsdp_steps.rows(data) if row.gpu in gpus]
-        yield Fit("fsdp", "products", generation, rows, [row.fitted for row in rows], fsdp_steps.predict)
+        yield Fit("fsdp", PRODUCTS, generation, rows, [row.fitted for row in rows], fsdp_steps.predict)
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
         own = [row for row in cluster_steps.ascend() if row.hardware.name == profile]
         seen = [cluster_steps.is_fitted(row) for row in own]
-        yield Fit("mindspeed", "products", generation, own, seen, cluster_steps.seconds_of)
+        yield Fit("mindspeed", PRODUCTS, generation, own, seen, cluster_steps.seconds_of)
 
 
 def _single_node(rows: Sequence[Row]) -> Floats:
@@ -87,23 +94,28 @@ def _single_node(rows: Sequence[Row]) -> Floats:
     return predict(rows, hardware, host_of(hardware, "megatron"))
 
 
-def line(fit: Fit) -> str:
-    """One line of the table."""
-    found = {value: errors(fit.rows, _predicted(fit, value)) for value in fit.grid}
+def lines_of(fit: Fit) -> dict[str, str]:
+    """The line of each figure's table."""
     seen = np.array(fit.seen)
-    best = min(fit.grid, key=lambda value: float(np.abs(np.log1p(found[value][seen])).mean()))
-    own, held = (float(np.abs(found[best][half]).mean()) for half in (seen, ~seen))
+    near = replace(fit, rows=[row for row, own in zip(fit.rows, fit.seen, strict=True) if own])
+    found = {values: errors(near.rows, _predicted(near, values)) for values in fit.grid}
+    best = min(found, key=lambda values: float(np.abs(np.log1p(found[values])).mean()))
+    held = float(np.abs(errors(fit.rows, _predicted(fit, best))[~seen]).mean())
     source = (
-        f"fit to {int(seen.sum())} {SOURCES[fit.software]}, every second model; mean error there {own:.1%}, on the "
-        f"{int((~seen).sum())} steps of the other models {held:.1%}"
+        f"fit to {int(seen.sum())} {SOURCES[fit.software]}, {HALVES.get(fit.software, HALF)}; mean error there "
+        f"{np.abs(found[best]).mean():.1%}, on the {int((~seen).sum())} steps of the other models {held:.1%}"
     )
-    return f'{fit.generation} = {{ value = {fit.shown(best)}, kind = "measured", source = "{source}" }}'
+    return {
+        figure: f'{fit.generation} = {{ value = {shown(figure, value)}, kind = "measured", source = "{source}" }}'
+        for figure, value in zip(fit.figures, best, strict=True)
+    }
 
 
-def _predicted(fit: Fit, value: float) -> Floats:
-    """With `value` instead of what the file has."""
+def _predicted(fit: Fit, values: tuple[float, ...]) -> Floats:
+    """With `values` instead of what the file has."""
     own = software.tables().setdefault("software", {}).setdefault(fit.software, {})
-    own.setdefault(fit.figure, {})[fit.generation] = {"value": value}
+    for figure, value in zip(fit.figures, values, strict=True):
+        own.setdefault(figure, {})[fit.generation] = {"value": value}
     software.with_software.cache_clear()
     predicted.cache_clear()
     return fit.predict(fit.rows)
@@ -116,11 +128,13 @@ def main() -> None:
     options = parser.parse_args()
     lines: list[str] = []
     for fit in fits(options.data):
-        head = f"[software.{fit.software}.{fit.figure}]"
-        if head not in lines:
-            lines += ["", f"[software.{fit.software}]", f'summary = "{SUMMARIES[fit.software]}"', "", head]
-        lines.append(line(fit))
-        print(lines[-1], flush=True)
+        top = f"[software.{fit.software}]"
+        if top not in lines:
+            lines += ["", top, f'summary = "{SUMMARIES[fit.software]}"']
+        for figure, text in lines_of(fit).items():
+            head = f"[software.{fit.software}.{figure}]"
+            lines += ["", head] * (head not in lines) + [text]
+            print(head, text, flush=True)
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "software.toml"
         before = path.read_text(encoding="utf-8").partition(BEGIN)[0].rstrip()

@@ -58,7 +58,7 @@ def _case(row: steps.Row, name: str, seconds: float, hardware: Hardware, calibra
 
 def _cases(rows: Sequence[steps.Row], hardware: Hardware, host: Host, calibrated: bool) -> Iterator[StepCase]:
     for row, seconds in zip(rows, steps.predict(rows, hardware, host), strict=True):
-        yield _case(row, f"{steps.shape_of(row)}, tp {row.run.tp}", float(seconds), hardware, calibrated)
+        yield _case(row, f"{row.model.hidden} wide, tp {row.run.tp}", float(seconds), hardware, calibrated)
 
 
 def _plain(rows: Sequence[steps.Row], hardware: Hardware) -> Iterator[StepCase]:
@@ -70,10 +70,9 @@ def _plain(rows: Sequence[steps.Row], hardware: Hardware) -> Iterator[StepCase]:
 
 def _single_node(data: Path) -> Iterator[StepCase]:
     """vTrain's single-node steps, and those that the first calibration of the host did not see."""
-    hardware, rows = load_hardware(A100), steps.vtrain(data / "vtrain_a100_single_node.csv")
-    seen = steps.fitted_shapes(rows)
+    hardware, rows = load_hardware(A100), steps.single_rows(data)
     yield from _cases(rows, hardware, steps.host_of(hardware), False)
-    others = steps.with_software([row for row in rows if steps.shape_of(row) not in seen], "megatron")
+    others = steps.with_software([row for row in rows if not steps.is_fitted(row)], "megatron")
     yield from _cases(others, hardware, steps.host_of(hardware, "megatron"), False)
     draw = steps.draws_of(data)[0]
     yield from _cases([rows[i] for i in draw.held_out], hardware, draw.host, True)

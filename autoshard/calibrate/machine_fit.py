@@ -65,7 +65,8 @@ def calibrate(measured: Mapping[str, Any], hardware: Hardware, dtype: str, sourc
         families.append(_collectives(measured["collective"], hardware))
     by_name = {family.name: family for family in families}
     entries = [entry for family in families for entry in _entries(family, source)]
-    entries.append(Entry("matmul.fill", hardware.constant("matmul.fill"), "default", "kept"))
+    for key in ("matmul.fill", "matmul.misaligned"):
+        entries.append(Entry(key, hardware.constant(key), "default", "kept"))
     for key, value in _backward(products, by_name["matmul"], matmul).items():
         entries.append(Entry(f"matmul.{key}", value, "measured", f"{source}: median, beside the forward"))
     relative = _attention_backward(by_name["attention"], _columns(measured["attention"]))

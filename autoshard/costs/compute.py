@@ -3,6 +3,7 @@
 Matrix products of m x k by k x n, and attention over heads of size d (docs/validation.md has the errors):
 
     t = launch + depth * (1 - exp(-k / split)) + soft(2 m n (k + fill) / (peak * compute), B / (bandwidth * memory))
+        (times 1 / misaligned what is computed, where rows in half precision start at no multiples of 16 bytes)
     t = launch + chain * s * d / 128 + soft(F * (1 + head / d) / (peak * compute), B / (bandwidth * memory))
 
 implemented in `compute.one_product_seconds` and `compute.one_attention_seconds`, the FLOP in `compute.product_flops`
@@ -76,16 +77,33 @@ def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple
     multiplied = [op.operand(position) for position in product.multiplied]
     size = float(sum(tensor.bytes for tensor in (*multiplied, op.results[0])))
     flops, inner, dtype = product_flops(op, product), float(summed_length(op, product)), multiplied[0].dtype
-    forward = one_product_seconds(hardware, dtype, flops, inner, size)
+    share = hardware.constant("matmul.misaligned") if is_misaligned(op, product) else 1.0
+    forward = one_product_seconds(hardware, dtype, flops, inner, size, share)
     backward = 0.0
     for tensor, part in zip(multiplied, ("dgrad", "wgrad"), strict=True):
         if tensor.requires_grad:
             inner = flops / (2 * tensor.numel) if tensor.numel else 0.0
-            backward += one_product_seconds(hardware, dtype, flops, inner, size, hardware.constant(f"matmul.{part}"))
+            relative = share * hardware.constant(f"matmul.{part}")
+            backward += one_product_seconds(hardware, dtype, flops, inner, size, relative)
     added = op.operands[product.added] if product.added is not None and product.added < len(op.operands) else None
     if added is not None and added.requires_grad:
         backward += _memory_seconds(hardware, record(op.target), op.results[0].bytes + added.bytes)
     return forward, backward
+
+
+ROW_BYTES = 16  # what a device's matrix units load at once
+
+
+def is_misaligned(op: LocalOp, product: Product) -> bool:
+    """Whether rows of the matrices, in half precision, do not start at multiples of 16 bytes (a vocabulary of 50,257).
+
+    Then the libraries' fast kernels can't be used, in no direction: each has such rows. Convolutions have not.
+    """
+    position, first = product.summed
+    matrices = [*(op.operand(index) for index in product.multiplied), op.results[0]]
+    if first != -1 or op.operand(position).item_bytes > 2:
+        return False
+    return any(tensor.shape and tensor.shape[-1] * tensor.item_bytes % ROW_BYTES for tensor in matrices)
 
 
 def one_product_seconds(

@@ -22,7 +22,7 @@ Families = tuple[tuple[str, float], ...]
 class Piece:
     """Seconds of one micro-batch; `communication_seconds` of both is what communication adds to computation.
 
-    `kernels`: how many operators the host starts (it hardly matters to it whether they communicate too). `families` are
+    `kernels`: how many operators and collectives the host starts. `families` are
     seconds by what prices them (see costs/bands.py); they add up to those of their direction.
     """
 
@@ -75,8 +75,8 @@ def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Pie
 
 
 def _kernels(program: Program, events: list[Event]) -> int:
-    computed = [e.instruction for e in events if e.instruction is not None and e.stream == COMPUTE]
-    return sum(isinstance(program.instructions[index], Compute) for index in computed)
+    started = {(e.instruction, e.stream == COMPUTE) for e in events if e.instruction is not None}
+    return sum(isinstance(program.instructions[i], Compute) or not computed for i, computed in started)
 
 
 def _families(built: BuiltTransformer, events: Sequence[Event]) -> Families:

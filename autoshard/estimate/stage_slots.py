@@ -19,10 +19,12 @@ class Host:
     """The processor that starts kernels, `dispatch_seconds` each, ahead of the device as far as it can.
 
     A stretch takes the soft maximum (an `exponent`-norm) of both times: within it now one waits and now the other.
+    `stall_seconds`: what the device idles in every layer and micro-batch though the host is ahead.
     """
 
     dispatch_seconds: float = 0.0
-    exponent: float = 3.0
+    exponent: float = 6.0
+    stall_seconds: float = 0.0
 
     def bound(self, seconds: float, kernels: int) -> float:
         """Seconds of work that the device does in `seconds`, started as `kernels` operators."""
@@ -61,7 +63,7 @@ class Stages:
         own, again = self.made.layer, self.again
         seconds = own.forward_seconds + own.backward_seconds + again.forward_seconds
         kernels = own.forward_kernels + own.backward_kernels + again.forward_kernels
-        return self.host.bound(seconds, kernels) / seconds
+        return self.host.bound(seconds + self.host.stall_seconds, kernels) / seconds
 
     def seconds(self, stage: int, slot: Slot) -> float:
         return sum(self._computed(stage, slot)) + self.replica_seconds(stage, slot)

@@ -17,7 +17,7 @@ from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transf
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
-from autoshard.whole_steps.software import KERNELS, dispatch_seconds, with_software
+from autoshard.whole_steps.software import KERNELS, host_figures, with_software
 from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
 
 
@@ -134,8 +134,9 @@ def _at_once(giver: int, taker: int) -> float:
 
 def host_of(hardware: Hardware, software: str = KERNELS) -> Host:
     """What the constants say, or what is known of the software."""
-    own = dispatch_seconds(hardware, software)
-    return Host(hardware.constant("host.dispatch") if own is None else own, hardware.constant("host.exponent"))
+    own = host_figures(hardware, software)
+    dispatch, stall = (own.get(key, hardware.constant(f"host.{key}")) for key in ("dispatch", "stall"))
+    return Host(dispatch, hardware.constant("host.exponent"), stall)
 
 
 def _layer_weights(model: Transformer) -> int:

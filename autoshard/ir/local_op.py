@@ -21,8 +21,12 @@ class LocalTensor:
         return math.prod(self.shape)
 
     @property
+    def item_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
     def bytes(self) -> int:
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return self.numel * self.item_bytes
 
 
 _NOTHING = Saved()

@@ -68,9 +68,9 @@ def sustained(hardware: Hardware, software: str) -> float:
     return _of_software(hardware, software).get("products", 1.0)
 
 
-def dispatch_seconds(hardware: Hardware, software: str) -> float | None:
-    """What `software` spends on the host for an operator; None where it is not known."""
-    return _of_software(hardware, software).get("dispatch")
+def host_figures(hardware: Hardware, software: str) -> dict[str, float]:
+    """What is known of its host: `dispatch`, seconds an operator, and `stall`, seconds a layer."""
+    return {key: value for key, value in _of_software(hardware, software).items() if key in ("dispatch", "stall")}
 
 
 def _of_software(hardware: Hardware, software: str) -> dict[str, float]:

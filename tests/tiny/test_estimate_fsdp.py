@@ -142,7 +142,7 @@ def test_every_figure_has_a_kind_and_a_source() -> None:
     found = [{key: value for key, value in own.items() if key != "summary"} for own in tables["attention"].values()]
     for own in tables["software"].values():
         kinds = {key: value for key, value in own.items() if key != "summary"}
-        assert kinds and set(kinds) <= {"products", "dispatch"}
+        assert kinds and set(kinds) <= {"products", "dispatch", "stall"}
         found += kinds.values()
     for figures in found:
         assert figures and set(figures) <= set(tables["generations"])
@@ -151,7 +151,7 @@ def test_every_figure_has_a_kind_and_a_source() -> None:
 
 def test_software_brings_its_host() -> None:
     """Eager Megatron's host is slower than the profile's; what a person says of the host counts more."""
-    known = software.dispatch_seconds(A100, "megatron")
+    known = software.host_figures(A100, "megatron")["dispatch"]
     assert known and known > A100.constant("host.dispatch")
     run = TrainingRun(8, 1)
     plain, own, given = (

@@ -85,12 +85,10 @@ def _attention(length: int, attribute: tuple[str, bool]) -> tuple[Graph, Op]:
     return Graph("g", tensors, ("q", "k", "v"), (), (), (made,), ("o",), "o"), made
 
 
-@given(
-    m=st.integers(1, 4096),
-    n=st.integers(1, 4096),
-    k=st.integers(1, 4096),
-    factor=st.floats(1.0, 8.0),
-)
+EIGHTHS = st.integers(1, 512).map(lambda eighth: 8 * eighth)  # rows of bfloat16 that start at multiples of 16 bytes
+
+
+@given(m=st.integers(1, 4096), n=EIGHTHS, k=EIGHTHS, factor=st.floats(1.0, 8.0))
 def test_soft_maximum_bounds_and_monotony(m, n, k, factor):
     local = op("mm", [tensor(m, k), tensor(k, n)], [tensor(m, n)])
     flops, size = 2 * m * n * (k + A100.constant("matmul.fill")), 2 * (m * k + k * n + m * n)
@@ -103,9 +101,29 @@ def test_soft_maximum_bounds_and_monotony(m, n, k, factor):
     faster = replace(A100, memory_bandwidth=A100.memory_bandwidth * factor)
     stronger = replace(A100, peaks=tuple((dtype, peak * factor) for dtype, peak in A100.peaks))
     assert local_op_seconds(faster, local)[0] <= forward and local_op_seconds(stronger, local)[0] <= forward
-    for more in ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1)):
+    for more in ((m + 1, n, k), (m, n + 8, k), (m, n, k + 8)):
         larger = op("mm", [tensor(more[0], more[2]), tensor(more[2], more[1])], [tensor(more[0], more[1])])
         assert all(b >= a for a, b in zip(local_op_seconds(A100, local), local_op_seconds(A100, larger), strict=True))
+
+
+@pytest.mark.parametrize(("words", "slow"), [(50257, True), (50260, True), (50264, False), (50304, False)])
+def test_rows_that_start_at_no_multiple_of_16_bytes_are_slow_both_ways(words, slow):
+    """GPT-2's vocabulary: more words can take less time. Only half precision, and no convolution, is so."""
+
+    def seconds(count: int, dtype: str = "bfloat16") -> tuple[float, float]:
+        x, w, y = (tensor(*shape, dtype=dtype) for shape in ((4096, 1024), (count, 1024), (4096, count)))
+        return local_op_seconds(A100, op("linear", [x, w, None], [y]))
+
+    found, padded = seconds(words), seconds(50304)
+    assert all((a > 1.5 * b) == slow for a, b in zip(found, padded, strict=True))
+    assert all(a <= b for a, b in zip(seconds(words, "float32"), seconds(50304, "float32"), strict=True))
+    image = [tensor(8, 3, 33, 33), tensor(5, 3, 3, 3), None], [tensor(8, 5, 31, 31)]
+    odd, plain = (local_op_seconds(hardware, op("conv2d", *image)) for hardware in (A100, _without_misaligned()))
+    assert odd == plain
+
+
+def _without_misaligned():
+    return replace(A100, constants=tuple((k, 1.0 if k == "matmul.misaligned" else v) for k, v in A100.constants))
 
 
 def test_backward_has_one_product_for_each_operand_that_needs_a_gradient():
