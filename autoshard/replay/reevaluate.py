@@ -13,7 +13,7 @@ from autoshard.ir.layout import Layout
 from autoshard.ir.plan import OUTPUT, OpPlan, Plan, TensorPlan
 from autoshard.ir.problem import objective
 from autoshard.search.build_plan import priced, with_parts
-from autoshard.search.objectives import level_value
+from autoshard.search.objectives import SPEED, level_value
 from autoshard.solvers.common.result import FEASIBLE
 from autoshard.units import format_seconds
 
@@ -49,13 +49,14 @@ def today(plan: Plan, formulation: Formulation) -> Today:
     if not changed:  # the certificate holds; a random plan has no parts of its own
         kept = replace(now, predicted_seconds=plan.predicted_seconds, predicted_peak_bytes=plan.predicted_peak_bytes)
         return Today(kept, origin(plan))
-    level = level_value(formulation, plan.search.level, choice)
+    level = plan.search.level
+    least = now.predicted_seconds if level == SPEED else level_value(formulation, level, choice)
     certificate = replace(
         plan.certificate,
         status=FEASIBLE,
         objective_seconds=seconds,
         lower_bound_seconds=0.0,  # of the costs that it was proved by
-        level_objective=level,
+        level_objective=least,
         level_bound=0.0,
     )
     return Today(replace(now, certificate=certificate), (*origin(plan), changed))

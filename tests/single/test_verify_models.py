@@ -55,6 +55,7 @@ def assigned() -> Built:
         y = y.clone()
         y[:, 1:3] = 0.3
         y[y > 0.7] = 0.1
+        y = y * torch.tensor(8**0.5, dtype=y.dtype)
         return y * torch.tensor(0.3) + y.new_tensor([0.1] * 8) + torch.tensor([0.7] * 8, dtype=torch.float64).float()
 
     return between(f)

@@ -76,6 +76,7 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
     explained = explain.explain(plan, GRAPH, HARDWARE, "h.1.fc", "Replicate@dp,Replicate@tp")
     assert explained.plan.certificate.objective_seconds == pytest.approx(certificate.objective_seconds, rel=1e-9)
     assert explained.plan.predicted_seconds == old.predicted_seconds
+    assert explained.plan.certificate.level_objective == old.predicted_seconds  # of the step, not of the sum of costs
     same = explain.explain(old, GRAPH, HARDWARE, "h.1.fc", "Replicate@dp,Replicate@tp").why_not
     assert explained.why_not == same
     said = explain.text(explained)

@@ -88,8 +88,14 @@ class _WidenData(TorchFunctionMode):
         data = args[1] if func is torch.Tensor.new_tensor else args[0] if args else None
         if not isinstance(data, bool | int | float | complex | list | tuple) or made.dtype not in _NARROW:
             return made
-        default = self.literal if func is torch.Tensor.new_tensor else _NARROW[made.dtype]
-        return _rounded(made, kwargs.get("dtype") or default)
+        return _rounded(made, self._own_dtype(func, kwargs.get("dtype"), made.dtype))
+
+    def _own_dtype(self, func: Any, given: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
+        """The dtype without widening. float64 is what `dtype=x.dtype` gives here."""
+        if given is not None and given not in _NARROW:
+            return given
+        follows = given is not None or func is torch.Tensor.new_tensor
+        return self.literal if follows and wide == torch.float64 else _NARROW[wide]
 
 
 def _rounded(made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
