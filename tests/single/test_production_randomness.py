@@ -13,7 +13,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.emit import emit
+from autoshard.emit.runtime import ParallelMesh, random_dropout
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
@@ -160,25 +161,29 @@ def test_production_numbers(kind: str) -> None:
 
 
 RANDOMNESS, DRAWING = "runtime/randomness.py", "runtime/drawing.py"
-SEEDING = "hash_of(self.seed, self.step, index, shards)"
+PLACE, TIME, SEEDED = (
+    "hash_of(index, shards)",
+    "self._time = self.seed, self.step",
+    "self.generator_seed(index, layout))",
+)
 PLANTED = {
-    "one mask in every layer": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, shards)", "correlated"),
-    "one mask in every step": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, index, shards)", "correlated"),
-    "one mask on every shard": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, index)", "correlated"),
-    "the seed is not read": ("dropout", RANDOMNESS, SEEDING, "hash_of(self.step, index, shards)", "the seed"),
+    "one mask in every layer": ("dropout", RANDOMNESS, PLACE, "hash_of(shards)", "correlated"),
+    "one mask in every step": ("dropout", RANDOMNESS, TIME, "self._time = (self.seed,)", "correlated"),
+    "one mask on every shard": ("dropout", RANDOMNESS, PLACE, "hash_of(index)", "correlated"),
+    "the seed is not read": ("dropout", RANDOMNESS, TIME, "self._time = (self.step,)", "the seed"),
     "a mask for each rank": (
-        "dropout", RANDOMNESS, SEEDING, "hash_of(self.seed, self.step, index, self.mesh.rank)", "replicas differ"
+        "dropout", RANDOMNESS, PLACE, "hash_of(index, self.mesh.rank)", "replicas differ"
     ),
-    "whatever the generator holds": ("dropout", RANDOMNESS, f"generator.manual_seed({SEEDING})", "pass", "differ"),
-    "1 - p": ("dropout", RANDOMNESS, "F.dropout(x, p)", "F.dropout(x, 1 - p)", "deviation"),
-    "nothing is dropped": ("dropout", RANDOMNESS, "return F.dropout(x, p)", "return x * 1.0", "deviation"),
+    "whatever the generator holds": ("dropout", RANDOMNESS, f"self._own.manual_seed({SEEDED}", "self._own", "resumed"),
+    "1 - p": ("dropout", RANDOMNESS, "bernoulli_(1 - p, generator=random", "bernoulli_(p, generator=random", "mean"),
+    "nothing is dropped": ("dropout", RANDOMNESS, "noise.div_(max(1 - p, 1e-30))", "1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),
     "steps are counted from the resumed one": (
         "dropout", "train.py", "log, step, scaler)", "log, step - done, scaler)", "resumed"
     ),
     "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
-    "inverted noise": ("features", DRAWING, "made.bernoulli_(first)", "made.bernoulli_(1 - first)", "mean"),
-    "a narrow uniform": ("uniform", DRAWING, "made.uniform_(first, second)", "made.uniform_(0.3, 0.7)", "deviation"),
+    "inverted noise": ("features", DRAWING, "made.bernoulli_(first,", "made.bernoulli_(1 - first,", "mean"),
+    "a narrow uniform": ("uniform", DRAWING, "made.uniform_(first, second,", "made.uniform_(0.3, 0.7,", "deviation"),
 }  # fmt: skip
 
 
@@ -188,6 +193,25 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     files = files_of(kind)
     assert old in files[name], f"{name} has no {old!r} any more"
     assert said in faults(kind, {**files, name: files[name].replace(old, new)})
+
+
+def test_masks_and_the_default_generator_leave_each_other_alone() -> None:
+    """A loader may draw from it meanwhile, in a thread of its own."""
+    mesh = ParallelMesh({"dp": 1}, 0, lambda *_: cast(Any, None), torch.device("cpu"))
+    x, arguments = torch.ones(64), {"p": 0.5, "index": 1, "shape": (64,), "layout": "R"}
+    masks = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        masks.append(random_dropout(x, mesh.random, **arguments))  # type: ignore[arg-type]
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
+    with mesh.random.fork(1, "R", default=True):
+        drawn = torch.rand(3)
+    torch.manual_seed(3)
+    with mesh.random.fork(1, "R", default=True):
+        assert torch.equal(torch.rand(3), drawn)
+    assert torch.equal(torch.get_rng_state(), torch.manual_seed(3).get_state())
 
 
 def test_each_copy_of_the_runtime_has_its_operator():

@@ -68,7 +68,7 @@ def random_attention(
                 keep = random.traced_keep(q.new_empty((*q.shape[:-1], k.shape[-2])), index, layout, dropout_p)
             out = _spelt_out(q, k, v, mask, keep, p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         else:
-            with random.fork(index, layout):
+            with random.fork(index, layout, default=True):
                 out = F.scaled_dot_product_attention(
                     q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
                 )

@@ -50,14 +50,16 @@ def _drawn(
     if random.exact:
         return exact_values(random.seed, random.step, index, shape, kind, first, second, held).to(random.mesh.device)
     made = torch.empty([len(own) for own in held], device=random.mesh.device)
-    with random.fork(index, layout):
+    with random.fork(index, layout) as generator:
         if kind == "integers":
-            return torch.randint(int(first), int(second), made.shape, device=made.device)
+            return torch.randint(int(first), int(second), made.shape, generator=generator, device=made.device)
         if kind == "normal":
-            return made.normal_(first, second)
+            return made.normal_(first, second, generator=generator)
         if kind == "exponential":
-            return made.exponential_(first)
-        return made.bernoulli_(first) if kind == "bernoulli" else made.uniform_(first, second)
+            return made.exponential_(first, generator=generator)
+        if kind == "bernoulli":
+            return made.bernoulli_(first, generator=generator)
+        return made.uniform_(first, second, generator=generator)
 
 
 def random_tensor(
@@ -95,8 +97,8 @@ def random_multinomial(
 ) -> Tensor:  # fmt: skip
     """Indices drawn by the weights in the last dim, which is whole."""
     if not random.exact:
-        with random.fork(index, layout):
-            return torch.multinomial(p, num_samples, replacement)
+        with random.fork(index, layout) as generator:
+            return torch.multinomial(p, num_samples, replacement, generator=generator)
     drawn = (*shape[:-1], num_samples) if replacement else shape
     uniform = _drawn(random, index, drawn, layout, "uniform", 0.0, 1.0)
     return chosen(p.double(), uniform, num_samples, replacement)

@@ -36,21 +36,39 @@ class Random:
         self.training = True
         self.number = len(_RANDOMS)
         _RANDOMS.append(weakref.ref(self))
-        self._shards: dict[str, list[tuple[str, int]]] = {}  # by layout: the sharding axes, and this device's place
+        self._places: dict[tuple[int, str], int] = {}  # of an operator and a layout: the hash of its shard here
+        self._time, self._hash_of_time = (seed, step), hash_of(seed, step)
+        self._own = torch.Generator()  # of the CPU, whose default one loaders draw from, in threads of their own
+
+    def generator_seed(self, index: int, layout: str) -> int:
+        """A function of (seed, step, index, coordinates of the sharding axes), by hashes that are made once."""
+        if self._time != (self.seed, self.step):
+            self._time = self.seed, self.step
+            self._hash_of_time = hash_of(*self._time)
+        place = self._places.get((index, layout))
+        if place is None:
+            shards = [(axis.name, axis.index) for axis, *_ in shard_cuts(layout, self.mesh)]
+            place = self._places[index, layout] = hash_of(index, shards)
+        return place ^ self._hash_of_time
+
+    def seeded(self, index: int, layout: str) -> torch.Generator:
+        """The CPU's generator of this mesh, for operators that take one; no other draws from it."""
+        return self._own.manual_seed(self.generator_seed(index, layout))
 
     @contextlib.contextmanager
-    def fork(self, index: int, layout: str) -> Iterator[None]:
-        """Seeds the default generator by (seed, step, index, coordinates of the sharding axes); restores it after.
+    def fork(self, index: int, layout: str, default: bool = False) -> Iterator[torch.Generator]:
+        """A seeded generator. `default`: the one that operators of this device draw from, as it was afterwards.
 
         `torch.random.fork_rng` does the same for all devices of a kind, and takes ten times as long.
         """
-        if layout not in self._shards:
-            self._shards[layout] = [(axis.name, axis.index) for axis, *_ in shard_cuts(layout, self.mesh)]
-        shards, generator = self._shards[layout], default_generator(self.mesh.device)
+        if self.mesh.device.type == "cpu" and not default:
+            yield self.seeded(index, layout)
+            return
+        generator = default_generator(self.mesh.device)
         before = generator.get_state()
-        generator.manual_seed(hash_of(self.seed, self.step, index, shards))
+        generator.manual_seed(self.generator_seed(index, layout))
         try:
-            yield
+            yield generator
         finally:
             generator.set_state(before)
 
@@ -68,8 +86,8 @@ class Random:
 def _drawn_keep(like: Tensor, number: int, index: int, layout: str, p: float) -> Tensor:
     random = _RANDOMS[number]()
     assert random is not None
-    with random.fork(index, layout):
-        return torch.empty_like(like).bernoulli_(1 - p)
+    with random.fork(index, layout) as generator:
+        return torch.empty_like(like).bernoulli_(1 - p, generator=generator)
 
 
 def _free_name() -> str:
@@ -126,5 +144,8 @@ def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Se
         return x * random.traced_keep(x, index, layout, p) / max(1 - p, 1e-30)
     if random.exact:
         return x * random.keep(index, shape, layout, p) / max(1 - p, 1e-30)
-    with random.fork(index, layout):
+    if x.device.type == "cpu":  # as F.dropout spells it, which takes no generator
+        noise = torch.empty_like(x).bernoulli_(1 - p, generator=random.seeded(index, layout))
+        return x * noise.div_(max(1 - p, 1e-30))
+    with random.fork(index, layout, default=True):
         return F.dropout(x, p)
