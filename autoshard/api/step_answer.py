@@ -11,6 +11,7 @@ from autoshard.joint.joint_plan import confirmed, step_seconds
 from autoshard.joint.joint_search import JointResult
 from autoshard.joint.step_request_space import searched_step
 from autoshard.search.search_request import SearchRequest
+from autoshard.simulation.fusion_sizes import with_unused_fusion
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,4 +27,4 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
     found = searched_step(model.graph, hardware, wanted)
     found, graph, plan = confirmed(found, hardware, replace(model.origin, fusion=read_fusion(wanted.fuse)))
-    return StepAnswer(found, PlannedModel(plan, graph, hardware), step_seconds(plan))
+    return StepAnswer(found, PlannedModel(with_unused_fusion(plan, graph), graph, hardware), step_seconds(plan))

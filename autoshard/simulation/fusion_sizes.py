@@ -2,6 +2,7 @@
 
 Of M bytes in n buckets, n beta and all that is moved stand beside backward; the last bucket, of alpha M / n, after it.
 Their sum is least with buckets of sqrt(M beta / alpha) bytes: larger ones delay, smaller ones cost their starts.
+What of a fusion counts for nothing in a plan is said, too.
 """
 
 from __future__ import annotations
@@ -53,3 +54,31 @@ def _totals(program: Program, collective: str) -> dict[tuple[str, ...], float]:
         for own in program.weight_buckets:
             totals[own.axes] = totals.get(own.axes, 0.0) + gathered(program, own)
     return totals
+
+
+def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
+    """The plan with a note on each `--fuse` that changes nothing, or of which a part does."""
+    if not plan.fusion:
+        return plan
+    from autoshard.program.lower import lower
+    from autoshard.program.stage_programs import stage_programs
+
+    program = lower(replace(plan, fusion=()), graph)
+    parts = stage_programs(program, plan) if plan.step.parts else (program,)
+    told = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
+    return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *told)))
+
+
+def _unused(fusion: Fusion, parts: tuple[Program, ...]) -> str:
+    if fusion.collective != "all_reduce":
+        return "" if any(part.weight_buckets for part in parts) else f"{_said(fusion)}: this plan gathers no weights"
+    most = max(sum(len(bucket.parameters) for bucket in part.gradient_buckets) for part in parts)
+    if not most:
+        return f"{_said(fusion)}: this plan all-reduces no gradients"
+    beyond = ", ".join(str(number) for number in fusion.first if number >= most)
+    where = "a stage all-reduces at most" if len(parts) > 1 else "this plan all-reduces"
+    return f"{_said(fusion)} at {beyond}: {where} {most} gradients, counted from 0" if beyond else ""
+
+
+def _said(fusion: Fusion) -> str:
+    return f"--fuse is ignored of {fusion.collective}"

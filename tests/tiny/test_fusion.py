@@ -24,6 +24,7 @@ from autoshard.search.select_plan import search
 from autoshard.simulation import simulate
 from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.text.plan_summary import collective_counts, collective_words, summary
+from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("a100-80g-sxm")
@@ -92,6 +93,24 @@ def test_the_size_of_the_cost_model_is_the_best_of_all_numbers_of_buckets() -> N
         return total / size * start + per_byte * size
 
     assert seconds(fusion.bucket_bytes) <= min(seconds(total / n) for n in range(1, 100)) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fuse", "told"),
+    [
+        ("dp", "all_reduce=index:1,2", ""),
+        ("dp", "all_reduce=index:1,6,90", "ignored of all_reduce at 6, 90: this plan all-reduces 6 gradients"),
+        ("dp", "all_gather=none", "ignored of all_gather: this plan gathers no weights"),
+        ("fsdp", "all_gather=none", ""),
+        ("fsdp", "all_reduce=none", "ignored of all_reduce: this plan all-reduces no gradients"),
+    ],
+)
+def test_what_changes_nothing_is_said(strategy: str, fuse: str, told: str) -> None:
+    graph = mlp_graph()
+    made = make_plan(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy=strategy, fuse=(fuse,)))
+    notes = [note for note in made.plan.search.notes if "--fuse" in note]
+    assert [told in note for note in notes] == [True] * bool(told), notes
+    assert not told or told.split(": ")[1] in " ".join(summary(made.plan, graph).split())
 
 
 @pytest.mark.parametrize(
