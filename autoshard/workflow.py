@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from autoshard.search.search_task import Log, SearchTask
     from autoshard.search.style_plans import StylePlan
     from autoshard.solvers.common.solver_options import Clock
+    from autoshard.system.disk_cache import DiskCache
     from autoshard.verification.comparison.proof import Proof
 
 Arguments = dict[str, str | int | float | bool]
@@ -165,7 +166,8 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
     plan = with_unused_fusion(plan, graph)
     left = clock if clock.stopped or wanted.time_limit_seconds else None
-    styles = _styles(plan, graph, hardware, left, log, task)
+    styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
+    log += _told(wanted.cache)
     return Made(plan, ignored, tuple(log), points, styles)
 
 
@@ -219,7 +221,13 @@ def _clock(wanted: SearchRequest) -> Clock:
 
 
 def _styles(
-    plan: Plan, graph: Graph, hardware: Hardware, clock: Clock | None, log: Log, task: SearchTask | None
+    plan: Plan,
+    graph: Graph,
+    hardware: Hardware,
+    clock: Clock | None,
+    log: Log,
+    task: SearchTask | None,
+    cache: DiskCache | None,
 ) -> tuple[StylePlan, ...]:
     """Known styles on the plan's mesh, in what is left of the user's time; Ctrl-C leaves the rest of them out."""
     from autoshard.search.search_task import timed
@@ -229,8 +237,15 @@ def _styles(
     own = clock or Clock()
     with timed(log, "simulating known styles"), interruptible(own):
         if task is None:
-            return style_plans(plan, graph, hardware, own)
-        return style_plans(plan, graph, hardware, own, task.formulation, task.styles)
+            return style_plans(plan, graph, hardware, own, cache=cache)
+        return style_plans(plan, graph, hardware, own, task.formulation, task.styles, cache, task.on_host)
+
+
+def _told(cache: DiskCache | None) -> Log:
+    """For the log: what was read of the cache, and why it was not written."""
+    if cache is None:
+        return []
+    return [(text, 0.0) for text in (*(f"read from the cache: {kind}" for kind in cache.used), *cache.faults)]
 
 
 def _searched(

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["AUTOSHARD_CACHE"] = "off"  # no test reads what another one found
 
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")

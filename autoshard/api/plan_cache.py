@@ -1,40 +1,44 @@
-"""A folder of earlier plans, each under a name that holds all that it depends on."""
+"""Earlier plans in a folder that a program names: whole, beside what searches found (`system/disk_cache`)."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
-import autoshard
 from autoshard.cluster.hardware import Hardware
-from autoshard.ir import graph_json
+from autoshard.errors import UserError
+from autoshard.ir import graph_json, plan_json
 from autoshard.ir.graph import Graph
+from autoshard.ir.plan import Plan
+from autoshard.replay.plan_check import check_plan
 from autoshard.search.search_request import SearchRequest
-from autoshard.system.data_files import data_folder
+from autoshard.system.disk_cache import DiskCache, disk_cache, key_of, named_folder
 
-CACHE = "AUTOSHARD_CACHE"  # the folder of plans, where a program names none
+_KIND = "plan"
 
 
-def kept_at(graph: Graph, hardware: Hardware, request: SearchRequest, folder: str | Path | bool | None) -> Path | None:
-    """The file of this very plan; None without a cache (False), or where more than a plan is asked for."""
-    own = os.environ.get(CACHE) if folder is None else folder
-    if not own or own is True or request.pareto:
-        return None
+def folder_of_plans(said: str | Path | bool | None) -> DiskCache | None:
+    """The cache, where a program or the environment names its folder."""
+    return disk_cache(said) if named_folder(said) else None
+
+
+def kept_plan(cache: DiskCache, graph: Graph, hardware: Hardware, request: SearchRequest) -> Plan | None:
+    """The very plan; None where it was not made before, or more than a plan is asked for."""
+    content = None if request.pareto else cache.read(_KIND, _key(graph, hardware, request))
+    try:
+        plan = plan_json.loads(content.decode()) if content is not None else None
+        if plan is not None:
+            check_plan(plan, graph, hardware, "the cache")
+    except (UserError, UnicodeDecodeError):
+        return None  # made anew, and written over
+    return plan
+
+
+def keep_plan(cache: DiskCache, plan: Plan, graph: Graph, hardware: Hardware, request: SearchRequest) -> None:
+    """But one that a clock cut short."""
+    if not plan.search.cut_short and not request.pareto:
+        cache.write(_KIND, _key(graph, hardware, request), plan_json.dumps(plan).encode())
+
+
+def _key(graph: Graph, hardware: Hardware, request: SearchRequest) -> str:
     pins = request.pins_file.read_text(encoding="utf-8") if request.pins_file else ""
-    libraries = tuple(version(name) for name in ("numpy", "scipy", "highspy"))
-    parts = (graph_json.graph_hash(graph), hardware.text, repr(request), pins, _own_code(), libraries)
-    return Path(own) / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}.plan.json"
-
-
-@cache
-def _own_code() -> str:
-    """Changes with autoshard's code and constants: another one may find another plan."""
-    own = hashlib.sha256()
-    roots = {Path(autoshard.__file__).parent: "*.py", data_folder("costmodels"): "*.toml"}
-    for root, kind in roots.items():
-        for path in sorted(root.rglob(kind)):
-            own.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return own.hexdigest()
+    return key_of("plan", graph_json.graph_hash(graph), repr(hardware), repr(request), pins)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autoshard import workflow
-from autoshard.api.plan_cache import kept_at
+from autoshard.api.plan_cache import folder_of_plans, keep_plan, kept_plan
 from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
@@ -19,14 +19,14 @@ from autoshard.cluster.hardware import Hardware, check_precision
 from autoshard.constraints.manual_splits import with_manual_splits
 from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS
-from autoshard.ir import graph_json, plan_json
+from autoshard.ir import graph_json
 from autoshard.ir.mesh import Mesh
 from autoshard.package import output_folder, package_files
 from autoshard.package.package_files import read_package, report_text, root_of
-from autoshard.replay.plan_check import check_plan
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
+from autoshard.system.disk_cache import disk_cache
 from autoshard.system.files import write_text
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def plan(
     memory_limit: str | float | None = None,
     time_limit: str | float | None = None,
     dataset_strategy: Any = FULL,
-    cache: str | Path | None = None,
+    cache: str | Path | bool | None = None,
     targets: Any = None,
     loss: LossFunction | str | None = None,
     arguments: Mapping[str, str | int | float | bool] | None = None,
@@ -105,8 +105,8 @@ def plan(
     device, bytes or `"60 GiB"`; `time_limit` of the search, seconds or `"30s"`. `dataset_strategy`: how often each dim
     of each input is cut, `((4, 1, 2, 1), (4,))`, or `"data_parallel"`; default: what the search finds. `search` are
     further settings: strategy, solver, ilp_engine, pins_file, pareto, all_to_all, fuse; micro_batches or global_batch,
-    stages, virtual_stages, schedule, recompute. `cache`: a folder of earlier plans, the same for the same graph and
-    request; default: $AUTOSHARD_CACHE, or none.
+    stages, virtual_stages, schedule, recompute. `cache`: a folder for earlier plans, the same for the same graph and
+    request, and for what searches found; default: $AUTOSHARD_CACHE, or the user's own for the latter; False: none.
 
     Under torchrun rank 0 plans and every rank gets its plan.
     """
@@ -163,21 +163,23 @@ def _alone() -> bool:
 
 
 def planned(
-    model: CapturedModel, hardware: Hardware, wanted: SearchRequest, cache: str | Path | bool | None = None
+    model: CapturedModel,
+    hardware: Hardware,
+    wanted: SearchRequest,
+    cache: str | Path | bool | None = None,
+    *,
+    whole_plans: bool = True,
 ) -> PlannedModel:
-    """The plan of a captured model; from the cache (False: there is none), where it was made before."""
+    """The plan of a captured model. `cache`: see `plan`."""
     check_precision(hardware, model.graph.precision)
-    request = replace(wanted, origin=model.origin)
+    request = replace(wanted, origin=model.origin, cache=disk_cache(cache))
     model = replace(model, graph=with_manual_splits(model.graph, request.pins, request.pins_file))
-    kept = kept_at(model.graph, hardware, request, cache)
-    if kept is not None and kept.is_file():
-        plan = plan_json.load(kept)
-        check_plan(plan, model.graph, hardware, str(kept))
-        return PlannedModel(plan, model.graph, hardware, model.live, None, request.ignored())
+    plans = folder_of_plans(cache) if whole_plans else None
+    if plans is not None and (kept := kept_plan(plans, model.graph, hardware, request)) is not None:
+        return PlannedModel(kept, model.graph, hardware, model.live, None, request.ignored())
     made = workflow.make_plan(model.graph, hardware, request)
-    if kept is not None and not made.plan.search.cut_short:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        plan_json.save(made.plan, kept)
+    if plans is not None:
+        keep_plan(plans, made.plan, model.graph, hardware, request)
     plan, own = made.plan, (made.ignored, made.front, made.styles, made.log)
     return PlannedModel(plan, model.graph, hardware, model.live, None, *own)
 

@@ -137,7 +137,7 @@ def plan(options: argparse.Namespace) -> int:
         made, told = _searched_step(options, captured, hardware, wanted)
     else:
         with step(f"searching {wanted.mesh or f'meshes of {wanted.devices} devices'}", quiet):
-            made = verbs.planned(captured, hardware, wanted, cache=False)
+            made = verbs.planned(captured, hardware, wanted, False if options.no_cache else None, whole_plans=False)
     with step("writing the package", quiet):
         files = verbs.write_files(made, options.out)
     summary = plan_summary.as_dict(made.plan, made.graph) | {"out": str(options.out), "files": files}

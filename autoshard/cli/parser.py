@@ -109,11 +109,17 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_search_options(parser)
     styles = "best (default); dp, fsdp, hsdp, megatron, megatron-sp, fsdp-tp: a style as it is known; or random:SEED"
     parser.add_argument("--strategy", default="best", metavar="NAME", help=styles)
+    _add_no_cache(parser)
     modes = "stand-alone, data-parallel, semi-auto (data parallel but for pins) or auto (default)"
     parser.add_argument("--mode", metavar="NAME", help=modes)
     parser.add_argument("--pareto", action="store_true", help="also the front of step time against memory: table, plot")
     parser.add_argument("--verify", action="store_true", help="run the written files against the model here")
     _add_verify_options(parser)
+
+
+def _add_no_cache(parser: argparse.ArgumentParser) -> None:
+    told = "neither read nor keep what searches found (~/.cache/autoshard/searches, or $AUTOSHARD_CACHE)"
+    parser.add_argument("--no-cache", action="store_true", help=told)
 
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:

@@ -96,7 +96,8 @@ class Layout:
     def parse(text: str) -> Layout:
         parts = text.split()
         host = parts[-1:] == [HOST]
-        return Layout(tuple(map(parse_placement, parts[: len(parts) - host])), host)
+        placements = tuple(map(parse_placement, parts[: len(parts) - host]))
+        return _on_host(placements) if host else _shared(placements)
 
     @staticmethod
     def replicated(mesh: Mesh) -> Layout:

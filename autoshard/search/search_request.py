@@ -16,6 +16,7 @@ from autoshard.program.step_check import micro_batches_of
 from autoshard.search.build_plan import Origin
 from autoshard.search.objectives import SPEED
 from autoshard.styles.known_styles import STYLES
+from autoshard.system.disk_cache import DiskCache
 
 SOLVER = "auto"
 SEARCHED = ("best", *STYLES)  # strategies that are searched for; the others are `random:SEED`
@@ -29,7 +30,7 @@ class SearchRequest:
     `level`: 0 ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as
     `WHAT=HOW`, further ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model
     as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each. `fuse`:
-    which collectives go together, see fusion_request.py.
+    which collectives go together, see fusion_request.py. `cache`: what earlier searches found; it changes no plan.
     """
 
     mesh: Mesh | None = None
@@ -47,6 +48,7 @@ class SearchRequest:
     origin: Origin = field(default_factory=Origin)
     step: StepRequest = field(default_factory=StepRequest)
     fuse: tuple[str, ...] = ()
+    cache: DiskCache | None = field(default=None, repr=False, compare=False)
 
     @property
     def searches_step(self) -> bool:

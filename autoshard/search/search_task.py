@@ -13,13 +13,15 @@ from autoshard.cluster.hardware import Hardware, check_mesh, check_precision
 from autoshard.constraints.apply_pins import pinned, pinned_nodes
 from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import Pin, graph_pins
-from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.formulate import Formulation
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.rules.host_tables import host_tables
 from autoshard.search.build_plan import plan_of, priced
+from autoshard.search.kept.kept_search import Answers, answers_of, formulated
+from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
 from autoshard.search.step_search import StepSearch
@@ -47,6 +49,7 @@ class SearchTask:
     pins: tuple[Pin, ...]
     fixed: frozenset[int]  # nodes that a pin decided about
     log: Log
+    answers: Answers = field(default_factory=lambda: Answers(None, ""))
     seen: SeenPlans = field(default_factory=SeenPlans)
     styles: dict[str, Plan] = field(default_factory=dict)
     on_host: frozenset[str] = frozenset()  # tables that may lie in host memory
@@ -100,8 +103,11 @@ class SearchTask:
         return Levelled(solution, level_value(formulation, level, choice), bound, cut)
 
     @cached_property
-    def steps(self) -> StepSearch:
+    def steps(self) -> KeptSteps:
         """Plans by what a step takes, and the bound on it."""
+        return KeptSteps(self.formulation, self.clock, self.answers, self._step_search)
+
+    def _step_search(self) -> StepSearch:
         with timed(self.log, "resources of a step"):
             return StepSearch(self.formulation, self.clock)
 
@@ -140,7 +146,13 @@ class SearchTask:
             by = "propagated" if self.solver == "propagation" else style
             origin = self.request.origin_of(graph)
             plan = plan_of(self.formulation, solution, origin, self.memory_limit_bytes, by, self.fixed)
-            return priced(plan, graph, hardware)
+
+            def simulated() -> tuple[float, float]:
+                made = priced(plan, graph, hardware)
+                return made.predicted_seconds, made.predicted_peak_bytes
+
+            seconds, size = self.answers.figures(solution.choice, plan.fusion, simulated)
+            return replace(plan, predicted_seconds=seconds, predicted_peak_bytes=size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,13 +187,15 @@ def prepare(
     with timed(log, f"formulating {mesh}"):
         count = micro_batches(graph, request)
         own = request.all_to_all, count
-        whole = formulate(graph, mesh, hardware, limit, None, *own)
+        whole = formulated(request.cache, graph, mesh, hardware, limit, *own)
         if on_host := on_host | offered(whole, pins, limit):
-            whole = formulate(graph, mesh, hardware, limit, None, *own, on_host)
+            whole = formulated(request.cache, graph, mesh, hardware, limit, *own, on_host)
         if request.strategy in STYLES:  # for all that no pin decides
             whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
         fixed = pinned(whole, pins)
-    return SearchTask(fixed.formulation, request, options or Options(), limit, pins, fixed.nodes, log, on_host=on_host)
+    answers = answers_of(request.cache, graph, mesh, hardware, *own, on_host, request.strategy, pins)
+    options = options or Options()
+    return SearchTask(fixed.formulation, request, options, limit, pins, fixed.nodes, log, answers, on_host=on_host)
 
 
 @contextmanager

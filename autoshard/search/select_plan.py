@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.host_offers import check_host_memory
@@ -55,6 +56,7 @@ def best(task: SearchTask, found: Found) -> Plan:
     )
     check_host_memory(plan, task.formulation.graph, task.formulation.hardware.host_memory_bytes)
     certificate = _certificate(task, found, plan)
+    task.answers.save()
     return marked(replace(plan, certificate=certificate, search=record), task.clock.cut)
 
 
@@ -65,7 +67,7 @@ def _certificate(task: SearchTask, found: Found, plan: Plan) -> Certificate:
     if task.level == SPEED:
         known = [choice for _, choice in task.steps.found] or [levelled.solution.choice]
         with timed(task.log, "bounding the step"), watched(task.clock):
-            objective, bound = plan.predicted_seconds, task.steps.bound(known).seconds
+            objective, bound = plan.predicted_seconds, task.steps.bound(known)
         bound = proved(objective, bound)
         outcome = status(objective, bound, levelled.cut)
     return replace(
@@ -145,7 +147,7 @@ def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
     """Known styles, so that no plan is worse than the best of them."""
     if task.begins_with_styles:
         with timed(task.log, "solving known styles"):
-            found = list(style_choices(task.formulation, task.steps.resources))
+            found = task.steps.styles(partial(style_choices, task.formulation))
         yield from ((STYLES[name].title, choice) for name, choice in found)
 
 

@@ -14,15 +14,17 @@ from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.fewer_choices import Keep, narrowed
-from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.kept.kept_search import Answers, answers_of, formulated, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.styles.known_styles import STYLES
+from autoshard.system.disk_cache import DiskCache
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,39 @@ def style_plans(
     clock: Clock | None = None,
     formulation: Formulation | None = None,
     known: Mapping[str, Plan] | None = None,
+    cache: DiskCache | None = None,
+    on_host: frozenset[str] = frozenset(),
 ) -> tuple[StylePlan, ...]:
     """One for each style, in a fixed order; those that `clock` leaves no time for say so.
 
-    `formulation`: of all strategies on the plan's mesh, where the search has made it already; `known`: the plans of
-    styles that it has simulated.
+    `formulation`: of all strategies on the plan's mesh, where the search has made it already, `on_host` as it was;
+    `known`: the plans of styles that it has simulated. `cache`: what earlier commands found.
     """
     clock = clock or Clock()
+    own = plan.search.all_to_all, plan.step.micro_batches
     if formulation is None:
-        own = plan.search.all_to_all, plan.step.micro_batches
-        formulation = formulate(graph, plan.mesh, hardware, float("inf"), None, *own)
+        formulation, on_host = formulated(cache, graph, plan.mesh, hardware, float("inf"), *own), frozenset()
     else:
+        own = formulation.all_to_all, formulation.micro_batches
         formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
-    return tuple(_simulated(name, formulation, clock, known or {}) for name in STYLES)
+    answers = answers_of(cache, graph, plan.mesh, hardware, *own, on_host)
+    found = tuple(_kept(name, formulation, clock, known or {}, answers) for name in STYLES)
+    answers.save()
+    return found
+
+
+def _kept(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan], answers: Answers) -> StylePlan:
+    """By the sum of costs, where no search has simulated it: the same for every level and limit."""
+    if name in known or not unhurried(clock):
+        return _simulated(name, formulation, clock, known)
+    title, meaning = STYLES[name].title, f"{STYLES[name].meaning}; --strategy {name}"
+    match answers.get(f"style {name}"):
+        case [float(seconds), float(size), str(reason)]:
+            return StylePlan(title, meaning, seconds, size, reason)
+    found = _simulated(name, formulation, clock, known)
+    if unhurried(clock):
+        answers.put(f"style {name}", [float(found.predicted_seconds), float(found.predicted_peak_bytes), found.reason])
+    return found
 
 
 def _simulated(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan]) -> StylePlan:

@@ -23,13 +23,14 @@ from autoshard.constraints.host_offers import offered
 from autoshard.constraints.pins import ON_HOST, Pin, parse_pin, parse_wants, said_memory
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
-from autoshard.formulation.formulate import Formulation, Site, formulate
+from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Parts, Plan
 from autoshard.ir.problem import Problem
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import candidates, find
 from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.kept.kept_search import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level
 from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.result import Solution
@@ -174,11 +175,11 @@ def _total(plan: Plan) -> Parts:
 def formulated(plan: Plan, graph: Graph, hardware: Hardware, asked: Sequence[Pin] = ()) -> Pinned:
     """The problem that the plan solves, its style and pins applied; what is `asked` of host memory is offered, too."""
     own = plan.search.all_to_all, plan.step.micro_batches
-    formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own)
+    formulation = formulated_once(None, graph, plan.mesh, hardware, plan.capacity_bytes, *own)
     pins = [parse_pin(pin, plan.mesh) for pin in plan.search.pins]
     there = {tensor.name for tensor in plan.parameters if tensor.layout.host}
     if on_host := offered(formulation, [*pins, *asked], plan.capacity_bytes) | there:
-        formulation = formulate(graph, plan.mesh, hardware, plan.capacity_bytes, None, *own, on_host)
+        formulation = formulated_once(None, graph, plan.mesh, hardware, plan.capacity_bytes, *own, on_host)
     for name in _styles(plan):
         formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
     return pinned(formulation, pins)

@@ -16,7 +16,12 @@ from tests.graphs import mlp_graph
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = "plan mlp.graph.json --mesh dp=2 --hardware cpu-local --out o"
 # No bytecode: where files may not grow, Python would leave half of it in this clone.
-BARE = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+BARE = {
+    "PATH": os.environ.get("PATH", ""),
+    "PYTHONPATH": str(ROOT),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "AUTOSHARD_CACHE": "off",
+}
 
 
 def shell(folder: Path, line: str, environment: dict[str, str] = BARE) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,158 @@
+"""What searches found of one problem that depends on neither level nor memory limit, kept between commands.
+
+The formulation itself; and by name, as JSON: the step and peak of each program that was simulated, the plans of a step
+without a limit with their bound, and known styles. What a clock may have ended is not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.pins import Pin
+from autoshard.formulation import formulation_store
+from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.ir.graph import Graph
+from autoshard.ir.graph_json import graph_hash
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.problem import Problem
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.solver_options import Clock
+from autoshard.system.disk_cache import DiskCache, key_of
+
+_MOST = 1000  # entries of one problem
+_FORMULATIONS = 4  # held of one graph
+
+
+def formulated(
+    cache: DiskCache | None,
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    capacity_bytes: float,
+    all_to_all: bool,
+    micro_batches: int,
+    on_host: frozenset[str] = frozenset(),
+) -> Formulation:
+    """`formulate` of all strategies, made once for a graph; read where another command made it."""
+    known, key = graph.once(_formulations), (mesh, hardware, all_to_all, micro_batches, on_host)
+    made = known.pop(key, None) or _made(cache, graph, *key)
+    known[key] = made  # used last
+    while len(known) > _FORMULATIONS:
+        del known[next(iter(known))]
+    return replace(made, problem=replace(made.problem, capacity_bytes=capacity_bytes))
+
+
+def _formulations(graph: Graph) -> dict[object, Formulation]:
+    return {}
+
+
+def _made(
+    cache: DiskCache | None,
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    all_to_all: bool,
+    micro_batches: int,
+    on_host: frozenset[str],
+) -> Formulation:
+    if cache is None:
+        return formulate(graph, mesh, hardware, math.inf, None, all_to_all, micro_batches, on_host)
+    key = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
+    content = cache.read("formulation", key)
+    if content is not None:
+        with contextlib.suppress(ValueError):  # made anew, and written over
+            return formulation_store.loads(content, graph, mesh, hardware, math.inf)
+    made = formulate(graph, mesh, hardware, math.inf, None, all_to_all, micro_batches, on_host)
+    with contextlib.suppress(ValueError):  # something in it has no text: it is made each time
+        cache.write("formulation", key, formulation_store.dumps(made))
+    return made
+
+
+def _problem_key(
+    graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool, micro_batches: int, on_host: frozenset[str]
+) -> str:
+    known = (graph.once(graph_hash), str(mesh), repr(hardware), all_to_all, micro_batches, sorted(on_host))
+    return key_of("problem", *known)
+
+
+class Answers:
+    """What was found of one problem, by name. `save` adds what is new to the file."""
+
+    def __init__(self, cache: DiskCache | None, key: str) -> None:
+        self.cache, self.key = cache, key
+        self.known: dict[str, Any] = self._read()
+        self.new: dict[str, Any] = {}
+
+    def _read(self) -> dict[str, Any]:
+        content = self.cache.read("answers", self.key) if self.cache is not None else None
+        try:
+            found = json.loads(content) if content is not None else {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def get(self, name: str) -> Any:
+        return self.known.get(name)
+
+    def put(self, name: str, value: Any) -> None:
+        if self.cache is not None:
+            self.known[name] = self.new[name] = value
+
+    def save(self) -> None:
+        """Beside what other processes found meanwhile."""
+        if self.cache is not None and self.new:
+            every = self._read() | self.new
+            kept = dict(list(every.items())[-_MOST:])
+            self.cache.write("answers", self.key, json.dumps(kept, separators=(",", ":")).encode())
+            self.new = {}
+
+    def figures(self, choice: Choice, fusion: object, make: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+        """(seconds, bytes) of the program of a choice: `make` lowers and simulates it."""
+        said = ",".join(str(int(s)) for s in choice) + repr(fusion)
+        name = f"program {hashlib.sha256(said.encode()).hexdigest()[:32]}"
+        match self.get(name):
+            case [float(seconds), float(size)]:
+                return seconds, size
+        seconds, size = make()
+        self.put(name, [float(seconds), float(size)])
+        return seconds, size
+
+
+def answers_of(
+    cache: DiskCache | None,
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    all_to_all: bool,
+    micro_batches: int,
+    on_host: frozenset[str],
+    strategy: str = "best",
+    pins: Sequence[Pin] = (),
+) -> Answers:
+    """Of the problem that a style and pins leave."""
+    if cache is None:
+        return Answers(None, "")
+    problem = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
+    return Answers(cache, key_of("answers", problem, strategy, tuple(map(repr, pins))))
+
+
+def unhurried(clock: Clock) -> bool:
+    """Whether what is found under it is what would be found without it."""
+    return math.isinf(clock.limit_seconds) and not clock.stopped and not clock.cut
+
+
+def choice_of(problem: Problem, said: object) -> Choice:
+    """ValueError where it is no choice of the problem."""
+    sizes = [len(node.seconds) for node in problem.nodes]
+    if not isinstance(said, list) or len(said) != len(sizes):
+        raise ValueError("no choice of this problem")
+    if not all(type(s) is int and 0 <= s < size for s, size in zip(said, sizes, strict=True)):
+        raise ValueError("no choice of this problem")
+    return tuple(said)

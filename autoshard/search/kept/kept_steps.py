@@ -1,0 +1,130 @@
+"""A search by what a step takes, whose answers are kept: they are of the problem without its memory limit."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.step_resources import StepResources
+from autoshard.search.kept.kept_search import Answers, choice_of, unhurried
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.solver_options import Clock
+
+if TYPE_CHECKING:
+    from autoshard.search.step_search import StepSearch
+
+Named = tuple[str, Choice]
+_FIRST, _OTHERS, _STYLES = "first of a step", "others of a step", "styles of a step"
+
+
+class KeptSteps:
+    """A `StepSearch`, which `make` gives where an answer is not known yet; it then finds anew what it goes on from.
+
+    `found`: the plans so far, (name, choice).
+    """
+
+    def __init__(
+        self, formulation: Formulation, clock: Clock, answers: Answers, make: Callable[[], StepSearch]
+    ) -> None:
+        self.formulation, self.clock, self.answers, self.make = formulation, clock, answers, make
+        self.found: list[Named] = []
+        self._began = False
+        self._bound_seconds: float | None = None
+
+    def first(self) -> Choice | None:
+        """See `StepSearch.first`."""
+        self._began = True
+        known = self._known(_FIRST)
+        if known is not None:
+            self.found = self._named(known["found"])
+            return choice_of(self.formulation.problem, known["choice"])
+        choice = self._search.first()
+        self.found = self._search.found
+        if choice is not None:
+            self._keep(_FIRST, {"choice": _numbers(choice), "found": _said(self.found)})
+        return choice
+
+    def others(self) -> Iterator[Named]:
+        """See `StepSearch.others`."""
+        known = self._known(_OTHERS)
+        if known is not None:
+            self.found, self._bound_seconds = self._named(known["found"]), known["bound"]
+            yield from self._named(known["others"])
+            return
+        told: list[Named] = []
+        self.found = self._search.found
+        for other in self._search.others():
+            told.append(other)
+            yield other
+        bound = self._search.bounded
+        if bound is not None:
+            self._keep(_OTHERS, {"others": _said(told), "found": _said(self.found), "bound": float(bound.seconds)})
+
+    def bound(self, known: Sequence[Choice]) -> float:
+        """Seconds that no plan's step is below, see `StepSearch.bound`."""
+        if self._bound_seconds is not None:
+            return self._bound_seconds
+        name = f"bound {hashlib.sha256(repr([_numbers(choice) for choice in known]).encode()).hexdigest()[:32]}"
+        kept = self._known(name) if self._unasked else None
+        if kept is not None:
+            return float(kept["bound"])
+        alone = self._search.bounded is None
+        seconds = float(self._search.bound(known).seconds)
+        if alone:
+            self._keep(name, {"bound": seconds})
+        return seconds
+
+    def styles(self, solved: Callable[[StepResources], Iterable[Named]]) -> list[Named]:
+        """(name of a style, its least choice in a row), which `solved` finds."""
+        known = self._known(_STYLES)
+        if known is not None:
+            return self._named(known["styles"])
+        found = list(solved(self._search.resources))
+        self._keep(_STYLES, {"styles": _said(found)})
+        return found
+
+    @property
+    def _unasked(self) -> bool:
+        """Whether nothing was worked out here."""
+        return "_search" not in vars(self)
+
+    @cached_property
+    def _search(self) -> StepSearch:
+        made = self.make()
+        if self._began and self.found:  # its first plan was known
+            made.first()
+        return made
+
+    def _known(self, name: str) -> dict[str, Any] | None:
+        """What was found before, where all of it is of this problem."""
+        said = self.answers.get(name) if unhurried(self.clock) else None
+        if not isinstance(said, dict):
+            return None
+        try:
+            for own in ("found", "others", "styles"):
+                self._named(said.get(own, []))
+            if "choice" in said:
+                choice_of(self.formulation.problem, said["choice"])
+            fits = not ("bound" in said and not (type(said["bound"]) is float and math.isfinite(said["bound"])))
+        except (ValueError, TypeError):
+            return None
+        return said if fits else None
+
+    def _keep(self, name: str, said: dict[str, Any]) -> None:
+        if unhurried(self.clock):
+            self.answers.put(name, said)
+
+    def _named(self, said: Sequence[Any]) -> list[Named]:
+        return [(str(name), choice_of(self.formulation.problem, choice)) for name, choice in said]
+
+
+def _said(found: Sequence[Named]) -> list[Any]:
+    return [[name, _numbers(choice)] for name, choice in found]
+
+
+def _numbers(choice: Choice) -> list[int]:
+    return [int(s) for s in choice]

@@ -1,0 +1,145 @@
+"""What was worked out before, on disk: bytes under a name that holds all that they depend on.
+
+A cache never fails and never tells anything wrong: what is not whole, not readable or not its own counts as not there,
+and what can't be written is not kept. Files are written under a temporary name and renamed, each with a checksum of its
+name and content; those used longest ago go once all together are too large. Nothing read is ever run: the content is
+JSON and arrays of numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+import uuid
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from autoshard.system.data_files import data_folder
+
+VARIABLE = "AUTOSHARD_CACHE"  # a folder, or one of OFF
+OFF = frozenset({"off", "no", "none", "0", "false"})
+MOST_BYTES = 256 << 20  # of all files together
+_MAGIC = b"autoshard cache 1\n"
+_OWN = re.compile(r"^[a-z]+-[0-9a-f]{40}\.cache$")
+_PARTIAL = re.compile(r"^\.[a-z]+-[0-9a-f]{40}\.cache\.\w+\.partial$")
+_LEFT_SECONDS = 3600.0  # after which a temporary file is that of a process which was killed
+_DIGEST = hashlib.sha256().digest_size
+
+
+class DiskCache:
+    """Files of one folder. `faults`: why it could not be written, a sentence each; `used`: what was found in it."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.folder, self.most_bytes = folder, most_bytes
+        self.faults: list[str] = []
+        self.used: list[str] = []
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        """What was written last under this name, if it is there as it was written."""
+        path = self._path(kind, key)
+        try:
+            if path.stat().st_size > self.most_bytes:
+                return None
+            content = path.read_bytes()
+        except (OSError, ValueError):
+            return None
+        body = content[len(_MAGIC) + _DIGEST :]
+        if content[: len(_MAGIC) + _DIGEST] != _MAGIC + _checksum(path.name, body):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used last
+        self.used.append(kind)
+        return body
+
+    def write(self, kind: str, key: str, body: bytes) -> None:
+        """All of it or nothing, whoever else writes or reads."""
+        path = self._path(kind, key)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.write_bytes(_MAGIC + _checksum(path.name, body) + body)
+            partial.replace(path)
+            self._trim()
+        except (OSError, ValueError) as error:
+            told = f"the cache {self.folder} is not written: {getattr(error, 'strerror', None) or error}"
+            if told not in self.faults:
+                self.faults.append(told)
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                partial.unlink(missing_ok=True)
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.folder / f"{kind}-{key}.cache"
+
+    def _trim(self) -> None:
+        """Removes those used longest ago, and what killed processes left; no file of another name."""
+        found: list[tuple[float, int, str]] = []
+        now = time.time()
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # another process removed it
+                    known = entry.stat(follow_symlinks=False)
+                    if _OWN.match(entry.name):
+                        found.append((known.st_mtime, known.st_size, entry.path))
+                    elif _PARTIAL.match(entry.name) and now - known.st_mtime > _LEFT_SECONDS:
+                        os.unlink(entry.path)
+        size = sum(own for _, own, _ in found)
+        for _, own, path in sorted(found):
+            if size <= self.most_bytes:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            size -= own
+
+
+def _checksum(name: str, body: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + body).digest()
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/autoshard/searches`, or the same under ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "autoshard" / "searches"
+
+
+def named_folder(said: str | Path | bool | None) -> Path | None:
+    """The folder that a program, or else the environment, names; None where neither does, or it is turned off."""
+    own = os.environ.get(VARIABLE, "") if said is None or said is True else said
+    return Path(own) if own and str(own).strip().lower() not in OFF else None
+
+
+def is_off(said: str | Path | bool | None) -> bool:
+    """By a program (False), or else by the environment."""
+    own = os.environ.get(VARIABLE, "") if said is None or said is True else said
+    return own is False or str(own).strip().lower() in OFF
+
+
+def disk_cache(said: str | Path | bool | None = None) -> DiskCache | None:
+    """The cache in the folder that is named, or else in the user's own; None where it is turned off."""
+    if is_off(said):
+        return None
+    try:
+        return DiskCache(named_folder(said) or default_folder())
+    except RuntimeError:  # there is no home
+        return None
+
+
+def key_of(*parts: object) -> str:
+    """A name for what depends on `parts` (by their `repr`), on autoshard's code and constants, and on the libraries."""
+    libraries = tuple(version(name) for name in ("numpy", "scipy", "highspy"))
+    return hashlib.sha256(repr((own_code(), libraries, parts)).encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+@cache
+def own_code() -> str:
+    """Changes with autoshard's code and constants: another one may find another plan."""
+    own = hashlib.sha256()
+    roots = {Path(__file__).resolve().parents[1]: "*.py", data_folder("costmodels"): "*.toml"}
+    for root, kind in roots.items():
+        for path in sorted(root.rglob(kind)):
+            own.update(path.relative_to(root).as_posix().encode() + b"\n" + path.read_bytes())
+    return own.hexdigest()
