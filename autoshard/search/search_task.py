@@ -20,7 +20,7 @@ from autoshard.ir.plan import Candidate, Plan
 from autoshard.ir.problem import Problem
 from autoshard.rules.host_tables import host_tables
 from autoshard.search.build_plan import plan_of, priced
-from autoshard.search.kept.kept_search import Answers, answers_of, formulated
+from autoshard.search.kept.kept_search import KeptAnswers, answers_of, formulated
 from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.objectives import RATIO, SPEED, Levelled, level_value, ratio_problem
 from autoshard.search.search_request import SearchRequest, micro_batches
@@ -49,7 +49,7 @@ class SearchTask:
     pins: tuple[Pin, ...]
     fixed: frozenset[int]  # nodes that a pin decided about
     log: Log
-    answers: Answers = field(default_factory=lambda: Answers(None, ""))
+    answers: KeptAnswers = field(default_factory=lambda: KeptAnswers(None, ""))
     seen: SeenPlans = field(default_factory=SeenPlans)
     styles: dict[str, Plan] = field(default_factory=dict)
     on_host: frozenset[str] = frozenset()  # tables that may lie in host memory

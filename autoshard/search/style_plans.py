@@ -19,7 +19,7 @@ from autoshard.formulation.step_resources import StepResources, in_a_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import Origin, plan_of, priced
-from autoshard.search.kept.kept_search import Answers, answers_of, formulated, unhurried
+from autoshard.search.kept.kept_search import KeptAnswers, answers_of, formulated, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Options
@@ -78,7 +78,9 @@ def style_plans(
     return found
 
 
-def _kept(name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan], answers: Answers) -> StylePlan:
+def _kept(
+    name: str, formulation: Formulation, clock: Clock, known: Mapping[str, Plan], answers: KeptAnswers
+) -> StylePlan:
     """By the sum of costs, where no search has simulated it: the same for every level and limit."""
     if name in known or not unhurried(clock):
         return _simulated(name, formulation, clock, known)

@@ -24,7 +24,7 @@ from autoshard.ir import graph_json
 from autoshard.ir.mesh import Mesh
 from autoshard.search import search_task
 from autoshard.search.kept import kept_search
-from autoshard.search.kept.kept_search import Answers, answers_of
+from autoshard.search.kept.kept_search import KeptAnswers, answers_of
 from autoshard.search.kept.kept_steps import KeptSteps
 from autoshard.search.step_search import StepSearch
 from autoshard.solvers.common.solver_options import Clock
@@ -41,7 +41,7 @@ LOG = "search.log"  # what took how long
 @pytest.fixture(scope="module")
 def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "mlp.graph.json"
-    path.write_text(graph_json.dumps(mlp_graph(3, 1024, 2048)), encoding="utf-8")
+    path.write_text(graph_json.dumps(mlp_graph(2, 1024, 2048)), encoding="utf-8")
     return path
 
 
@@ -63,9 +63,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- whole commands -------------------------------------------------------------------------------------------------
 
 ASKED = [
-    (), ("--memory-limit", "70GiB"), ("--memory-limit", "75MiB"), ("--level", "0"), ("--level", "1"),
+    (), ("--memory-limit", "70GiB"), ("--memory-limit", "52MiB"), ("--level", "0"), ("--level", "1"),
     ("--pin", "h.0.fc.weight=Shard(0)@tp"), ("--strategy", "fsdp"), ("--micro-batches", "2"), ("--no-all-to-all",),
-    ("--fuse", "none"), ("--solver", "dp"), ("--pareto",),
 ]  # fmt: skip
 
 
@@ -73,10 +72,9 @@ def test_plans_are_the_same_with_it_and_without(graph_file: Path, folder: Path, 
     """One cache for all, in this order and again: no piece is taken for another's."""
     alone = [package(graph_file, tmp_path / "out", "--no-cache", *asked) for asked in ASKED]
     assert not folder.exists()
-    assert len({files["plan.json"] for files in alone}) == len(ASKED) - 1  # a front is beside the same plan
-    for _ in range(2):
-        for asked, files in zip(ASKED, alone, strict=True):
-            assert package(graph_file, tmp_path / "out", *asked) == files, asked
+    assert len({files["plan.json"] for files in alone}) == len(ASKED)
+    for asked, files in [*zip(ASKED, alone, strict=True), *zip(ASKED[:5], alone, strict=False)]:
+        assert package(graph_file, tmp_path / "out", *asked) == files, asked
 
 
 def test_another_limit_takes_up_what_was_found(
@@ -358,8 +356,8 @@ def test_a_formulation_is_read_back(mesh: str) -> None:
 def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
     formulation = formulate(mlp_graph(2), MESH, HARDWARE, 1e12)
 
-    def asked(clock: Clock) -> Answers:
-        answers = Answers(DiskCache(tmp_path), KEY)
+    def asked(clock: Clock) -> KeptAnswers:
+        answers = KeptAnswers(DiskCache(tmp_path), KEY)
         steps = KeptSteps(formulation, clock, answers, lambda: StepSearch(formulation, clock))
         assert steps.first() is not None
         list(steps.others())

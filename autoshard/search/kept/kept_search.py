@@ -82,7 +82,7 @@ def _problem_key(
     return key_of("problem", *known)
 
 
-class Answers:
+class KeptAnswers:
     """What was found of one problem, by name. `save` adds what is new to the file."""
 
     def __init__(self, cache: DiskCache | None, key: str) -> None:
@@ -135,12 +135,12 @@ def answers_of(
     on_host: frozenset[str],
     strategy: str = "best",
     pins: Sequence[Pin] = (),
-) -> Answers:
+) -> KeptAnswers:
     """Of the problem that a style and pins leave."""
     if cache is None:
-        return Answers(None, "")
+        return KeptAnswers(None, "")
     problem = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
-    return Answers(cache, key_of("answers", problem, strategy, tuple(map(repr, pins))))
+    return KeptAnswers(cache, key_of("answers", problem, strategy, tuple(map(repr, pins))))
 
 
 def unhurried(clock: Clock) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.step_resources import StepResources
-from autoshard.search.kept.kept_search import Answers, choice_of, unhurried
+from autoshard.search.kept.kept_search import KeptAnswers, choice_of, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
 
@@ -28,7 +28,7 @@ class KeptSteps:
     """
 
     def __init__(
-        self, formulation: Formulation, clock: Clock, answers: Answers, make: Callable[[], StepSearch]
+        self, formulation: Formulation, clock: Clock, answers: KeptAnswers, make: Callable[[], StepSearch]
     ) -> None:
         self.formulation, self.clock, self.answers, self.make = formulation, clock, answers, make
         self.found: list[Named] = []
