@@ -153,7 +153,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(summary)
     elif code == 0:
-        print(f"next: {plan_summary.next_command(made.plan, made.graph, str(options.out))}")
+        print(f"next: {plan_summary.next_command(made.plan, made.graph, str(options.out), wants_check)}")
     return code
 
 

@@ -146,4 +146,7 @@ def _axis_words(program: Program, axis: int, name: str) -> str:
     sums = [b for b in program.gradient_buckets if name in b.axes]
     if sums:
         facts.append(f"sums the gradients of {sum(len(b.parameters) for b in sums)} parameters beside backward")
-    return "; ".join(facts) or "divides activations only"
+    if facts:
+        return "; ".join(facts)
+    divides = any(isinstance(value.layout.placements[axis], Shard) for value in program.values)
+    return "divides activations only" if divides else "divides nothing: its devices repeat the same work"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
@@ -37,4 +38,5 @@ def plan_of_choice(formulation: Formulation, choice: Sequence[int], origin: Orig
     solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
     graph = formulation.graph
     plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
-    return priced(plan, graph, formulation.hardware)
+    plan = priced(plan, graph, formulation.hardware)
+    return replace(plan, certificate=replace(plan.certificate, level_objective=plan.predicted_seconds))

@@ -239,12 +239,12 @@ def front_table(points: Sequence[Point]) -> list[str]:
     return table(rows)
 
 
-def next_command(plan: Plan, graph: Graph, out: str) -> str:
+def next_command(plan: Plan, graph: Graph, out: str, verified: bool = False) -> str:
     """What to do with the package: run it here on CPUs, where one node has all devices and there is a loss."""
     per_node = parse_hardware(plan.hardware_text).devices_per_node
     if graph.loss is None:
-        check = "" if plan.model.endswith(".json") else f"autoshard verify {out}; "
-        return f"{check}without a loss train.py has nothing to train: import {out}/model_parallel.py in code of yours"
+        check = "" if verified or plan.model.endswith(".json") else f"autoshard verify {out}; "
+        return f"{check}{out}/README.md shows how to call the model: without a loss train.py has nothing to train"
     if plan.devices > per_node:
         return f"{out}/README.md says how to start it on {-(-plan.devices // per_node)} nodes"
     return f"torchrun --nproc-per-node {plan.devices} {out}/train.py --backend gloo --steps 5"

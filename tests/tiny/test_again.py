@@ -69,10 +69,10 @@ def test_what_comes_next(plan: Plan) -> None:
     many = replace(plan, mesh=Mesh.parse("dp=20"))
     assert next_command(many, graph, "out") == "out/README.md says how to start it on 3 nodes"
     without = replace(graph, loss=None)
-    assert next_command(plan, without, "out").startswith("without a loss")  # a saved graph can't be verified
-    assert next_command(replace(plan, model="a.py:b"), without, "out").startswith(
-        "autoshard verify out; without a loss"
-    )
+    assert next_command(plan, without, "out").startswith("out/README.md shows")  # a saved graph can't be verified
+    named = replace(plan, model="a.py:b")
+    assert next_command(named, without, "out").startswith("autoshard verify out; out/README.md shows")
+    assert next_command(named, without, "out", verified=True).startswith("out/README.md shows")
 
 
 NODES = [

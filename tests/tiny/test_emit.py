@@ -14,15 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import Header, package
 from autoshard.emit.code_lines import broken, split_commas, statement
 from autoshard.emit.header import Input, integer_bound, strategy_words
 from autoshard.emit.model_file import model_file
 from autoshard.emit.spelling import Speller
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
-from autoshard.ir.layout import AxisShard, LocalSize
+from autoshard.ir.layout import AxisShard, LocalSize, Replicate
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import GradientBucket, Program
+from autoshard.program.lower import lower
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from tests.graphs import mlp_graph
 from tests.programs import Maker
 
 GOLDEN = Path(__file__).with_name("emitted_residual.py.txt")
@@ -70,6 +75,15 @@ def header(program: Program) -> Header:
     return Header(
         "0123456789abcdef", "autoshard plan net.py:build", "autoshard 0", "cpu-local", words, inputs, 1e-3, 2**20
     )
+
+
+def test_an_axis_over_which_nothing_is_cut_is_said_to_divide_nothing() -> None:
+    """A model so small that repeating it is fastest."""
+    graph = mlp_graph(2, 4, 8)
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=2")))
+    program = lower(plan, graph)
+    assert all(value.layout.placements[0] == Replicate() for value in program.values)
+    assert strategy_words(program) == ("dp (2): divides nothing: its devices repeat the same work",)
 
 
 def test_golden_model() -> None:

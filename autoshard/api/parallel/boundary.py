@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from autoshard.emit.runtime import ParallelMesh, all_gather, all_reduce, copy, held_indices, shard_size, slice_shard
+from autoshard.emit.runtime import ParallelMesh, copy, held_indices, slice_shard, whole_of
 from autoshard.emit.runtime.axis import shard_cuts
+from autoshard.emit.runtime.wholes import plain
+
+__all__ = ["fits", "held_slices", "local_shape", "part_of", "rest_of", "undistributed", "whole_of"]
 
 
 def local_shape(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[int, ...]:
@@ -48,7 +51,7 @@ def part_of(x: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
         for dim in sorted({dim for _, dim, *_ in cuts}):
             x = x.index_select(dim, held_indices(x.shape[dim], dim, layout, mesh).to(x.device))
         return x
-    if _plain(layout, mesh):
+    if plain(layout, mesh):
         for axis, dim, _, unit in cuts:
             x = slice_shard(x, axis, dim, unit=unit)
         return x
@@ -57,32 +60,6 @@ def part_of(x: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
     for dim in sorted({dim for _, dim, *_ in cuts}):
         x = x.index_select(dim, held_indices(x.shape[dim], dim, layout, mesh).to(x.device))
     return x
-
-
-def whole_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
-    """The whole tensor on every device, from parts that lie as `layout` says (`P` is summed)."""
-    for name, placement in zip(mesh.axes, layout.split(), strict=True):
-        if placement == "P":
-            x = all_reduce(x, mesh[name])
-    cuts = shard_cuts(layout, mesh)
-    if _plain(layout, mesh):
-        for i, (axis, dim, _, unit) in reversed(list(enumerate(cuts))):  # inner axes first
-            size = shape[dim]
-            for outer, d, _, own in cuts[:i]:
-                size = shard_size(size, outer, 1, own) if d == dim else size
-            x = all_gather(x, axis, dim, size=size, unit=unit)
-        return x
-    for dim in sorted({dim for _, dim, *_ in cuts}):
-        held = held_indices(shape[dim], dim, layout, mesh).to(x.device)
-        x = x.new_zeros((*x.shape[:dim], shape[dim], *x.shape[dim + 1 :])).index_copy(dim, held, x)
-    for axis, *_ in cuts:
-        x = all_reduce(x, axis)
-    return x
-
-
-def _plain(layout: str, mesh: ParallelMesh) -> bool:
-    """One cut after the other is the layout: no blocks."""
-    return all(blocks == 1 for _, _, blocks, _ in shard_cuts(layout, mesh))
 
 
 def undistributed(x: Tensor) -> Tensor:

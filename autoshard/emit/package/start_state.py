@@ -81,6 +81,17 @@ def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
             init_computed(tensor, INITIAL[own.name], seed)
 
 
+def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> None:
+    """Fills the model from weights of the original model: a file of them, or a folder of .safetensors."""
+    weights = read_weights(weights_path)
+    init_missing(model, weights, seed)
+    fill_unsaved(model, weights, seed)
+    try:
+        load_full_state_dict(model, weights, INITIAL)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"--weights {weights_path}: {error.args[0]}") from None
+
+
 def prepare(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -89,9 +100,12 @@ def prepare(
     scaler: LossScaler | None = None,
 ) -> int:
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
-    weights = read_weights(options.weights) if options.weights else {}
     seed = options.seed or 0
-    guessed = [] if options.resume or options.weights else init_parameters(model, seed, INITIAL)
+    if options.weights and not options.resume:
+        start_from(model, options.weights, seed)
+        return 0
+    weights = read_weights(options.weights) if options.weights else {}
+    guessed = [] if options.resume else init_parameters(model, seed, INITIAL)
     if options.weights:
         init_missing(model, weights, seed)
     fill_unsaved(model, weights, seed)
@@ -104,12 +118,7 @@ def prepare(
         if rank == 0:
             print(f"resumed {folder} at step {done}", flush=True)
         return done
-    if options.weights:
-        try:
-            load_full_state_dict(model, weights, INITIAL)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"--weights {options.weights}: {error.args[0]}") from None
-    elif guessed and rank == 0:
+    if guessed and rank == 0:
         shown = ", ".join(guessed[:3]) + (", ..." if len(guessed) > 3 else "")
         print(
             f"note: {len(guessed)} parameters start from a guess, how the model makes them is unknown: {shown}",

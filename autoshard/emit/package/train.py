@@ -337,17 +337,18 @@ def make_log(options: argparse.Namespace, mesh: ParallelMesh) -> TrainingLog:
 
 def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
     """UserError on what the package can't do."""
-    if not HAS_LOSS:
+    if not HAS_LOSS and not options.dry_run:
         raise UserError(
-            "this package was planned without a loss: it can't be trained\n"
-            "  try: model_parallel.py in code of your own, or plan a model that returns its loss"
+            "this package was planned with --eval, or without a loss: there is nothing to train\n"
+            "  try: README.md shows a program that calls the model; to train it, plan without --eval and with a loss"
         )
     if options.eval_data and STAGES > 1:
         raise UserError("--eval-data: this package has stages, which train only\n  try: a package of one stage")
     if options.eval_data and UPDATES_BUFFERS:
         raise UserError(
             "--eval-data: this model's forward in training updates buffers, as batch norm does\n"
-            "  try: a package planned with --eval, and the checkpoints of this one"
+            "  try: a package planned with --eval, whose README.md shows how to call it, with weights that convert.py"
+            " makes of this one's checkpoints"
         )
     if options.profile and mesh.device.type == "npu":
         raise UserError(

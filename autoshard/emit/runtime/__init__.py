@@ -88,6 +88,7 @@ from .training_log import TrainingLog
 from .user_code import register_operators
 from .weight_files import WeightFiles
 from .weights import regather_before, regathering
+from .wholes import whole_of
 
 __all__ = [
     "SHAPES",
@@ -187,5 +188,6 @@ __all__ = [
     "unpacked",
     "vocabulary_parallel_embedding",
     "vocabulary_range",
+    "whole_of",
     "zero_pad",
 ]

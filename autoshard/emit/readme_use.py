@@ -1,0 +1,143 @@
+"""The part of a package's README.md on how data and weights go in and out, where it trains and where it is called."""
+
+from __future__ import annotations
+
+from autoshard.code_text import code_span, identifier, quoted
+from autoshard.emit.header import Header
+from autoshard.ir.program import Program
+
+
+def training(program: Program, header: Header) -> str:
+    """Of a package with a loss, whose train.py does it all."""
+    names = ", ".join(identifier(i.name) for i in header.inputs)
+    items = ", ".join(f"{quoted(i.name)}: batch.{identifier(i.name)}" for i in header.inputs)
+    return f"""## Data
+
+Without `--data`, batches are synthetic. With `--data data.py:make_loader`:
+
+```python
+def make_loader():
+    for batch in my_dataset:
+        yield {{{items}}}  # or a tuple: {names}
+```
+
+Every rank may yield the same global batch, of which it takes its part, or its local part alone: the shapes tell which,
+dim by dim. `make_loader(parts)` is told the slices of each input that its rank needs. Global shapes:
+
+{_inputs(header)}
+
+A loader with `state_dict` and `load_state_dict`, as torchdata's `StatefulDataLoader`, resumes where it was; of others
+the batches before are read again and thrown away. A thread reads `--prefetch` batches ahead.
+
+## A run
+
+```
+torchrun ... train.py --lr 3e-4 --schedule cosine --warmup 2000 --lr-least 0.1 --weight-decay 0.1 --steps 100000
+{_evaluates(program)}torchrun ... train.py --log-json run.jsonl --tensorboard runs --log-every 10
+torchrun ... train.py --profile trace --profile-steps 3:5    # trace/rank-N.json, for Perfetto and `autoshard compare`
+torchrun ... train.py --timeout 600 --matmul-precision high  # seconds of a collective; TF32
+torchrun ... train.py --compile                              # each block one graph of torch.compile's inductor
+```
+
+{_scaling(program)}## Weights and checkpoints
+
+```
+torchrun ... train.py --weights model.safetensors            # start from the original model's weights
+torchrun ... train.py --weights folder                       # of shards with their index: each rank reads its part
+torchrun ... train.py --save checkpoints --save-every 100    # model, optimizer and step; --save-async: beside training
+torchrun ... train.py --resume checkpoints                   # also in a package planned for another mesh
+python convert.py --to-original checkpoints/step-100 model.safetensors
+python convert.py --to-sharded model.safetensors checkpoint
+```
+
+Checkpoints are `torch.distributed.checkpoint` folders. Names and shapes outside are those of the original model.
+"""
+
+
+def calling(program: Program, header: Header) -> str:
+    """Of a package without a loss: planned for inference, or a model that returns none."""
+    values = [program.value(name) for name in program.outputs]
+    outputs = "\n".join(
+        f"| {i} | {code_span(v.tensor)} | {v.shape} | {v.dtype} | `{v.layout}` |" for i, v in enumerate(values)
+    )
+    first = values[0]
+    host = ", host=True" * any(p.layout.host for p in program.parameters)
+    return f"""## Call it
+
+It was planned with `--eval`, or for a model that returns no loss: there is nothing to train. A program of yours calls
+it, `infer.py` in this folder:
+
+```python
+import torch
+
+from batches import checked
+from model_parallel import MESH, build_model
+from runtime import ParallelMesh, leave, whole_of
+from start_state import start_from
+
+
+@torch.no_grad()
+def main() -> None:
+    mesh = ParallelMesh.from_environment(MESH, "nccl"{host})
+    model = build_model(mesh)
+    start_from(model, "model.safetensors")  # of the original model; .pt, or a folder of shards, too
+    for batch in my_batches():
+        outputs = model(*(x.to(mesh.device) for x in checked(batch, mesh)))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)  # each is this rank's part
+        whole = whole_of(outputs[0], {first.shape}, {quoted(str(first.layout))}, mesh)  # on every rank
+        if mesh.rank == 0:
+            print(whole)
+
+
+main()
+leave()
+```
+
+A batch is a dict or a tuple of the inputs. Every rank may give the same global batch, of which it takes its part, or
+its local part alone: the shapes tell which, dim by dim. Global shapes:
+
+{_inputs(header)}
+
+What it returns, in order:
+
+| | output | shape | dtype | layout |
+|---|---|---|---|---|
+{outputs}
+
+With autoshard installed, `autoshard.parallelize(model, autoshard.load_plan(folder))` gives the original's own call,
+with whole outputs, and with gradients unless it was `--eval`.
+
+## Weights
+
+```
+python convert.py --to-original checkpoints/step-100 model.safetensors    # by the convert.py of a package that trained
+```
+
+Names and shapes outside are those of the original model.
+"""
+
+
+def _inputs(header: Header) -> str:
+    rows = "\n".join(f"| {code_span(i.name)} | {i.shape} | {i.dtype} | `{i.layout}` |" for i in header.inputs)
+    return f"| input | shape | dtype | layout |\n|---|---|---|---|\n{rows}"
+
+
+def _evaluates(program: Program) -> str:
+    """The line that train.py takes, where it does."""
+    if program.step.stages > 1 or program.buffer_updates:
+        return ""
+    return "torchrun ... train.py --eval-data data.py:make_held_out --eval-every 500 --eval-batches 20\n"
+
+
+def _scaling(program: Program) -> str:
+    """What a run in float16 does besides."""
+    if program.precision != "fp16-mixed":
+        return ""
+    return """## Loss scale
+
+Products are computed in float16, weights and sums of gradients are float32. The loss is scaled by torch's `GradScaler`:
+it begins at `--loss-scale` (65536) and halves when a gradient overflows on any rank. Such a step counts, and its batch
+is used up, but parameters and optimizer stay as they were; the first steps of a run are often left out so. The scale is
+in the checkpoints. Gradients are clipped, and their norm is told, without it.
+
+"""
