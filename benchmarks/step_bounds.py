@@ -1,10 +1,10 @@
 """Is the bound on a step one? Of many plans, what two resources that follow each other take, beside the simulated step.
 
-python benchmarks/step_bounds.py GRAPH.json --mesh dp=2,tp=4 [--plans 100] [--seed 0]
+python benchmarks/step_bounds.py GRAPH.json --mesh dp=2,tp=4 [--plans 100] [--seed 0] [--cpu 60]
 
 The plans: the best found, those of the bound's weights, each with a few choices changed, and random ones. A weighted
 mean of pairs is at most their largest, so that one number says it for all weights. Ends with 1 where a plan takes less
-than it.
+than it. --cpu: as many of the plans as that many CPU seconds suffice for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import math
 import random
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.host_lead import with_leads
 from autoshard.ir.graph_json import load
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem, objective
@@ -70,14 +72,18 @@ def main() -> int:
     parser.add_argument("--hardware", default="h100-80g-sxm")
     parser.add_argument("--plans", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cpu", type=float, default=math.inf, help="CPU seconds after which no other plan is begun")
     arguments = parser.parse_args()
     hardware = load_hardware(arguments.hardware)
     formulation = formulate(load(arguments.graph), Mesh.parse(arguments.mesh), hardware, float("inf"))
     search = StepSearch(formulation)
     shares: dict[str, list[float]] = {}
     for kind, choice in itertools.islice(plans(search, arguments.seed), arguments.plans):
-        least = search.resources.longest(search.resources.least_used(choice))
+        own = with_leads(search.resources, formulation, [choice])
+        least = own.longest(own.least_used(choice))
         shares.setdefault(kind, []).append(least / step_seconds(formulation, choice))
+        if time.process_time() > arguments.cpu:
+            break
     for kind, own in shares.items():
         print(f"{kind}: {len(own)} plans, {min(own):.3f} to {max(own):.3f} of the step, mean {sum(own) / len(own):.3f}")
     return int(max(max(own) for own in shares.values()) > 1 + 1e-9)

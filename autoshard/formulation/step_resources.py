@@ -26,13 +26,15 @@ from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_ROW, PATH, ResourceTables
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 
+LEAD = "host, then in a row"  # see host_lead.py
 _HUB = 4  # a value with more readers is cut off: each reader pays its part from the cheapest source
 
 
 def follows(names: Sequence[str]) -> NDArray[np.bool_]:
     """[x, y]: whether what the backward occupies y comes after all that the forward occupies x."""
     host = np.array([name == HOST for name in names])
-    after: NDArray[np.bool_] = host[:, None] | ~host[None, :]
+    issued = np.array([name in (HOST, LEAD) for name in names])
+    after: NDArray[np.bool_] = host[:, None] | ~issued[None, :]
     return after
 
 
@@ -170,5 +172,5 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER) -> St
     return StepResources(problem, tables.names, tables.constants(), nodes, readers, values)
 
 
-__all__ = ["COMPUTE", "HOST", "IN_ROW", "PATH", "Reader", "StepResources", "follows", "in_a_row", "pair_seconds",
-           "step_resources"]  # fmt: skip
+__all__ = ["COMPUTE", "HOST", "IN_ROW", "LEAD", "PATH", "Reader", "StepResources", "follows", "in_a_row",
+           "pair_seconds", "step_resources"]  # fmt: skip

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.host_lead import with_leads
 from autoshard.formulation.step_resources import StepResources, follows, in_a_row, pair_seconds, step_resources
 from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers import solve
@@ -33,6 +34,7 @@ _WEIGHTS = 6  # of resources, tried for the bound
 _ROUNDS = (5, 2, 2)  # of shares: for what is in a row, for the sum of costs, and for what plans occupy most
 _WEIGHED = 2  # weights of what plans occupy most
 _FAR = 0.75  # of the way to what the plans so far occupy most
+_LEADS = 2  # plans whose turns from the host to the device are resources of the bound
 _INWARD = 0.25  # of the way to weights that found plans: at the edge most choices are free, and tables large
 _CUTS = 12  # between two plans
 _CLOSE = 5e-3  # relative: between the bound and what more weights can give
@@ -109,13 +111,14 @@ class StepSearch:
     def __init__(self, formulation: Formulation, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         free = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
-        self.problem = free.problem
+        self.formulation, self.problem = free, free.problem
         self.resources = step_resources(free)
         self.shares = ReaderShares(self.problem)
         self.weights = in_a_row(self.resources)
         self.found: list[tuple[str, Choice]] = []
         self.used: list[Floats] = []
         self.bounded: StepBound | None = None
+        self.leading = self.resources  # what the bound is made of
 
     def first(self) -> Choice | None:
         """The plan that takes least by the estimate, of what is in a row and of what the plans so far occupy most; None
@@ -151,8 +154,16 @@ class StepSearch:
     def bound(self, known: Sequence[Choice]) -> StepBound:
         """Begun with the resources that the plans `known` occupy most."""
         if self.bounded is None:
-            self.bounded = step_bound(self.resources, known, self.weights)
+            self.leading = self._leading(known)
+            count, more = len(self.resources.names), len(self.leading.names) - len(self.resources.names)
+            near = np.concatenate([np.append(part, np.zeros(more)) for part in np.split(self.weights, [count])])
+            self.bounded = step_bound(self.leading, known, near)
         return self.bounded
+
+    def _leading(self, known: Sequence[Choice]) -> StepResources:
+        """With the turns from the host to the device of the shortest plans `known`."""
+        order = sorted(known, key=lambda choice: self.resources.longest(self.resources.roughly_used(choice)))
+        return with_leads(self.resources, self.formulation, order[:_LEADS])
 
     def _of_bound(self) -> Iterator[tuple[str, Choice]]:
         """The least plans of the bound's weights, those that are near the best so far by the estimate."""

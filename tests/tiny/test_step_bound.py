@@ -17,6 +17,7 @@ from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, formulate
+from autoshard.formulation.host_lead import with_leads
 from autoshard.formulation.resource_tables import ResourceTables
 from autoshard.formulation.step_resources import IN_ROW, PATH, StepResources, follows, step_resources
 from autoshard.ir.graph import Graph, Op, Parameter, Saved, Tensor
@@ -83,6 +84,24 @@ def test_no_two_resources_take_longer_than_a_step(mesh: str, rows: int, width: i
     for in_order in (True, False):
         resources = step_resources(formulation, in_order=in_order)
         assert 0.5 < all_hold(resources, formulation, best) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("mesh", MESHES[:2])
+@pytest.mark.parametrize(("rows", "width"), [*SIZES, (512, 1024)])
+@pytest.mark.parametrize("micro_batches", [1, 16])
+def test_the_host_and_then_the_device_take_no_longer_than_a_step(
+    mesh: str, rows: int, width: int, micro_batches: int
+) -> None:
+    """For every plan the turn that is most for it; and where both show, it says more than either alone."""
+    formulation = made(mesh, rows, width, micro_batches)
+    resources, more = step_resources(formulation), []
+    for choice in plans(formulation, StepSearch(formulation).first() or random_choice(formulation.problem, 0)):
+        led = with_leads(resources, formulation, [choice])
+        least = led.longest(led.least_used(choice))
+        assert least <= step_seconds(formulation, choice) * (1 + 1e-9)
+        more.append(least / resources.longest(resources.least_used(choice)))
+    assert min(more) >= 1 - 1e-9
+    assert max(more) > 1.02 or (rows, width) != (512, 1024)
 
 
 def with_views(graph: Graph, operand: str, count: int) -> Graph:
@@ -175,7 +194,7 @@ def test_the_bound_is_below_every_step_and_the_means_below_their_least_plan(mesh
     best = search.first()
     assert best is not None
     found = search.bound([best])
-    resources = search.resources
+    resources = search.leading
     assert 0 < found.seconds <= min(step_seconds(formulation, choice) for choice in plans(formulation, best))
     for weights, least in found.tried:
         assert weights.min() >= 0 and weights.sum() == pytest.approx(2.0)

@@ -1,0 +1,127 @@
+"""One more resource of a step: the host, and from a certain operator on what the program runs in a row.
+
+The device runs nothing before the host has issued it. So up to an operator k of the forward all tasks are issued one
+after the other, and what stands in a row from k on runs after that: with h_i the seconds in which the host issues what
+is before operator i, and r_i those that i and what is moved behind it take in a row,
+
+    sum over i < k of h_i + sum over i >= k of r_i
+
+is a bound on the forward for every k, and the same of backward, in which the operators come in reverse, behind the
+host's forward. The optimizer, which surely takes time, comes last. Where a way lies between operators on both sides of
+k, it counts on neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autoshard.formulation.dependency_path import longest
+from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.step_resources import HOST, IN_ROW, LEAD, StepResources
+from autoshard.ir.problem import Floats
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The host until operator `forward` of the graph's order, and in backward until all from operator `backward` on
+    are issued."""
+
+    forward: int
+    backward: int
+
+
+def with_leads(resources: StepResources, formulation: Formulation, plans: Sequence[Sequence[int]]) -> StepResources:
+    """`resources` and one more for each of the `plans`, with the turn that is most for it; the same where no optimizer
+    surely ends the step."""
+    return _Leads(resources, formulation).extended(plans)
+
+
+class _Leads:
+    def __init__(self, resources: StepResources, formulation: Formulation) -> None:
+        self.resources, self.formulation = resources, formulation
+        graph, self.dispatch_seconds = formulation.graph, formulation.hardware.constant("host.dispatch")
+        position = {op.name: i for i, op in enumerate(graph.ops)}
+        self.at = [position[site.name] if site.kind == "op" else None for site in formulation.sites]
+        path = longest(graph, {})
+        self.issued = np.array([op.name in path.needed for op in graph.ops], float)
+        self.issued_back = np.array([op.name in path.grows for op in graph.ops], float)
+        self.host, self.row = (resources.names.index(name) for name in (HOST, IN_ROW))
+        self.count = len(resources.names)
+        self.known: dict[Hashable, Floats] = {}
+
+    def extended(self, plans: Sequence[Sequence[int]]) -> StepResources:
+        turns = list(dict.fromkeys(map(self.turn, plans))) if self.updated() else []
+        found = self.resources
+        if turns:
+            names = (*found.names, *(LEAD for _ in turns))
+            nodes = tuple(self.longer(own, turns, at, at) for own, at in zip(found.nodes, self.at, strict=True))
+            readers = tuple(replace(r, seconds=self.longer(r.seconds, turns, *self.ends(r.value, r.position)))
+                            for r in found.readers)  # fmt: skip
+            found = replace(found, names=names, constants=self.constants(turns), nodes=nodes, readers=readers)
+        return found
+
+    def updated(self) -> bool:
+        """Whether some parameter's update surely takes time."""
+        pairs = zip(self.formulation.sites, self.resources.problem.nodes, strict=True)
+        return self.formulation.graph.loss is not None and any(
+            site.kind == "parameter" and bool((node.seconds > 0).all()) for site, node in pairs
+        )
+
+    def ends(self, value: int, position: int) -> tuple[int | None, int | None]:
+        own = self.resources.problem.values[value]
+        return self.at[own.producer], self.at[own.consumers[position]]
+
+    def turn(self, choice: Sequence[int]) -> Turn:
+        """The turns that make the most of a plan."""
+        length = len(self.issued)
+        host, row, host_back, row_back = (np.zeros(length) for _ in range(4))
+        host += self.dispatch_seconds * self.issued
+        host_back += self.dispatch_seconds * self.issued_back
+        parts = [(own[:, s], at, at) for own, s, at in zip(self.resources.nodes, choice, self.at, strict=True)]
+        for reader in self.resources.readers:
+            value = self.resources.problem.values[reader.value]
+            source = value.source[choice[value.producer]]
+            target = value.targets[reader.position][choice[value.consumers[reader.position]]]
+            parts.append((reader.seconds[:, source, target], *self.ends(reader.value, reader.position)))
+        for own, first, last in parts:
+            if last is not None:
+                host[last] += own[self.host]
+                row_back[last] += own[self.count + self.row]
+            if first is not None:
+                row[first] += own[self.row]
+                host_back[first] += own[self.count + self.host]
+        return Turn(_most(host, row), _most(row_back, host_back))
+
+    def longer(self, own: Floats, turns: Sequence[Turn], first: int | None, last: int | None) -> Floats:
+        """With a row for each turn in both phases. `first`: the operator that what takes these seconds comes after or
+        is; `last`: that it comes before or is; None where it is none."""
+        before = tuple(last is not None and last < turn.forward for turn in turns)
+        after = tuple(first is not None and first >= turn.forward for turn in turns)
+        early = tuple(first is not None and first >= turn.backward for turn in turns)
+        late = tuple((first is None and last is None) or (last is not None and last < turn.backward) for turn in turns)
+        key = (id(own), before, after, early, late)
+        if key not in self.known:
+            back, zero = self.count, np.zeros_like(own[0])
+            ways = zip(before, after, early, late, strict=True)
+            rows = [
+                (own[self.host] if b else own[self.row] if a else zero,
+                 own[back + self.host] if e else own[back + self.row] if x else zero)
+                for b, a, e, x in ways
+            ]  # fmt: skip
+            forward, backward = (np.array(part) for part in zip(*rows, strict=True))
+            self.known[key] = np.concatenate([own[:back], forward, own[back:], backward])
+        return self.known[key]
+
+    def constants(self, turns: Sequence[Turn]) -> Floats:
+        old, dispatch = self.resources.constants, self.dispatch_seconds
+        forward = [dispatch * self.issued[: turn.forward].sum() for turn in turns]
+        backward = [dispatch * self.issued_back[turn.backward :].sum() for turn in turns]
+        return np.concatenate([old[: self.count], forward, old[self.count :], backward])
+
+
+def _most(before: Floats, after: Floats) -> int:
+    """The k for which the sum of `before` up to k and of `after` from k on is largest."""
+    return int(np.argmax(np.append(0.0, np.cumsum(before)) + np.append(np.cumsum(after[::-1])[::-1], 0.0)))
