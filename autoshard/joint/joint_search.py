@@ -8,8 +8,10 @@ keeping all, what is dear, or its input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +28,7 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
 from autoshard.simulation.step_timeline import StepTimeline, simulate_step
+from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan
 from autoshard.units import format_bytes
@@ -34,6 +37,7 @@ TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage m
 SIMULATED = 2  # plans of one stage problem
 INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
+REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
@@ -220,35 +224,24 @@ def best_of(
     tell: Callable[[str], None],
 ) -> JointResult:
     """Best first: what is left when the bound passes the best simulated step can't be better."""
-    ranked = sorted(problems, key=lambda own: own[0].any_order_least)
+    search = _BestFirst([_Candidate(problem, split) for problem, split in problems])
     found: list[StepFound] = []
-    solved = fitting = 0
-    bound, model, model_bound, best = np.inf, np.inf, np.inf, np.inf
-    for number, (problem, split) in enumerate(ranked):
-        if problem.any_order_least >= best:
-            bound = min(bound, problem.any_order_least)
-            model_bound = min(model_bound, *(own.model_least for own, _ in ranked[number:]))
-            break
-        solved += 1
-        solution = solve_stages(problem.stage_problem, SIMULATED, TOLERANCE)
-        if solution is None:
-            continue
-        fitting += 1
-        bound, model_bound = min(bound, solution.any_order_bound), min(model_bound, solution.model_bound)
-        model = min(model, solution.plans[0].seconds)
-        if solution.any_order_bound >= best or solution.plans[0].seconds * FAR >= best:
-            continue
-        made = _simulated(problem, split, solution)
+    for own in search.hopeful():
+        made = _simulated(own.problem, own.split, own.solution, search.best)
         if made is not None:
             found.append(made)
-            best = min(best, made.seconds)
-            tell(f"{problem.choice}: {made.seconds:.4g} s")
+            search.best = min(search.best, made.seconds)
+            tell(f"{own.problem.choice}: {made.seconds:.4g} s")
     if not found:
-        raise InfeasibleError(*_none_fits([problem for problem, _ in ranked]))
+        raise InfeasibleError(*_none_fits([own.problem for own in search.candidates]))
     found = fastest_of_each(found)
+    solved = [own for own in search.candidates if own.solved]
+    solutions = [own.solution for own in solved if own.solution is not None]
+    model = min(solution.plans[0].seconds for solution in solutions)
+    model_bound = min(own.form_least for own in search.candidates)
     return JointResult(
-        found[0], tuple(found[1 : count + 1]), line, float(min(bound, best)), float(model),
-        float(min(model, model_bound)), len(ranked), solved, fitting, fronts, tuple(log.reasons.items()),
+        found[0], tuple(found[1 : count + 1]), line, search.bound(), float(model), float(min(model, model_bound)),
+        len(search.candidates), len(solved), len(solutions), fronts, tuple(log.reasons.items()),
     )  # fmt: skip
 
 
@@ -260,14 +253,92 @@ def fastest_of_each(found: Iterable[StepFound]) -> list[StepFound]:
     return list(each.values())
 
 
-def _simulated(problem: StepProblem, split: BlockSplit | None, solution: StageSolution) -> StepFound | None:
-    """The fastest of its plans that fits as it is simulated."""
-    made = []
-    for plan in solution.plans:
-        timeline = simulate_step(problem.step_costs(plan))
-        if max(timeline.peak_bytes) <= problem.capacity_bytes:
-            made.append(StepFound(problem, split, plan, solution, timeline))
-    return min(made, key=lambda own: own.seconds, default=None)
+class _Candidate:
+    """A problem with the bounds on it, each made when it is asked for."""
+
+    def __init__(self, problem: StepProblem, split: BlockSplit | None) -> None:
+        self.problem, self.split = problem, split
+        self.solved = self.roomed = False
+
+    @cached_property
+    def room(self) -> RoomBound:
+        self.roomed = True
+        return RoomBound(self.problem.stage_problem)
+
+    @cached_property
+    def solution(self) -> StageSolution | None:
+        self.solved = True
+        return solve_stages(self.problem.stage_problem, SIMULATED, TOLERANCE)
+
+    @property
+    def any_order_least(self) -> float:
+        """Below every step, in any order, by what is known."""
+        known = self.problem.any_order_least
+        return max(known, self.room.step_seconds) if self.roomed else known
+
+    @property
+    def form_least(self) -> float:
+        """Below every closed form, by what is known."""
+        if self.solved:
+            return self.solution.model_bound if self.solution else np.inf
+        known = max(self.problem.model_least, self.any_order_least)  # a form is no less than that bound
+        return max(known, self.room.form_seconds) if self.roomed else known
+
+
+class _BestFirst:
+    """Candidates in the order of their bounds: the memory of stages is looked at where the bound without it does not
+    say enough, and a problem is solved where that does not. `best`: seconds of the fastest step so far."""
+
+    def __init__(self, candidates: list[_Candidate]) -> None:
+        self.candidates = candidates
+        self.best = np.inf
+
+    def hopeful(self) -> Iterator[_Candidate]:
+        """Those with a solution that may be simulated to less than the best so far."""
+        heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
+        heapify(heap)
+        while heap and heap[0][0] < self.best:
+            _, number = heappop(heap)
+            own = self.candidates[number]
+            if not own.roomed:
+                heappush(heap, (max(own.room.step_seconds, own.room.form_seconds * FAR), number))
+            elif own.solution is not None and own.solution.plans[0].seconds * FAR < self.best:
+                yield own
+
+    def bound(self) -> float:
+        """Below the step of every plan in any order. The least bounds are made exact first."""
+        least = self.best
+        heap = [(own.any_order_least, number) for number, own in enumerate(self.candidates)]
+        heapify(heap)
+        while heap and heap[0][0] < least:
+            _, number = heappop(heap)
+            own = self.candidates[number]
+            if not own.roomed:
+                heappush(heap, (own.room.step_seconds, number))
+            elif own.solution is not None:
+                least = min(least, own.solution.any_order_bound)
+        return least
+
+
+def _simulated(
+    problem: StepProblem, split: BlockSplit | None, solution: StageSolution | None, best: float
+) -> StepFound | None:
+    """The fastest of its plans that fits as it is simulated. Where none does, a stage is given as much less room as it
+    needs more: several chunks of a stage keep more than their mean while one of them runs ahead."""
+    own, found = problem, solution
+    for attempt in range(REPAIRS):
+        if found is None or found.plans[0].seconds * FAR >= best:
+            return None
+        made = [(plan, simulate_step(problem.step_costs(plan))) for plan in found.plans]
+        fitting = [each for each in made if max(each[1].peak_bytes) <= problem.capacity_bytes]
+        if fitting:
+            assert solution is not None
+            plan, timeline = min(fitting, key=lambda each: each[1].step_seconds)
+            return StepFound(problem, split, plan, solution, timeline)
+        over = np.maximum(np.array(made[0][1].peak_bytes) - problem.capacity_bytes, 0.0)
+        own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
+        found = solve_stages(own.stage_problem, SIMULATED, TOLERANCE)
+    return None
 
 
 def _none_fits(problems: list[StepProblem]) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
 @dataclass(frozen=True, eq=False)
 class StepProblem:
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
-    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO)."""
+    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity."""
 
     choice: OuterChoice
     kinds: tuple[int, ...]
@@ -45,6 +45,7 @@ class StepProblem:
     capacity_bytes: float
     allowed: np.ndarray | None = None
     sharded: tuple[ShardedCosts, ...] = ()
+    withheld_bytes: float | Floats = 0.0
 
     @property
     def mesh(self) -> Mesh:
@@ -117,7 +118,8 @@ class StepProblem:
     @cached_property
     def stage_problem(self) -> StageProblem:
         choice = self.choice
-        send = min((self.received_seconds(k) for k in range(1, len(self.kinds))), default=0.0)
+        first = {kind: block for block, kind in reversed([*enumerate(self.kinds)][1:])}
+        send = min(map(self.received_seconds, first.values()), default=0.0)
         return StageProblem(
             tuple(own.front for own in self.fronts),
             self.kinds,
@@ -138,7 +140,7 @@ class StepProblem:
     def _room(self) -> Floats:
         """Of each stage, without what it receives and, on the last, its copy of shared parameters."""
         choice = self.choice
-        room = np.full(choice.stages, self.capacity_bytes)
+        room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
         if choice.stages > 1:
             entering = min((self.costs[kind].received_bytes for kind in self.kinds[1:]), default=0.0)
             for stage in range(choice.stages):

@@ -7,7 +7,6 @@ in which a stage holds several model chunks: chunk c of stage s is the part c * 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B"]
@@ -21,8 +20,7 @@ class Slot(NamedTuple):
     chunk: int = 0
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A slot with its time on its stage."""
 
     stage: int
@@ -59,8 +57,24 @@ def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> lis
         return Slot(kind, micro_batch, chunk if kind == "F" else chunks - 1 - chunk)
 
     total = micro_batches * chunks
-    warm_up = total if micro_batches == stages else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    warm_up = _warm_up(stage, stages, micro_batches, chunks)
     return _alternating([slot("F", k) for k in range(total)], [slot("B", k) for k in range(total)], warm_up)
+
+
+def _warm_up(stage: int, stages: int, micro_batches: int, chunks: int) -> int:
+    """Forwards of an interleaved stage before its first backward."""
+    if micro_batches == stages:
+        return micro_batches * chunks
+    return min(micro_batches * chunks, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+
+
+def in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> int:
+    """`most_in_flight` of a stage's order, without making it."""
+    total = micro_batches * chunks
+    if schedule == "gpipe":
+        return total
+    warm_up = stages - stage - 1 if schedule == "1f1b" else _warm_up(stage, stages, micro_batches, chunks)
+    return min(total, warm_up + 1)
 
 
 def _alternating(forward: list[Slot], backward: list[Slot], warm_up: int) -> list[Slot]:
@@ -87,21 +101,28 @@ def run_pipeline(
     `orders[stage]`; `seconds(stage, slot)`; `send_seconds(from stage, to stage)` of what one slot hands on.
     Raises ValueError where the orders wait for each other for ever.
     """
-    stages, chunks = len(orders), 1 + max((slot.chunk for order in orders for slot in order), default=0)
-    ended: dict[tuple[int, Slot], float] = {}
+    slots = [slot for order in orders for slot in order]
+    stages, chunks = len(orders), 1 + max((slot.chunk for slot in slots), default=0)
+    parts, count = stages * chunks, 1 + max((slot.micro_batch for slot in slots), default=0)
+    ended: dict[Kind, list[list[float | None]]] = {kind: [[None] * count for _ in range(parts)] for kind in ("F", "B")}
     placed: list[Placed] = []
     position, free = [0] * stages, [0.0] * stages
-    total = sum(map(len, orders))
-    while len(placed) < total:
+    while len(placed) < len(slots):
         before = len(placed)
         for stage, order in enumerate(orders):
             while position[stage] < len(order):
                 slot = order[position[stage]]
-                ready = _ready(stage, slot, stages, chunks, ended, send_seconds)
-                if ready is None:
-                    break
+                kind, micro_batch, chunk = slot
+                part = chunk * stages + stage
+                giver = _giver(kind, part, parts)
+                ready = 0.0
+                if giver is not None:
+                    end = ended[giver[0]][giver[1]][micro_batch]
+                    if end is None:
+                        break
+                    ready = end + (send_seconds(giver[1] % stages, stage) if giver[1] % stages != stage else 0.0)
                 placed.append(Placed(stage, slot, max(free[stage], ready), seconds(stage, slot)))
-                free[stage] = ended[stage, slot] = placed[-1].end_seconds
+                free[stage] = ended[kind][part][micro_batch] = placed[-1].end_seconds
                 position[stage] += 1
         if len(placed) == before:
             waiting = [f"stage {s}: {orders[s][p]}" for s, p in enumerate(position) if p < len(orders[s])]
@@ -109,29 +130,19 @@ def run_pipeline(
     return placed
 
 
-def _ready(
-    stage: int,
-    slot: Slot,
-    stages: int,
-    chunks: int,
-    ended: dict[tuple[int, Slot], float],
-    send_seconds: Callable[[int, int], float],
-) -> float | None:
-    """When the input of a slot is there; None where what makes it has not run yet."""
-    part = slot.chunk * stages + stage
-    if slot.kind == "F" and part == 0:
-        return 0.0
-    if slot.kind == "B" and part == stages * chunks - 1:
-        return ended.get((stage, slot._replace(kind="F")))
-    neighbour = part - 1 if slot.kind == "F" else part + 1
-    giver, chunk = neighbour % stages, neighbour // stages
-    end = ended.get((giver, slot._replace(chunk=chunk)))
-    return None if end is None else end + (send_seconds(giver, stage) if giver != stage else 0.0)
+def _giver(kind: Kind, part: int, parts: int) -> tuple[Kind, int] | None:
+    """What a slot waits for: (kind, part) of the same micro-batch; None of the first forward."""
+    if kind == "F":
+        return ("F", part - 1) if part else None
+    return ("B", part + 1) if part < parts - 1 else ("F", part)
 
 
 def ends(placed: Sequence[Placed], stages: int) -> list[float]:
     """When each stage has ended."""
-    return [max((p.end_seconds for p in placed if p.stage == stage), default=0.0) for stage in range(stages)]
+    found = [0.0] * stages
+    for own in placed:
+        found[own.stage] = max(found[own.stage], own.end_seconds)
+    return found
 
 
 def most_in_flight(order: Sequence[Slot], chunk: int | None = None, weights: Sequence[int] = ()) -> int:

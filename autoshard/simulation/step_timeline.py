@@ -8,14 +8,13 @@ sent. After its last backward a stage has its tail: gradients reduced, weights u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from autoshard.ir.problem import Floats
-from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
+from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, in_flight, run_pipeline
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,19 @@ class StepTimeline:
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
         """Of each stage."""
-        return tuple(max(size for _, size in curve) for curve in self.memory)
+        return tuple(self._peak(stage) for stage in range(self.stages))
+
+    def _peak(self, stage: int) -> float:
+        """The most of the curve."""
+        slots = [placed.slot for placed in self.by_stage[stage]]
+        own = [self.costs.part(stage, chunk) for chunk in range(self.costs.chunks)]
+        chunks = np.array([slot.chunk for slot in slots], dtype=np.int64)
+        forward = np.array([slot.kind == "F" for slot in slots], dtype=bool)
+        kept = np.array([part.kept_bytes for part in own])[chunks]
+        alive = np.cumsum(np.where(forward, kept, -kept)) + np.where(forward, 0.0, kept)
+        working = np.array([part.working_bytes for part in own])[chunks]
+        base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
+        return base + float((alive + working).max(initial=0.0))
 
     def _curve(self, stage: int) -> tuple[tuple[float, float], ...]:
         base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
@@ -157,9 +168,4 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
 
 def live_micro_batches(schedule: str, stages: int, micro_batches: int, chunks: int) -> Floats:
     """The most that each stage keeps at once, a chunk counted as 1 / chunks."""
-    return np.array([_most(SCHEDULES[schedule](s, stages, micro_batches, chunks)) / chunks for s in range(stages)])
-
-
-def _most(order: Sequence[Slot]) -> int:
-    alive = np.cumsum([1 if slot.kind == "F" else -1 for slot in order])
-    return int(alive.max())
+    return np.array([in_flight(schedule, stage, stages, micro_batches, chunks) / chunks for stage in range(stages)])

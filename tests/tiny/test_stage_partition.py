@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot, ends, most_in_flight, run_pipeline
+from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.solvers.stages.stage_problem import (
@@ -85,13 +88,14 @@ def test_the_best_plan_and_both_bounds_are_those_of_brute_force(problem: StagePr
         assert found is None
         return
     assert found is not None
-    least = min(plan.seconds for plan in every)
+    least, room = min(plan.seconds for plan in every), RoomBound(problem)
+    assert room.form_seconds <= least * (1 + 1e-9)
     assert found.plans[0].seconds == pytest.approx(least) and found.model_bound == pytest.approx(least)
     for plan in found.plans:
         assert (bytes_of(problem, plan.parts, plan.points) <= problem.capacity_bytes * (1 + 1e-9)).all()
         assert plan in every or min(abs(other.seconds - plan.seconds) for other in every) < 1e-9
     steps = [simulated(problem, plan) for plan in every]
-    assert found.any_order_bound <= min(steps) * (1 + 1e-9)
+    assert max(found.any_order_bound, room.step_seconds) <= min(steps) * (1 + 1e-9)
     for plan, step in zip(every, steps, strict=True):
         assert any_order_bound(problem, plan.parts, plan.points) <= step * (1 + 1e-9)
     if problem.chunks == 1 and not any(front.tail_seconds.any() for front in problem.fronts):
@@ -144,3 +148,25 @@ def test_no_plan_where_the_least_bytes_do_not_fit() -> None:
     block = Front(one, one, one, one, one, one)
     problem = StageProblem((block,), (0,) * 4, 2, 4, np.array([2.0, 1.0]), np.full(2, 4.0))
     assert solve_stages(problem) is None  # two blocks take 2 * (1 + 2) + 1 on the first stage
+
+
+def test_the_room_of_stages_bounds_the_step_where_all_must_be_lean() -> None:
+    """8 blocks on 2 stages with room for 4 lean ones: 5 seconds each, where a fast one takes 3."""
+    nothing = np.zeros(2)
+    block = Front(np.array([1.0, 2.0]), np.array([2.0, 3.0]), nothing, np.array([2.0, 1.0]), nothing, nothing)
+    problem = StageProblem((block,), (0,) * 8, 2, 10, np.ones(2), np.full(2, 4.0))
+    assert RoomBound(problem).slowest_seconds == pytest.approx(4 * 5)
+    assert RoomBound(replace(problem, capacity_bytes=np.full(2, 6.0))).slowest_seconds == pytest.approx(2 * 5 + 2 * 3)
+    assert RoomBound(replace(problem, capacity_bytes=np.full(2, 3.9))).step_seconds == np.inf
+
+
+def test_of_two_chunks_the_first_one_is_lean_for_most_of_it_is_in_flight() -> None:
+    """4 blocks on one of two stages, of which one must keep less."""
+    nothing = np.zeros(2)
+    block = Front(np.ones(2), np.array([2.0, 3.0]), np.array([1.0, 0.2]), nothing, nothing, nothing)
+    problem = StageProblem((block,), (0,) * 8, 2, 8, np.array([2.5, 1.5]), np.array([8.5, 99.0]), 2)
+    found = solve_stages(problem)
+    assert found is not None
+    plan = found.plans[0]
+    chunks = {part.chunk: plan.points[part.first : part.stop] for part in plan.parts if part.stage == 0}
+    assert sorted(chunks[0]) == [0, 1] and chunks[1] == (0, 0)

@@ -16,6 +16,8 @@ from autoshard.solvers.stages.stage_problem import Front
 
 Counts = tuple[int, ...]  # blocks of each kind
 _INF = float("inf")
+_ROUND = 1e-12
+COUNTED = 3  # points of a kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,31 +44,21 @@ class BlockSums:
     def __init__(
         self, seconds: Sequence[Floats], sizes: Sequence[Floats], working: Sequence[Floats], capacity_bytes: float
     ) -> None:
-        self.rooms = [
-            _Room(seconds, sizes, working, top, capacity_bytes - top)
-            for top in sorted({float(w) for own in working for w in own})
-            if top <= capacity_bytes
-        ]
-        self.known: dict[Counts, tuple[float, int, int]] = {}
+        self.rooms: list[_Room] = []
+        for top in sorted({float(w) for own in working for w in own}):
+            room = _Room(seconds, sizes, working, top, capacity_bytes - top)
+            if top <= capacity_bytes and not (self.rooms and self.rooms[-1].has_points_of(room)):
+                self.rooms.append(room)
 
-    def least(self, counts: Counts) -> float:
-        """Seconds, infinite where nothing fits."""
-        return self._found(counts)[0]
+    def least(self, counts: Integers) -> Floats:
+        """Seconds of each row of `counts`, by kind; infinite where nothing fits."""
+        found = [room.least(counts) for room in self.rooms]
+        return np.min(found, axis=0) if found else np.full(len(counts), _INF)
 
-    def points(self, counts: Counts) -> list[list[int]]:
-        """Of each kind, the points of its blocks in the least way, ascending."""
-        _, room, entry = self._found(counts)
-        return self.rooms[room].walk(counts, entry)
-
-    def _found(self, counts: Counts) -> tuple[float, int, int]:
-        if counts not in self.known:
-            best = (_INF, -1, -1)
-            for number, room in enumerate(self.rooms):
-                total = room.total(counts)
-                if total.size and total.seconds[-1] < best[0]:
-                    best = (float(total.seconds[-1]), number, total.size - 1)
-            self.known[counts] = best
-        return self.known[counts]
+    def points(self, counts: Integers) -> list[list[int]]:
+        """Of each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits."""
+        best = min(self.rooms, key=lambda room: float(room.least(counts[None])[0]))
+        return best.chosen(counts)
 
 
 class _Room:
@@ -84,6 +76,48 @@ class _Room:
             self.points.append(Sum(own_seconds[usable], own_bytes[usable], np.zeros(len(usable), np.int64), usable))
         self.known: dict[Counts, Sum] = {}
 
+    def has_points_of(self, other: _Room) -> bool:
+        """Then what the other one holds, this one does: it has more room."""
+        pairs = zip(self.points, other.points, strict=True)
+        return all(np.array_equal(own.point, its.point) for own, its in pairs)
+
+    def least(self, counts: Integers) -> Floats:
+        """Seconds of each row. One kind that has a choice, of few points, is counted out; others are added up."""
+        sizes = np.array([own.size for own in self.points])
+        several = np.flatnonzero(sizes > 1)
+        choosing = counts[:, several] > 0
+        found = np.full(len(counts), _INF)
+        possible = np.asarray(~(counts[:, sizes == 0] > 0).any(axis=1))
+        fixed = possible & ~choosing.any(axis=1)
+        seconds, room = self._fixed(counts)
+        found[fixed] = np.where(room[fixed] >= 0, seconds[fixed], _INF)
+        for place, kind in enumerate(several):
+            rows = np.flatnonzero(possible & choosing[:, place] & (choosing.sum(axis=1) == 1))
+            if len(rows) and sizes[kind] <= COUNTED:
+                found[rows] = seconds[rows] + _mixed(self.points[kind], counts[rows, kind], room[rows])[0]
+                possible[rows] = False
+        for row in np.flatnonzero(possible & choosing.any(axis=1)):
+            total = self.total(tuple(map(int, counts[row])))
+            found[row] = total.seconds[-1] if total.size else _INF
+        return found
+
+    def _fixed(self, counts: Integers) -> tuple[Floats, Floats]:
+        """(seconds, room that is left) of the blocks that have one point."""
+        one = [kind for kind, own in enumerate(self.points) if own.size == 1]
+        seconds = counts[:, one] @ np.array([self.points[kind].seconds[0] for kind in one])
+        return seconds, self.capacity - counts[:, one] @ np.array([self.points[kind].bytes[0] for kind in one])
+
+    def chosen(self, counts: Integers) -> list[list[int]]:
+        several = [kind for kind, own in enumerate(self.points) if own.size > 1 and counts[kind]]
+        if len(several) > 1 or any(self.points[kind].size > COUNTED for kind in several):
+            own = tuple(map(int, counts))
+            return self.walk(own, self.total(own).size - 1)
+        found = [[int(own.point[0])] * int(n) if n else [] for own, n in zip(self.points, counts, strict=True)]
+        for kind in several:
+            mix = _mixed(self.points[kind], counts[[kind]], self._fixed(counts[None])[1])[1][0]
+            found[kind] = sorted(np.repeat(self.points[kind].point, mix).tolist())
+        return found
+
     def total(self, counts: Counts) -> Sum:
         """Of the last kind that counts has, one block is added to the sum of the others."""
         if counts not in self.known:
@@ -98,6 +132,11 @@ class _Room:
         return self.known.get(counts, _NOTHING)
 
     def _added(self, own: Sum, points: Sum) -> Sum:
+        if points.size == 1:  # none becomes dominated
+            sizes = own.bytes + points.bytes
+            stop = int(np.searchsorted(sizes, self.capacity, side="right"))
+            each = np.arange(stop)
+            return Sum(own.seconds[:stop] + points.seconds, sizes[:stop], each, np.full(stop, points.point[0]))
         seconds = np.add.outer(own.seconds, points.seconds).ravel()
         sizes = np.add.outer(own.bytes, points.bytes).ravel()
         fitting = np.flatnonzero(sizes <= self.capacity)
@@ -112,6 +151,22 @@ class _Room:
             found[kind].append(int(own.point[entry]))
             entry = int(own.before[entry])
         return [sorted(points) for points in found]
+
+
+def _mixed(points: Sum, blocks: Integers, room: Floats) -> tuple[Floats, Integers]:
+    """(least seconds, blocks at each point) of so many blocks each, in so much room. At most `COUNTED` points: for each
+    number at the third, as many take the second as fit."""
+    sizes, seconds = points.bytes - points.bytes[0], points.seconds - points.seconds[0]
+    third = np.arange(int(blocks.max()) + 1 if points.size > 2 else 1)[None, :]
+    spare = (room - blocks * points.bytes[0])[:, None] - third * (sizes[2] if points.size > 2 else 0.0)
+    left = blocks[:, None] - third
+    second = np.clip(np.floor(spare / sizes[1] * (1 + _ROUND)), 0, np.maximum(left, 0)).astype(np.int64)
+    gain = third * (seconds[2] if points.size > 2 else 0.0) + second * seconds[1]
+    gain = np.where((left >= 0) & (spare >= 0), gain, _INF)
+    best = gain.argmin(axis=1)
+    rows = np.arange(len(blocks))
+    taken = np.stack([blocks - best - second[rows, best], second[rows, best], best], axis=1)
+    return blocks * points.seconds[0] + gain[rows, best], taken[:, : points.size]
 
 
 def _one_less(counts: Counts) -> tuple[int, Counts]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from functools import lru_cache
 
-from autoshard.ir.problem import Floats
-from autoshard.solvers.stages.block_sums import BlockSums, Counts, point_bytes
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.stages.block_sums import BlockSums, point_bytes
 from autoshard.solvers.stages.stage_problem import Part, StageProblem
 
 _INF = float("inf")
@@ -21,60 +25,106 @@ class RangeCosts:
     def __init__(self, problem: StageProblem, share: float, tail: float) -> None:
         self.problem, self.share = problem, share
         self.places = cut_places(problem)
-        costs = [share * front.seconds + tail * front.tail_seconds for front in problem.fronts]
-        self.sums = [
-            BlockSums(
-                costs,
-                [point_bytes(front, float(problem.live[s])) for front in problem.fronts],
-                [front.working_bytes for front in problem.fronts],
-                float(problem.capacity_bytes[s]),
-            )
-            for s in range(problem.stages)
-        ]
-        counts = np.zeros((len(problem.line) + 1, len(problem.fronts)), dtype=np.int64)
-        for block, kind in enumerate(problem.line):
-            counts[block + 1] = counts[block]
-            counts[block + 1, kind] += 1
-        self.counts = counts
-        self.line_least = counts @ np.array([cost.min(initial=_INF) for cost in costs])
+        self.costs = [share * front.seconds + tail * front.tail_seconds for front in problem.fronts]
+        self.made: dict[int, BlockSums] = {}
+        self.ranges = _every_range(problem.line, len(problem.fronts), tuple(self.places))
+        self.counts = _block_counts(problem.line, len(problem.fronts))
+        self.known = [np.full(len(self.ranges.counts), np.nan) for _ in range(problem.stages)]
+        self.line_least = self.counts @ np.array([cost.min(initial=_INF) for cost in self.costs])
 
     def sent(self, stage: int) -> float:
         return self.share * self.problem.send_seconds * sum(self.problem.sends(stage))
 
-    def least(self, stage: int, start: int, stop: int) -> float:
-        """Of blocks [start, stop), infinite where they don't fit or may not be there."""
-        allowed = self.problem.allowed
-        if allowed is not None and not allowed[stage, start:stop].all():
-            return _INF
-        return self.sums[stage].least(self._counts(start, stop)) + self.sent(stage)
+    def sums(self, stage: int) -> BlockSums:
+        if stage not in self.made:
+            fronts, live = self.problem.fronts, float(self.problem.live[stage])
+            sizes, working = [point_bytes(front, live) for front in fronts], [front.working_bytes for front in fronts]
+            self.made[stage] = BlockSums(self.costs, sizes, working, float(self.problem.capacity_bytes[stage]))
+        return self.made[stage]
+
+    def from_start(self) -> Floats:
+        """[place]: of the blocks before each place on the first stage, infinite where they don't fit or may not be
+        there."""
+        allowed = self._allowed(0)[:, 0]
+        return np.where(allowed, self._costs(0, self.ranges.numbers[:, 0]), _INF)
 
     def points(self, stage: int, start: int, stop: int) -> list[list[int]]:
-        return self.sums[stage].points(self._counts(start, stop))
+        return self.sums(stage).points(self._counts(start, stop))
 
-    def _counts(self, start: int, stop: int) -> Counts:
-        return tuple(int(n) for n in self.counts[stop] - self.counts[start])
+    def _counts(self, start: int, stop: int) -> Integers:
+        found: Integers = self.counts[stop] - self.counts[start]
+        return found
 
     def table(self, most: float) -> list[Floats]:
         """[stage][end, length in places]: ranges that may take at most `most`; the others are infinite."""
-        places, stages = self.places, self.problem.stages
-        least = self.line_least[places]
-        longest = max(
-            int(np.searchsorted(least, least[i] + most * (1 + 1e-12), side="right")) - 1 - i for i in range(len(places))
-        )
+        problem, places = self.problem, len(self.places)
+        least, most = self.line_least[self.places], most * (1 + 1e-12)
+        longest = max(int(np.searchsorted(least, own + most, side="right")) - 1 - i for i, own in enumerate(least))
+        end, length = np.arange(places)[:, None], np.arange(max(longest, 0) + 1)[None, :]
+        begin = end - length
+        short = (length > 0) & (begin >= 0)
+        begin = np.maximum(begin, 0)
+        short &= least[end] - least[begin] <= most
         found = []
-        for stage in range(stages):
-            own = np.full((len(places), max(longest, 0) + 1), _INF)
-            first = [0] if stage == 0 else range(stage, len(places) - 1)
-            for begin in first:
-                final = len(places) - (stages - stage - 1)  # every later stage takes a place
-                last = range(final - 1 if stage == stages - 1 else begin + 1, final)
-                for end in last:
-                    if end - begin > longest or least[end] - least[begin] > most * (1 + 1e-12):
-                        break
-                    cost = self.least(stage, places[begin], places[end])
-                    own[end, end - begin] = cost if cost <= most * (1 + 1e-12) else _INF
+        for stage in range(problem.stages):
+            left = problem.stages - stage - 1  # every later stage takes a place
+            starts = begin == 0 if stage == 0 else begin >= stage
+            stops = end == places - 1 if left == 0 else end < places - left
+            where = np.nonzero(short & starts & stops & self._allowed(stage)[end, begin])
+            own = np.full(short.shape, _INF)
+            cost = self._costs(stage, self.ranges.numbers[end[where[0], 0], begin[where]])
+            own[where] = np.where(cost <= most, cost, _INF)
             found.append(own)
         return found
+
+    def _costs(self, stage: int, numbers: Integers) -> Floats:
+        known, sums = self.known[stage], self.sums(stage)
+        wanted = np.unique(numbers)
+        fresh = wanted[np.isnan(known[wanted])]
+        if len(fresh):
+            known[fresh] = sums.least(self.ranges.counts[fresh])
+        found: Floats = known[numbers] + self.sent(stage)
+        return found
+
+    def _allowed(self, stage: int) -> NDArray[np.bool_]:
+        """[end, begin]: may the blocks between be on the stage?"""
+        if self.problem.allowed is None:
+            return np.ones((len(self.places),) * 2, bool)
+        out = np.concatenate([[0], np.cumsum(~self.problem.allowed[stage])])[self.places]
+        found: NDArray[np.bool_] = out[:, None] == out[None, :]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Ranges:
+    """`numbers[end, begin]` of a range by places: equal where the blocks of each kind, a row of `counts`, are."""
+
+    numbers: Integers
+    counts: Integers
+
+
+@lru_cache(maxsize=64)
+def _every_range(line: tuple[int, ...], kinds: int, places: tuple[int, ...]) -> _Ranges:
+    counts = _block_counts(line, kinds)[list(places)]
+    radix = [1]
+    for own in counts[-1]:
+        radix.append(radix[-1] * (2 * int(own) + 1))
+    exact = counts.astype(np.int64 if radix[-1] < 2**62 else object) @ np.array(radix[:-1], dtype=object).astype(
+        np.int64 if radix[-1] < 2**62 else object
+    )
+    keys = exact[:, None] - exact[None, :]
+    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    ends, begins = np.divmod(first, len(places))
+    return _Ranges(numbers.reshape(keys.shape), counts[ends] - counts[begins])
+
+
+@lru_cache(maxsize=64)
+def _block_counts(line: tuple[int, ...], kinds: int) -> Integers:
+    """[place, kind]: blocks of each kind before a place in the line."""
+    counts = np.zeros((len(line) + 1, kinds), dtype=np.int64)
+    np.add.at(counts, (np.arange(len(line)) + 1, np.array(line)), 1)
+    found: Integers = counts.cumsum(axis=0)
+    return found
 
 
 def cut_places(problem: StageProblem) -> list[int]:

@@ -10,6 +10,7 @@ and the certificate R, below every step of every plan, in whatever order its und
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,14 +24,18 @@ _GROW = 1.3
 _ROUND = 1e-12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageSolution:
     """`plans`: the best by the closed form, first, and others met on the way, no two equal. `model_bound` is below the
     closed form of every plan, `any_order_bound` below every step of every plan."""
 
+    problem: StageProblem
     plans: tuple[StagePlan, ...]
     model_bound: float
-    any_order_bound: float
+
+    @cached_property
+    def any_order_bound(self) -> float:
+        return certificate(self.problem, self.plans[0].seconds)
 
 
 def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> StageSolution | None:
@@ -44,7 +49,7 @@ def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) 
         return None
     plans, bound = _swept(problem, costs, first, tolerance)
     ranked = sorted(set(plans), key=lambda plan: (plan.seconds, plan.parts, plan.points))
-    return StageSolution(tuple(ranked[:count]), bound, certificate(problem, ranked[0].seconds))
+    return StageSolution(problem, tuple(ranked[:count]), bound)
 
 
 def _possible(problem: StageProblem) -> bool:
@@ -153,13 +158,16 @@ def _plan(problem: StageProblem, costs: RangeCosts, cuts: list[int]) -> StagePla
 
 
 def _deal(problem: StageProblem, stage: int, parts: list[Part], by_kind: list[list[int]], points: list[int]) -> None:
-    """The points of a stage onto its blocks, in turn onto the chunks, so that they take alike."""
+    """The points of a stage onto its blocks, in turn onto the chunks, so that they take alike; what keeps most onto the
+    last ones, of which fewest micro-batches are in flight where a stage is fullest."""
     own = [part for part in parts if part.stage == stage]
     for kind, chosen in enumerate(by_kind):
+        kept = problem.fronts[kind].kept_bytes
         blocks = [[k for k in range(p.first, p.stop) if problem.line[k] == kind] for p in own]
-        turns = sorted((place, chunk) for chunk, mine in enumerate(blocks) for place in range(len(mine)))
-        for (place, chunk), point in zip(turns, chosen, strict=True):
-            points[blocks[chunk][place]] = point
+        turns = sorted((place, -chunk) for chunk, mine in enumerate(blocks) for place in range(len(mine)))
+        fullest = sorted(chosen, key=lambda point: (-kept[point], point))
+        for (place, chunk), point in zip(turns, fullest, strict=True):
+            points[blocks[-chunk][place]] = point
 
 
 def certificate(problem: StageProblem, seconds: float) -> float:
@@ -194,29 +202,23 @@ def _passing(problem: StageProblem, costs: RangeCosts, stage: int, own: Floats) 
     blocks can take."""
     if problem.chunks == 1:
         return own
-    found = np.where(np.isfinite(own), 0.0, _INF)
     start, stop = problem.run
     one = float(problem.fronts[problem.line[start]].seconds.min())
     hands = problem.send_seconds * (1 + (stage > 0))
-    for end, length in zip(*np.nonzero(np.isfinite(own)), strict=True):
-        first, last = costs.places[end - length], costs.places[end]
-        found[end, length] = one * ((min(last, stop) - max(first, start)) // problem.chunks) + hands
-    return found
+    last = np.array(costs.places)[:, None]
+    first = last[np.maximum(np.arange(len(own))[:, None] - np.arange(own.shape[1]), 0), 0]
+    each = np.maximum(np.minimum(last, stop) - np.maximum(first, start), 0) // problem.chunks
+    return np.where(np.isfinite(own), one * each + hands, _INF)
 
 
 def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
     """The first stage is busy with its tail too, which comes after everything else in any case."""
-    busy = RangeCosts(problem, float(problem.micro_batches), 1.0)
+    busy = RangeCosts(problem, float(problem.micro_batches), 1.0).from_start()
     if problem.stages == 1:
-        return busy.least(0, 0, len(problem.line))
+        return float(busy[-1])
     passing = RangeCosts(problem, 1.0 if problem.chunks == 1 else 0.0, 1.0)
-    start, stop = problem.run
-    one = float(problem.fronts[problem.line[start]].seconds.min())
-    found = _INF
-    for place, behind in zip(costs.places, rest, strict=True):
-        if place and np.isfinite(behind):
-            own = passing.least(0, 0, place)
-            if problem.chunks > 1:
-                own += one * ((min(place, stop) - start) // problem.chunks) + problem.send_seconds
-            found = min(found, max(busy.least(0, 0, place), own + float(behind)))
-    return found
+    own, (start, stop) = passing.from_start(), problem.run
+    if problem.chunks > 1:
+        one = float(problem.fronts[problem.line[start]].seconds.min())
+        own = own + one * ((np.minimum(passing.places, stop) - start) // problem.chunks) + problem.send_seconds
+    return float(np.maximum(busy, own + rest)[1:].min())
