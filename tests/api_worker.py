@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -188,7 +189,7 @@ def images() -> None:
     for given in (x, x[slices], x[:, :, slices[2]]):
         near(own(given).detach(), layer(x).detach(), given.shape)
     refused(lambda: own(x[:, :, :3]), "input input: expected the global shape (2, 3, 8, 12) or this rank's")
-    refused(lambda: own(x[:, :, slices[2]].clone().requires_grad_()), "expected the global shape")
+    refused(lambda: own(x[:, :, slices[2]].clone().requires_grad_()), "requires a gradient, and was planned without")
 
 
 def gathered() -> None:
@@ -244,10 +245,37 @@ def micro_batches() -> None:
     refused(lambda: autoshard.parallelize(model, staged), "runs on one stage, and this plan's step has 2")
 
 
+def computed_again() -> None:
+    """Within torch.utils.checkpoint: sums that have begun go on, and dropout is that of the first time."""
+
+    def again(each: Any) -> Tensor:
+        with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+            y: Tensor = torch.utils.checkpoint.checkpoint(each, x.clone(), use_reentrant=False)
+            return y.square().mean()
+
+    x = torch.randn(8, 16, requires_grad=True)
+    for strategy in ("dp", "fsdp"):
+        model = mlp()
+        plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh="dp=4", strategy=strategy)
+        follows(model, autoshard.parallelize(copy.deepcopy(model), plan), again)
+    drops = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+    own = autoshard.parallelize(drops, autoshard.plan(drops, x, hardware="a100-80g-sxm", mesh="dp=4"))
+    given = x.detach().clone().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(own, given, use_reentrant=False)
+    y.sum().backward()
+    kept = (y != 0).to(y.dtype)
+    assert given.grad is not None
+    near(given.grad, kept @ drops[0].weight.detach() * 2, "dropout")  # type: ignore[operator]
+    without = autoshard.parallelize(mlp(), autoshard.plan(mlp(), x.detach(), hardware="a100-80g-sxm", mesh="dp=4"))
+    refused(lambda: without(given), "input input requires a gradient, and was planned without one")
+
+
 CASES = {
     case.__name__: case
-    for case in (loss_beside, outputs, batches, from_disk, images, gathered, micro_batches, rank_0_fails)
-}
+    for case in (
+        loss_beside, outputs, batches, from_disk, images, gathered, computed_again, micro_batches, rank_0_fails
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
@@ -112,6 +113,18 @@ def module() -> None:
     held = dict(own.named_parameters())
     assert tuple(held["block1.dense2.weight"].to_local().shape) == (12, 16 // (a * b))  # type: ignore[operator]
     assert tuple(held["block1.dense1.weight"].to_local().shape) == (16 // b, 12 // a)  # type: ignore[operator]
+
+
+def computed_again() -> None:
+    """The first call, which is planned, within torch.utils.checkpoint."""
+    torch.manual_seed(1)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), torch.randn(8, 6, requires_grad=True)
+    own = autoshard.shard(copy.deepcopy(model), in_strategy=((halves()[0], 1),))
+    for each in (model, own):
+        torch.utils.checkpoint.checkpoint(each, x, use_reentrant=False).square().sum().backward()
+    for name, one in own.named_parameters():
+        assert one.grad is not None
+        near(one.grad.full_tensor(), model.get_parameter(name).grad, name)  # type: ignore[operator, arg-type]
 
 
 def outputs() -> None:
@@ -295,7 +308,7 @@ def tables() -> None:
         raise AssertionError("parts that do not make up the table")
 
 
-CASES = {case.__name__: case for case in (function, module, outputs, data, inside, tables, refusals)}
+CASES = {case.__name__: case for case in (function, module, computed_again, outputs, data, inside, tables, refusals)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

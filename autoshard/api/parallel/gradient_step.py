@@ -19,13 +19,15 @@ from autoshard.emit.runtime import gathered_together, label_shares, reducing, re
 from autoshard.emit.runtime.flat_weights import Line
 
 _STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
+_DRAWN: dict[int, int] = {}  # what torch's generator gave for a forward -> its step
+_MOST_DRAWN = 2**16
 _LINES = count(1)
 
 
 def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> list[Tensor]:
     """The local outputs in the original's order, from local inputs."""
     program = made.program
-    made.mesh.random.step = next(_STEPS)
+    made.mesh.random.step = _step_of_forward() if made.draws else next(_STEPS)
     again = made.source.GATHERS_AGAIN and torch.is_grad_enabled()
     with step.gathering(), regathering() if again else contextlib.nullcontext():
         result = made.module(*inputs)
@@ -34,6 +36,23 @@ def run_on_ranks(made: RankModel, inputs: list[Tensor], step: GradientStep) -> l
         outputs.insert(program.outputs.index(program.loss), outputs.pop(0))
     step.watch(outputs)
     return outputs
+
+
+def _step_of_forward() -> int:
+    """A new one. torch.utils.checkpoint runs a forward again in backward, with torch's generators as they were: it is
+    known by what they give, and has the step of then."""
+    drawn = int(torch.randint(2**62, (), device="cpu"))
+    if _backward() >= 0 and drawn in _DRAWN:
+        return _DRAWN[drawn]
+    step = _DRAWN[drawn] = next(_STEPS)
+    while len(_DRAWN) > _MOST_DRAWN:
+        _DRAWN.pop(next(iter(_DRAWN)))
+    return step
+
+
+def _backward() -> int:
+    """The backward that this thread is in; -1 for none."""
+    return int(torch._C._current_graph_task_id())
 
 
 class GradientStep:
@@ -47,7 +66,7 @@ class GradientStep:
         self.made, self.open = made, contextlib.ExitStack()
         self.lines: weakref.WeakSet[Line] = weakref.WeakSet()  # of forwards without a backward so far
         self.spent: weakref.WeakSet[Line] = weakref.WeakSet()
-        self.running = False
+        self.running, self.backward = False, -1
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -72,8 +91,8 @@ class GradientStep:
                 line.leave()
 
     def watch(self, outputs: list[Tensor]) -> None:
-        """Begins with the first gradient that reaches one of these."""
-        if self.running:
+        """Begins with the first gradient that reaches one of these; where a backward makes them again, it goes on."""
+        if self.running and self.backward != _backward():
             self._abandon()
         if self.made.buckets or self.made.source.WEIGHT_BUCKETS:
             for output in outputs:
@@ -82,7 +101,7 @@ class GradientStep:
 
     def _begin(self, _: Any) -> None:
         if not self.running:
-            self.running = True
+            self.running, self.backward = True, _backward()
             self.open = contextlib.ExitStack()
             several = max(1, len(self.lines))  # a forward's gradients come by themselves
             self.open.enter_context(reducing(self.made.mesh, self.parameters, self.made.buckets, several))

@@ -149,6 +149,9 @@ class ParallelModule(nn.Module):
         dtype: torch.dtype = getattr(torch, value.dtype)
         if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):
             raise UsageError(f"input {name}: expected {value.dtype}, got {str(x.dtype)[6:]}", _AGAIN)
+        if x.requires_grad and torch.is_grad_enabled() and not value.requires_grad:
+            told = f"input {name} requires a gradient, and was planned without one: it would not be whole"
+            raise UsageError(told, f"a plan made with {name}.requires_grad_(), or {name}.detach()")
         x = x.to(device=mesh.device, dtype=dtype)
         if tuple(x.shape) == value.shape:
             return part_of(x, layout, mesh)

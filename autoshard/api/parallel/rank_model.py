@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.ir.plan_json import plan_hash
 from autoshard.ir.program import Program, ProgramParameter
+from autoshard.program.module_scopes import random_index
 
 _OTHER = "parallelize the model that was planned"
 _RUNNING = threading.Lock()
@@ -39,6 +41,11 @@ class RankModel:
     @property
     def buckets(self) -> Any:
         return self.source.GRADIENT_BUCKETS
+
+    @cached_property
+    def draws(self) -> bool:
+        """Random numbers, as dropout does?"""
+        return any(random_index(step) is not None for step in self.program.instructions)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """By original name, a tied one once."""

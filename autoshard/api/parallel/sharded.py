@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from autoshard.api import ranks
@@ -182,7 +183,8 @@ class Sharded(nn.Module):
         if isinstance(self.original, nn.Module):
             for one, mode in zip(module.modules(), kind.modes, strict=True):
                 one.training = mode
-        variant = variant_of(kind, module, self.request, first)
+        with saved_tensors_hooks(_as_it_is, _as_it_is):  # torch.utils.checkpoint counts what a first call saves
+            variant = variant_of(kind, module, self.request, first)
         if isinstance(self.original, nn.Module):
             if first is None:
                 fill(variant.rank, dict([*module.named_parameters(remove_duplicate=False),
@@ -199,6 +201,10 @@ class Sharded(nn.Module):
         register(self, rank)
         now = dict(self.named_parameters(remove_duplicate=False))
         stand_in({whole: now[path] for path, whole in before.items()})
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def without_shards(module: nn.Module) -> nn.Module:
