@@ -240,6 +240,29 @@ def test_matrices_decay_and_norms_do_not(package: LoadedPackage, start: Start) -
     )
 
 
+def test_a_weight_decay_that_is_asked_for_holds_after_resuming(start: Start, tmp_path: Path) -> None:
+    """Of a checkpoint without groups, and of one with another decay: the next update is that of the new one."""
+    options = ("--steps", 2, "--lr", 0.1)
+    start("--steps", 1, "--lr", 0.1, "--save", tmp_path / "none")
+    start("--steps", 1, "--lr", 0.1, "--weight-decay", 0.0, "--save", tmp_path / "other")
+    asked = (*options, "--weight-decay", 9, "--save")
+    for before in ("none", "other"):
+        assert start(*asked, tmp_path / f"{before}-9", "--resume", tmp_path / before)[0] == 0
+        groups = json.loads((tmp_path / f"{before}-9" / "step-2" / "training.json").read_text())["groups"]
+        assert [group["weight_decay"] for group in groups] == [9, 0]
+
+
+def test_how_a_device_steps_is_no_matter_of_a_checkpoint(package: LoadedPackage, start: Start, tmp_path: Path) -> None:
+    """A run on Ascend has no fused kernel, whatever the one had that wrote the checkpoint."""
+    assert start("--steps", 1, "--save", tmp_path)[0] == 0
+    file = tmp_path / "step-1" / "training.json"
+    training = json.loads(file.read_text())
+    file.write_text(json.dumps(training | {"groups": [g | {"fused": False} for g in training["groups"]]}))
+    assert training["groups"][0]["fused"] is True
+    start("--steps", 2, "--resume", tmp_path, "--save", tmp_path)
+    assert json.loads((tmp_path / "step-2" / "training.json").read_text())["groups"][0]["fused"] is True
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_the_optimizer_takes_the_rate(name: str, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package.train, "OPTIMIZER", name)

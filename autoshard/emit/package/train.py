@@ -378,6 +378,7 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
             print(f"compiled at its first call, by {options.compile}: each of {count} blocks", flush=True)
     optimizer = make_optimizer(model, weight_decay=options.weight_decay)
     scaler = make_scaler(mesh)
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
     done = prepare(model, optimizer, options, mesh.global_rank, scaler)
     if scaler is not None:  # a first step that is left out is no mistake in the order of calls
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
@@ -385,6 +386,9 @@ def run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
             scaler.update(options.loss_scale)
     for group in optimizer.param_groups:  # what is asked for goes before what the checkpoint holds
         group |= {} if options.lr is None else {"lr": options.lr, "initial_lr": options.lr}
+    if options.weight_decay is not None:
+        for group, decay in zip(optimizer.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
     shape = {"shape": options.schedule, "warmup": options.warmup, "steps": options.steps, "least": options.lr_least}
     schedule = make_schedule(optimizer, done, **shape)
     if options.seed is not None:

@@ -192,14 +192,23 @@ def load_checkpoint(
     training = json.loads((Path(folder) / "training.json").read_text())
     if len(training["groups"]) not in (len(optimizer.param_groups), 1):
         raise ValueError(f"{len(training['groups'])} groups of parameters: --weight-decay was given, and is not now")
+    kept = _KERNELS if len(training["groups"]) == len(optimizer.param_groups) else {*_KERNELS, "weight_decay"}
     saved_groups = training["groups"] * (len(optimizer.param_groups) // len(training["groups"]))
     for group, values in zip(optimizer.param_groups, saved_groups, strict=True):
-        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k not in kept})
     for _, own in wanted.values():
         own.mesh.random.seed = training.get("seed", own.mesh.random.seed)
     if scaler is not None and "scaler" in training:
         scaler.load_state_dict(training["scaler"])
     return int(training["step"])
+
+
+_KERNELS = {
+    "fused",
+    "foreach",
+    "capturable",
+    "differentiable",
+}  # how this device steps, not the one before
 
 
 def _as_held(x: Any, own: Sharding) -> Any:
