@@ -175,7 +175,9 @@ def _stepped(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
 ) -> tuple[Plan, tuple[Point, ...], SearchTask | None]:
     """What `_searched` gives, with the whole step that is asked for, which fits."""
-    if not wanted.step.said and not graph.module_requests:
+    from autoshard.constraints.model_request import asks_of_the_step
+
+    if not wanted.step.said and not asks_of_the_step(graph):
         return _searched(graph, hardware, wanted, clock, log)
     from autoshard.joint.optimizer_shards import least_step
     from autoshard.search.memory_fit import fitting_step
@@ -189,7 +191,7 @@ def _stepped(
         return found[-1][0]
 
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
-    start = float("inf") if wanted.step.changes_memory or graph.module_requests else limit
+    start = float("inf") if wanted.step.changes_memory or asks_of_the_step(graph) else limit
     completed = partial(_with_step, graph=graph, hardware=hardware, wanted=wanted)
     plan = fitting_step(searched, completed, limit, start)
     if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
@@ -198,10 +200,11 @@ def _stepped(
 
 
 def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Plan:
+    from autoshard.constraints.model_request import asks_of_the_step
     from autoshard.joint.optimizer_shards import fastest_stored
     from autoshard.search.whole_step import predicted, with_step
 
-    if not wanted.step.said and not graph.module_requests:
+    if not wanted.step.said and not asks_of_the_step(graph):
         return plan
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import UsageError
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import FUSION, Graph
 
 
 def with_requests(request: StepRequest, graph: Graph) -> StepRequest:
@@ -26,6 +26,11 @@ def with_requests(request: StepRequest, graph: Graph) -> StepRequest:
     if made != request:
         made.check()
     return made
+
+
+def asks_of_the_step(graph: Graph) -> bool:
+    """Does the model say anything of its step beside what goes together?"""
+    return any(not own.startswith(f"{FUSION}:") for _, own in graph.module_requests)
 
 
 def recomputed_blocks(graph: Graph, blocks: tuple[str, ...]) -> tuple[str, ...]:

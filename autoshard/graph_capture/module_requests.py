@@ -1,5 +1,5 @@
 """What a model says of its training step on its own modules, in MindSpore's words: `block.pipeline_stage = 1`,
-`model.micro_size = 8`, `recompute(block)`.
+`model.micro_size = 8`, `block.comm_fusion = 2`, `recompute(block)`.
 
 They do nothing where the model runs alone. A capture reads them; options of the command line go before.
 """
@@ -12,10 +12,11 @@ from typing import TypeVar
 from torch import nn
 
 from autoshard.errors import CaptureError, UsageError
+from autoshard.ir.graph import FUSION
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _AGAIN = "_autoshard_recompute"
-STAGE, COUNT, RECOMPUTE = "stage", "micro_batches", "recompute"
+STAGE, COUNT, RECOMPUTE = "stage", "micro_batches", "recompute"  # FUSION is the graph's
 
 
 def recompute(
@@ -57,6 +58,9 @@ def _requests(model: nn.Module) -> Iterator[tuple[str, str]]:
         stage = vars(module).get("pipeline_stage")
         if stage is not None:
             yield path, f"{STAGE}:{_number(stage, f'pipeline_stage of {path}', 0)}"
+        together = vars(module).get("comm_fusion")
+        if together is not None:
+            yield path, f"{FUSION}:{_number(together, f'comm_fusion of {path}', 0)}"
         if hasattr(module, _AGAIN) and not any(_within(path, outer) for outer in again):
             again.append(path)
             yield path, RECOMPUTE

@@ -22,6 +22,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 CAST = "aten.to"
+FUSION = "comm_fusion"  # a module request: its gradients are all-reduced with those of equal number, 0 each alone
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -154,7 +155,8 @@ class Graph:
     `manual_splits`: (table, lengths), in which its rows may be cut, one a device.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
     `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it. `module_requests` are
-    (module path, what) pairs of its modules: "stage:1", "recompute", and of the whole "micro_batches:8".
+    (module path, what) pairs of its modules: "stage:1", "recompute", "comm_fusion:2", and of the whole
+    "micro_batches:8".
     `variables` are (tensor, name) pairs: what the model's code calls the values, where it has a name for them.
     `call`: how the model is called with `inputs` and returns `outputs`, as JSON text; "" where that is not known. It is
     no part of what a plan is made for.

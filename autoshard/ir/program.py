@@ -122,6 +122,7 @@ class ProgramParameter:
     trainable: bool
     init: tuple[str | float, ...] = ()
     persistent: bool = True  # a buffer of the state dict
+    together: int | None = None  # gradients of one number are all-reduced together, of 0 alone; None: nothing is said
 
 
 @dataclass(frozen=True)

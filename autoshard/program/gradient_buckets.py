@@ -17,6 +17,7 @@ from autoshard.ir.program import GradientBucket, Instruction, LocalValue, Progra
 from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.weights import source_of, weight_steps
 
+_Key = tuple[tuple[str, ...], str, int | None]  # axes, dtype, and what a module says
 FIRST_BUCKET_BYTES = 2**20  # the first can start early: as DistributedDataParallel's
 BUCKET_BYTES = 25 * 2**20  # with so much it closes a bucket, too
 
@@ -30,26 +31,26 @@ def gradient_buckets(
     fusion: Sequence[Fusion] = (),
 ) -> tuple[GradientBucket, ...]:
     """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more. `given`: see
-    `backward_ends`. `fusion`: the plan's."""
+    `backward_ends`. `fusion`: the plan's; without it, modules may say what goes together."""
     own = next((one for one in fusion if one.collective == "all_reduce"), None)
     firsts = frozenset(own.first if own else ())
     ended = backward_ends(instructions, values, (p.value for p in parameters), given)
     partial = [p for p in reversed(parameters) if p.trainable and _axes(values[p.value], mesh)]
-    open_: dict[tuple[tuple[str, ...], str], list[ProgramParameter]] = {}
-    filled: dict[tuple[tuple[str, ...], str], int] = {}
+    open_: dict[_Key, list[ProgramParameter]] = {}
+    filled: dict[_Key, int] = {}
     closed: list[GradientBucket] = []
 
-    def close(key: tuple[tuple[str, ...], str]) -> None:
+    def close(key: _Key) -> None:
         members = open_.pop(key)
         after = min(ended.get(p.value, 0) for p in members)
-        closed.append(GradientBucket(*key, tuple(p.path for p in members), after))
+        closed.append(GradientBucket(*key[:2], tuple(p.path for p in members), after))
 
     for number, parameter in enumerate(sorted(partial, key=lambda p: -ended.get(p.value, 0))):
         value = values[parameter.value]
-        key = _axes(value, mesh), parameter.dtype
+        key = _axes(value, mesh), parameter.dtype, parameter.together
         for other in list(open_) if number in firsts else ():
             close(other)
-        limit = _limit(own, BUCKET_BYTES if key in filled else FIRST_BUCKET_BYTES)
+        limit = _limit(own, BUCKET_BYTES if key in filled else FIRST_BUCKET_BYTES, parameter.together)
         open_.setdefault(key, []).append(parameter)
         size = sum(local_bytes(values[p.value], mesh) for p in open_[key])
         if size >= limit:
@@ -60,8 +61,10 @@ def gradient_buckets(
     return tuple(sorted(closed, key=lambda bucket: -bucket.after))
 
 
-def _limit(fusion: Fusion | None, built_in: float) -> float:
+def _limit(fusion: Fusion | None, built_in: float, together: int | None) -> float:
     """Bytes with which a bucket closes."""
+    if together is not None:
+        return math.inf if together else 0.0
     if fusion is None:
         return built_in
     return math.inf if fusion.mode == "index" else fusion.bucket_bytes

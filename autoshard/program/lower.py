@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autoshard import redistribute, rules
-from autoshard.ir.graph import CAST, Graph, Op, Parameter
+from autoshard.ir.graph import CAST, FUSION, Graph, Op, Parameter
 from autoshard.ir.layout import (
     REPLICATE,
     REPLICATE_PARTIAL,
@@ -213,7 +213,17 @@ class _Lowering:
             parameter.trainable,
             parameter.init,
             parameter.persistent,
+            self._together(parameter),
         )
+
+    def _together(self, parameter: Parameter) -> int | None:
+        """As the model's innermost module has it that says so; what the command line says goes before."""
+        if any(fusion.collective == "all_reduce" for fusion in self.plan.fusion):
+            return None
+        asked = ((path, what.partition(":")) for path, what in self.graph.module_requests)
+        own = [(len(path), int(number)) for path, (what, _, number) in asked
+               if what == FUSION and number.isdecimal() and (not path or parameter.path.startswith(f"{path}."))]  # fmt: skip
+        return max(own)[1] if own else None
 
     # --- operators ---
 

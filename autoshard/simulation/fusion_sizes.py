@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds, per_byte_seconds
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import FUSION, Graph
 from autoshard.ir.plan import Fusion, Plan
 from autoshard.ir.program import Program
 
@@ -57,8 +57,9 @@ def _totals(program: Program, collective: str) -> dict[tuple[str, ...], float]:
 
 
 def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
-    """The plan with a note on each `--fuse` that changes nothing, or of which a part does."""
-    if not plan.fusion:
+    """The plan with a note on each `--fuse` that changes nothing, or of which a part does, and on modules' own."""
+    asked = dict.fromkeys(path for path, what in graph.module_requests if what.startswith(f"{FUSION}:"))
+    if not plan.fusion and not asked:
         return plan
     from autoshard.program.lower import lower
     from autoshard.program.stage_programs import stage_programs
@@ -66,6 +67,12 @@ def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
     program = lower(replace(plan, fusion=()), graph)
     parts = stage_programs(program, plan) if plan.step.parts else (program,)
     told = tuple(note for fusion in plan.fusion if (note := _unused(fusion, parts)))
+    if asked and any(fusion.collective == "all_reduce" for fusion in plan.fusion):
+        told += (f"comm_fusion of {', '.join(asked)} is ignored: --fuse all_reduce goes before",)
+    else:
+        moved = [path for part in parts for bucket in part.gradient_buckets for path in bucket.parameters]
+        left = [own for own in asked if own and not any(path.startswith(f"{own}.") for path in moved)]
+        told += (f"comm_fusion of {', '.join(left)} is ignored: no gradient there is all-reduced",) * bool(left)
     return replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *told)))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import autoshard
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
+from autoshard.emit import emit
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.capture import capture_model
 from autoshard.ir.graph import Graph
@@ -20,9 +21,11 @@ from autoshard.ir.graph_json import dumps, graph_hash, loads
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import StepPlan
 from autoshard.joint.step_request_space import searched_step
+from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import with_step
+from autoshard.verification.case import case_of, check_files
 from autoshard.workflow import make_plan
 
 
@@ -50,9 +53,7 @@ Ask = Callable[[Tower], object]
 
 
 def graph_of(ask: Ask) -> Graph:
-    tower = Tower()
-    ask(tower)
-    return capture_model(tower, (torch.randn(6, 8),))
+    return capture_model(tower_of(ask), (torch.randn(6, 8),))
 
 
 def on_stages(*stages: int | None) -> Ask:
@@ -62,6 +63,12 @@ def on_stages(*stages: int | None) -> Ask:
                 block.pipeline_stage = stage  # type: ignore[assignment]
 
     return ask
+
+
+def tower_of(ask: Ask) -> Tower:
+    tower = Tower()
+    ask(tower)
+    return tower
 
 
 @cache
@@ -88,6 +95,38 @@ def test_stages_of_modules_cut_the_model_where_they_change() -> None:
     pins = read_stage_pins(("stage:blocks.1=0",))
     other = step_of(held, micro_batches=4, stages=2, pins=pins)  # the command line goes before
     assert begins(other, held)[1].startswith("blocks.2")
+
+
+def test_gradients_of_modules_go_together_by_number() -> None:
+    """In the program; the innermost module decides, and what the command line says goes before."""
+
+    def ask(tower: Tower) -> None:
+        tower.blocks[0].comm_fusion = tower.blocks[2].comm_fusion = 2  # type: ignore[assignment]
+        tower.blocks[1].comm_fusion = 0  # type: ignore[assignment]
+        tower.blocks[2].up.comm_fusion = 3  # type: ignore[assignment,union-attr]
+
+    def buckets(graph: Graph, *fuse: str) -> tuple[set[frozenset[str]], list[str]]:
+        wanted = SearchRequest(Mesh.parse("dp=2"), strategy="dp", fuse=fuse)
+        plan = make_plan(graph, load_hardware("cpu-local"), wanted).plan
+        files = emit(lower(plan, graph), plan, graph)
+        case = case_of(tower_of(ask), (torch.randn(6, 8),), graph, steps=2)
+        assert check_files(case, lower(plan, graph), files).passed
+        made = {frozenset(own.parameters) for own in lower(plan, graph).gradient_buckets}
+        return made, [note for note in plan.search.notes if "comm_fusion" in note]
+
+    def of(path: str) -> set[str]:
+        return {f"{path}.{name}" for name in ("weight", "bias")}
+
+    graph = graph_of(ask)
+    assert loads(dumps(graph)) == graph and ("blocks.1", "comm_fusion:0") in graph.module_requests
+    alone = {frozenset({name}) for layer in ("up", "down") for name in of(f"blocks.1.{layer}")}
+    two = frozenset(of("blocks.0.up") | of("blocks.0.down") | of("blocks.2.down"))
+    rest = frozenset(of("blocks.3.up") | of("blocks.3.down"))
+    assert buckets(graph) == ({*alone, two, frozenset(of("blocks.2.up")), rest}, [])
+    whole, notes = buckets(graph, "all_reduce=1 GiB")
+    assert len(whole) == 1 and "--fuse all_reduce goes before" in notes[0]
+    with pytest.raises(CaptureError, match=r"comm_fusion of blocks\.1 is -1, expected an int from 0 on"):
+        graph_of(lambda tower: setattr(tower.blocks[1], "comm_fusion", -1))
 
 
 def test_the_number_of_micro_batches_is_the_models_where_nothing_is_said() -> None:
