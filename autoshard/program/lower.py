@@ -221,8 +221,11 @@ class _Lowering:
         if any(fusion.collective == "all_reduce" for fusion in self.plan.fusion):
             return None
         asked = ((path, what.partition(":")) for path, what in self.graph.module_requests)
-        own = [(len(path), int(number)) for path, (what, _, number) in asked
-               if what == FUSION and number.isdecimal() and (not path or parameter.path.startswith(f"{path}."))]  # fmt: skip
+        own = [
+            (len(path), int(number))
+            for path, (what, _, number) in asked
+            if what == FUSION and number.isdecimal() and f"{parameter.path}.".startswith(f"{path}." if path else "")
+        ]
         return max(own)[1] if own else None
 
     # --- operators ---
