@@ -102,3 +102,9 @@ def signed_seconds(value: float, digits: int = 3) -> str:
 def format_flop_rate(value: float, digits: int = 4) -> str:
     """FLOP/s: `3.12e14` -> "312 TFLOP/s"."""
     return _format(value, {u: f for u, f in _UNITS["flop_rate"].items() if not u.startswith("K")}, digits)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 micro-batch`, `2 micro-batches`: a noun whose plural takes s, or es behind ch."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending if count != 1 else ''}"

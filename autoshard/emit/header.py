@@ -122,17 +122,33 @@ def strategy_words(program: Program) -> tuple[str, ...]:
 
 
 def _gathers(step: Collective, axis: str) -> bool:
-    return isinstance(step.after[step.axes.index(axis)], Replicate)
+    if axis not in step.axes:
+        return False
+    position = step.axes.index(axis)
+    return isinstance(step.before[position], Shard) and isinstance(step.after[position], Replicate)
+
+
+def _gathered(program: Program, axis: str) -> set[str]:
+    """Values of parameters that are gathered along the axis, be it after a cast or a view."""
+    origin = {p.value: p.value for p in program.parameters}
+    found = set()
+    for step in program.instructions:
+        operands = [step.operand] if isinstance(step, Collective) else [x for x in step.operands if x is not None]
+        if len(operands) != 1 or operands[0] not in origin:
+            continue
+        if isinstance(step, Collective) and _gathers(step, axis):
+            found.add(origin[operands[0]])
+        results = [step.result] if isinstance(step, Collective) else step.results
+        origin.update(dict.fromkeys(results, origin[operands[0]]))
+    return found
 
 
 def _axis_words(program: Program, axis: int, name: str) -> str:
+    if program.mesh.axes[axis][1] == 1:
+        return "one device, nothing to divide"
     cut_inputs = [v for v in program.inputs if isinstance(program.value(v).layout.placements[axis], Shard)]
     stored = {p.value: p for p in program.parameters if isinstance(p.layout.placements[axis], Shard)}
-    gathered = {
-        step.operand
-        for step in program.instructions
-        if isinstance(step, Collective) and name in step.axes and _gathers(step, name)
-    } & set(stored)
+    gathered = _gathered(program, name) & set(stored)
     facts = []
     count = len(program.parameters)
     if cut_inputs:

@@ -15,7 +15,7 @@ from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import COMPUTE, Timeline
 from autoshard.text.answer_words import certainty, gains
 from autoshard.text.plan_summary import error_band
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_seconds
 
 FIGURES = ("data parallel", "FSDP", "Megatron")  # the styles that stand among the figures; the others in a sentence
 
@@ -43,7 +43,7 @@ def figures(plan: Plan, graph: Graph, hardware: Hardware, timeline: Timeline) ->
     what = "one optimizer step" if graph.loss else "forward only"
     if plan.step.predicted_seconds:
         mean = format_seconds(plan.predicted_seconds, 3)
-        what += f" of {plan.step.micro_batches} micro-batches, each {mean} on one stage in the mean"
+        what += f" of {counted(plan.step.micro_batches, 'micro-batch')}, each {mean} on one stage in the mean"
     found = [_figure("Predicted step", format_seconds(step), f"{low} to {high}, {band}; {what}")]
     finite = math.isfinite(plan.capacity_bytes)
     share = peak / plan.capacity_bytes if finite and plan.capacity_bytes else None

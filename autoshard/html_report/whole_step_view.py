@@ -13,7 +13,7 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Program
 from autoshard.simulation.program_step import simulate_plan_step
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_seconds
 
 KEPT = {"expensive": "all but products and attention", "input": "all"}
 
@@ -30,7 +30,7 @@ def whole_step(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
     timeline = simulate_plan_step(plan, program, graph, hardware)
     step = plan.step
     size = f"{step.samples} samples" if step.samples else "the captured batch"
-    text = f"{step.micro_batches} micro-batches of {size}"
+    text = f"{counted(step.micro_batches, 'micro-batch')} of {size}"
     text += f" through {step.stages} stages, in the order called {step.schedule}" if step.stages > 1 else ""
     text += (
         "; all that follows on this page is of one of them, as if all of the model stood on each stage. Of what runs "

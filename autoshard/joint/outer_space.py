@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
+from autoshard.units import counted
 
 AUTO = "auto"
 ZEROS = (0, 1, 2, 3)  # stages of ZeRO
@@ -51,7 +52,7 @@ class OuterChoice:
         parts = f", {self.virtual_stages} parts each" if self.virtual_stages > 1 else ""
         staged = f"{self.stages} stages{parts} ({self.schedule}), " if self.stages > 1 else ""
         zero = f", ZeRO {self.zero}" if self.zero else ""
-        counts = f"{self.micro_batches} micro-batches of {self.micro_batch}"
+        counts = f"{counted(self.micro_batches, 'micro-batch')} of {self.micro_batch}"
         return f"{staged}dp={self.replicas}, tp={self.tensor}, {counts}{zero}"
 
 

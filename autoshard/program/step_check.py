@@ -6,6 +6,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEPS, SCHEDULES, StepPlan
 from autoshard.rules.rebatch import batch_size
+from autoshard.units import counted
 
 LABEL_LOSSES = frozenset(f"aten.{name}" for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
 
@@ -37,7 +38,8 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
     if count < stages:
         raise UsageError(
-            f"{count} micro-batches for {stages} stages: some stage would always wait", f"--micro-batches {stages}"
+            f"{counted(count, 'micro-batch')} for {stages} stages: some stage would always wait",
+            f"--micro-batches {stages}",
         )
     if step.virtual_stages > 1 and step.schedule != "interleaved":
         raise UsageError(

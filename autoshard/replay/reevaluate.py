@@ -46,7 +46,7 @@ def today(plan: Plan, formulation: Formulation) -> Today:
     outputs = sum(part.compute_seconds + part.communication_seconds for part in ends)
     now = replace(now, search=replace(now.search, outputs_seconds=outputs))
     changed = moved(plan, seconds, now.predicted_seconds)
-    if not changed:  # the certificate holds; a random plan has no parts of its own
+    if not changed:  # the certificate holds; parts may be of another version's split
         kept = replace(now, predicted_seconds=plan.predicted_seconds, predicted_peak_bytes=plan.predicted_peak_bytes)
         return Today(kept, origin(plan))
     level = plan.search.level

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.formulation.cost_breakdown import parts
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.build_plan import Origin, plan_of, priced, with_parts
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.heuristics import random_plans
 
@@ -38,5 +39,12 @@ def plan_of_choice(formulation: Formulation, choice: Sequence[int], origin: Orig
     solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
     graph = formulation.graph
     plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)
-    plan = priced(plan, graph, formulation.hardware)
-    return replace(plan, certificate=replace(plan.certificate, level_objective=plan.predicted_seconds))
+    own = parts(formulation, choice)
+    plan = with_parts(priced(plan, graph, formulation.hardware), formulation, own)
+    sinks = [part for part, site in zip(own, formulation.sites, strict=True) if site.kind == "sink"]
+    outputs = sum(part.compute_seconds + part.communication_seconds for part in sinks)
+    return replace(
+        plan,
+        certificate=replace(plan.certificate, level_objective=plan.predicted_seconds),
+        search=replace(plan.search, outputs_seconds=outputs),
+    )

@@ -189,7 +189,7 @@ def test_the_command_follows_them_without_a_word_of_its_own() -> None:
     [
         (on_stages(0, 1, 0, 1), {"micro_batches": 4}, "blocks.1.* is on stage 1, and blocks.2.* on stage 0"),
         (on_stages(0, 0, 2, 2), {"micro_batches": 4}, "stages? .*(not used|each must be used)"),
-        (on_stages(0, 0, 1, 1), {"micro_batches": 1}, "1 micro-batches for 2 stages"),
+        (on_stages(0, 0, 1, 1), {"micro_batches": 1}, "1 micro-batch for 2 stages"),
         (on_stages(0, 0, 1, 1), {}, "needs micro-batches to keep them busy"),
         (lambda tower: autoshard.recompute(tower.blocks[0].up), {}, "recompute\\(\\) of blocks.0.up: only items"),
     ],

@@ -154,7 +154,7 @@ class Pairs(nn.Module):
         (PAIR, W, TWO | {"devices": 10}, "mesh a=4 has 4 devices on each of 2 stages, but devices=10", ""),  # X21
         (PAIR, W, TWO | {"pins": ["stage:0=1", "stage:1=0"]}, "a stage may not decrease along", ""),  # X23
         (PAIR, W, TWO | {"pins": ["0=((8, 1), (1, 1))"]}, "a cut of 8 is no product of the axes", "((4, 1), "),  # X25
-        (PAIR, W, TWO | {"micro_batches": 1}, "1 micro-batches for 2 stages", ""),  # F3
+        (PAIR, W, TWO | {"micro_batches": 1}, "1 micro-batch for 2 stages", ""),  # F3
         (PAIR, W, {"stages": "auto"}, "a program has a fixed step", "--global-batch"),
         (PAIR, W, {"mode": "semi_auto_paralel"}, "unknown mode 'semi_auto_paralel'", "semi-auto"),
     ],

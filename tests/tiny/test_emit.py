@@ -20,6 +20,7 @@ from autoshard.emit.code_lines import broken, split_commas, statement
 from autoshard.emit.header import Input, integer_bound, strategy_words
 from autoshard.emit.model_file import model_file
 from autoshard.emit.spelling import Speller
+from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import AxisShard, LocalSize, Replicate
 from autoshard.ir.mesh import Mesh
@@ -84,6 +85,15 @@ def test_an_axis_over_which_nothing_is_cut_is_said_to_divide_nothing() -> None:
     program = lower(plan, graph)
     assert all(value.layout.placements[0] == Replicate() for value in program.values)
     assert strategy_words(program) == ("dp (2): divides nothing: its devices repeat the same work",)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_a_weight_that_is_cast_before_it_is_gathered_is_not_said_to_be_used_in_parts(precision: str) -> None:
+    graph = apply_precision(mlp_graph(2, 64, 256), precision)
+    plan = search(graph, load_hardware("h100-80g-sxm"), SearchRequest(Mesh.parse("dp=2,tp=1"), strategy="fsdp"))
+    one, other = strategy_words(lower(plan, graph))
+    assert "parameters in shards that are gathered for use" in one and "cuts" not in one.partition("; ")[2]
+    assert other == "tp (1): one device, nothing to divide"
 
 
 def test_golden_model() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,14 +192,6 @@ def test_a_difference_too_small_to_tell(package: Path) -> None:
     updated = sum(parameter.parts.compute_seconds for parameter in plan.parameters)
     near = replace(plan, predicted_seconds=(compute + moved + updated) * (1 + 1e-9))
     assert "overlap, and other differences" not in plan_summary.summary(near, graph)
-
-
-def test_a_random_plan_tells_the_step_that_it_was_simulated_to_take(
-    graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = run(words(graph_file, tmp_path / "out", "--strategy", "random:1"), capsys)
-    step = re.search(r"predicted step +(\S+ \S+)", out)
-    assert code == 0 and step is not None and f"simulated step {step[1]}, no lower bound" in " ".join(out.split())
 
 
 def test_inputs_have_no_backward(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_a_plan_from_before_whole_steps_is_one_micro_batch() -> None:
 WRONG = [
     (StepPlan(2, parts=(PARTS[0], dataclasses.replace(PARTS[1], stage=2))), "stage 1 is not used"),
     (StepPlan(2, parts=(StagePart(1, 0, "linear_0"), StagePart(0, 0, "linear_2"))), "stages may not decrease"),
-    (StepPlan(1, parts=PARTS), "1 micro-batches for 2 stages"),
+    (StepPlan(1, parts=PARTS), "1 micro-batch for 2 stages"),
     (StepPlan(2, parts=(PARTS[0], StagePart(1, 0, "linear_9"))), "begins with linear_9, which the model has not"),
     (StepPlan(2, parts=(PARTS[0], StagePart(1, 0, "linear_0"))), "before part 0"),
     (StepPlan(2, parts=(StagePart(0, 0, "relu_0"), PARTS[1])), "the first part begins with relu_0"),
