@@ -52,11 +52,13 @@ def _part_file(part: Program, whole: Program, number: int, count: int, header: H
         for v in handed_to(part, whole)
     ]
     taken = [part.value(v).tensor for v in part.inputs if v in whole.inputs]
+    losses = [str(whole.label_counts.index(count)) for count in part.label_counts]
     lines = [
         "",
         "# What the part before hands on, in order: global shape, dtype, layout, and if it carries a gradient.",
         *(["HANDED = [", *handed, "]"] if handed else ["HANDED: list[Handed] = []"]),
         *statement(f"INPUTS: list[str] = [{', '.join(map(quoted, taken))}]  # of the model's, after these", 0),
+        *statement(f"LABELS: list[int] = [{', '.join(losses)}]  # its losses in LABEL_COUNTS", 0),
     ]
     end = ["def build_part(mesh: ParallelMesh) -> nn.Module:", '    """Uninitialised."""']
     end.append(f"    return {package.tree.root.name}(mesh)")
@@ -96,7 +98,8 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
         '    """What runs the micro-batches of a step through the stages."""',
         "    handed = [part.HANDED for part in PARTS]",
         "    inputs = [[list(INPUTS).index(name) for name in part.INPUTS] for part in PARTS]",
-        "    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs)",
+        "    labels = [part.LABELS for part in PARTS]",
+        "    return Pipeline(model, mesh, SCHEDULE, MICRO_BATCHES, handed, inputs, labels)",
         "",
         "",
         *build_labels(labels),

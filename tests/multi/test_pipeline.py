@@ -25,6 +25,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan, StagePart
 from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
+from autoshard.program.stage_programs import stage_programs
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from autoshard.verification.case import Case, check_files, make_case
@@ -95,6 +96,37 @@ def test_two_stages_of_two_devices() -> None:
 
 def test_two_virtual_stages() -> None:
     check(planned("dp=1", 0, virtual_stages=2))
+
+
+class TwoLosses(nn.Module):
+    """A second mean over labels of its own, made in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.early, self.up, self.late = nn.Embedding(13, 8), *(nn.Linear(8, n) for n in (5, 8, 7))
+
+    def forward(self, ids: Tensor, coarse: Tensor, fine: Tensor) -> Tensor:
+        x = self.words(ids).flatten(0, 1)
+        loss = nn.functional.cross_entropy(self.early(x), coarse.flatten())
+        return loss + nn.functional.cross_entropy(self.late(self.up(x).tanh()), fine.flatten())
+
+
+def build_two_losses() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return TwoLosses(), (torch.randint(0, 13, (4, 6)), torch.randint(0, 5, (4, 6)), torch.randint(0, 7, (4, 6)))
+
+
+def test_labels_count_on_every_stage() -> None:
+    spec = f"{__file__}:build_two_losses"
+    graph = capture(spec, {})
+    first = next(op.name for op in graph.ops if op.module == "up")
+    plan = planned("dp=1", 0, graph=graph)
+    parts = (StagePart(0, 0, graph.ops[0].name), StagePart(1, 0, first))
+    plan = replace(plan, step=replace(plan.step, parts=parts))
+    program = lower(plan, graph)
+    assert [len(part.label_counts) for part in stage_programs(program, plan)] == [1, 1]
+    found = make_case(spec, {}, graph, steps=2, micro_batches=COUNT)
+    proof = check_files(found, program, emit(program, plan, graph), "gloo", 240.0)
+    assert proof.passed, proof.failure
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def pipeline_gradients(
     if model not in _PIPELINES:
         _PIPELINES[model] = build_pipeline(model, mesh)
     parameters = parameters_of(model)
-    shares = shares_of_labels(mesh, micro_batches) if mesh.stages.is_last else []
+    shares = shares_of_labels(mesh, micro_batches) if _PIPELINES[model].counts_labels else []
     buckets = [bucket for part in reversed(mesh.stages.parts) for bucket in GRADIENT_BUCKETS[part]]
     again = regathering() if GATHERS_AGAIN else contextlib.nullcontext()
     with reducing(mesh, parameters, buckets, MICRO_BATCHES), weights_of_step(mesh, parameters), again:

@@ -38,9 +38,12 @@ class _Part(nn.Module):
     """One part of the model as the schedule calls it: with what the part before has handed on, in order of the
     micro-batches. The last part gives the loss."""
 
-    def __init__(self, model: nn.Module, number: int, count: int, inputs: Sequence[int], mesh: ParallelMesh) -> None:
+    def __init__(
+        self, model: nn.Module, number: int, count: int, inputs: Sequence[int], labels: Sequence[int],
+        mesh: ParallelMesh,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.model, self.inputs, self.mesh = model, inputs, mesh
+        self.model, self.inputs, self.labels, self.mesh = model, inputs, labels, mesh
         self.is_first, self.is_last = number == 0, number == count - 1
         self.begin([], [])
 
@@ -50,7 +53,7 @@ class _Part(nn.Module):
     def forward(self, *handed: Tensor) -> Any:
         number, self.next = self.next, self.next + 1
         given = [self.micro_batches[number][position] for position in self.inputs]
-        with self.mesh.micro_batch(number, self.shares[number] if self.is_last else ()):
+        with self.mesh.micro_batch(number, [self.shares[number][loss] for loss in self.labels]):
             made = self.model(*(() if self.is_first else handed), *given)
         if self.is_last:
             return made / len(self.micro_batches)
@@ -59,11 +62,11 @@ class _Part(nn.Module):
 
 class Pipeline:
     """The parts of the model that this stage holds. `handed[n]`: what part n is given; `inputs[n]`: the positions of
-    the model's inputs that it takes."""
+    the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, schedule: str, micro_batches: int,
-        handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]],
+        handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]], labels: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
         from torch.distributed import pipelining
 
@@ -72,7 +75,7 @@ class Pipeline:
         self.parts, self.stages, self.micro_batches = [], stages, micro_batches
         made = []
         for number, model in zip(stages.parts, parts, strict=True):
-            part = _Part(model, number, count, inputs[number], mesh)
+            part = _Part(model, number, count, inputs[number], labels[number], mesh)
             before = [value.example(mesh) for value in handed[number]] or [torch.empty((1,), device="meta")]
             after = [value.example(mesh) for value in handed[number + 1]] if number + 1 < count else [torch.empty(())]
             made.append(
@@ -82,6 +85,7 @@ class Pipeline:
                 )
             )  # fmt: skip
             self.parts.append(part)
+        self.counts_labels = any(part.labels for part in self.parts)
         kind = getattr(pipelining, SCHEDULES[schedule])
         stage = made if schedule == "interleaved" else made[0]
         self.schedule = kind(stage, micro_batches, loss_fn=self._loss, scale_grads=False)
@@ -98,7 +102,8 @@ class Pipeline:
         scaler: LossScaler | None = None,
     ) -> list[Tensor]:
         """Forward and backward of all; the gradients are those of the mean of the losses (by the scale of `scaler`).
-        Returns the losses on the last stage, elsewhere nothing."""
+        Returns the losses on the last stage, elsewhere nothing. `shares`: see `label_shares`, where it `counts_labels`.
+        """
         self.losses: list[Tensor] = []
         self.scaler = scaler
         for part in self.parts:
