@@ -27,6 +27,15 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
 
 
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.layers(x), y)
+
+
 class Tied(nn.Module):
     """A fused projection (held in blocks), a tied weight, a buffer that the forward updates, a dict output."""
 
@@ -245,6 +254,32 @@ def micro_batches() -> None:
     refused(lambda: autoshard.parallelize(model, staged), "runs on one stage, and this plan's step has 2")
 
 
+def scaled() -> None:
+    """One rank alone overflows: all leave out that step, with one micro-batch and with two."""
+    given = torch.randn(8, 16).float(), torch.randn(8, 8).float()
+    for strategy, count in (("megatron", 1), ("dp", 1), ("megatron", 2)):
+        model, where = Regression().float(), {"mesh": "dp=2,tp=2", "strategy": strategy, "micro_batches": count}
+        settings: Any = {"hardware": "v100-32g-sxm2", "precision": "fp16-mixed", **where}
+        plan = autoshard.plan(model, given, **settings)
+        own = autoshard.parallelize(model, plan)
+        optimizer, scaler = torch.optim.AdamW(own.parameters(), lr=1e-2), own.grad_scaler(1024.0)
+        for step in range(2):
+            before = [p.detach().to_local().clone() for p in own.parameters()]  # type: ignore[attr-defined]
+            if count == 1:
+                scaler.scale(own(*given)).backward()
+            else:
+                own.backward([given] * count, scaler)
+            if step == 0 and dist.get_rank() == 1:
+                gradient: Any = list(own.parameters())[-1].grad
+                gradient.to_local().view(-1)[0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            after = [p.detach().to_local() for p in own.parameters()]  # type: ignore[attr-defined]
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) == (step == 0), strategy
+            assert scaler.get_scale() == 512.0 and int(scaler.skipped) == 1, strategy
+            optimizer.zero_grad()
+
+
 def computed_again() -> None:
     """Within torch.utils.checkpoint: sums that have begun go on, and dropout is that of the first time."""
 
@@ -273,7 +308,7 @@ def computed_again() -> None:
 CASES = {
     case.__name__: case
     for case in (
-        loss_beside, outputs, batches, from_disk, images, gathered, computed_again, micro_batches, rank_0_fails
+        loss_beside, outputs, batches, from_disk, images, gathered, computed_again, micro_batches, scaled, rank_0_fails
     )
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch.autograd import Variable
 
 from autoshard.api.parallel.boundary import whole_of
 from autoshard.api.parallel.rank_model import RankModel
-from autoshard.emit.runtime import gathered_together, label_shares, reducing, regathering
+from autoshard.emit.runtime import LossScaler, gathered_together, label_shares, reducing, regathering
 from autoshard.emit.runtime.flat_weights import Line
 
 _STEPS = count(1)  # forwards of this process: dropout differs in each, alike on all ranks
@@ -134,7 +134,7 @@ class GradientStep:
 # --- a step of several micro-batches --------------------------------------------------------------------------------
 
 
-def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> Tensor:
+def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]], scaler: LossScaler | None = None) -> Tensor:
     """From the local inputs of each micro-batch, as a package's train.py does it. The mean loss, on every rank."""
     source, mesh, parameters = made.source, made.mesh, made.parameters()
     mesh.random.step = next(_STEPS)
@@ -151,7 +151,8 @@ def step_gradients(made: RankModel, batches: Sequence[Sequence[Tensor]]) -> Tens
             with mesh.micro_batch(number, own), together() if source.ZERO == 3 else nothing(), again:
                 result = made.module(*inputs)
                 loss = result[0] if isinstance(result, tuple) else result
-                (loss / len(batches)).backward()
+                share = loss / len(batches)
+                (share if scaler is None else scaler.scale(share)).backward()
             losses.append(loss.detach())
     name = made.program.loss
     assert name is not None

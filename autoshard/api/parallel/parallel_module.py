@@ -16,7 +16,7 @@ from autoshard.api.parallel.boundary import fits, held_slices, local_shape, part
 from autoshard.api.parallel.gradient_step import GradientStep, run_on_ranks, step_gradients
 from autoshard.api.parallel.rank_model import RankModel, check_one_stage, fill, rank_model, stored
 from autoshard.api.planned import PlannedModel
-from autoshard.emit.runtime import full_state_dict, load_full_state_dict
+from autoshard.emit.runtime import LossScaler, full_state_dict, load_full_state_dict
 from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
@@ -103,11 +103,19 @@ class ParallelModule(nn.Module):
         """Takes this rank's part of the original's state dict, which every rank gives."""
         load_full_state_dict(self._made[0].module, state)
 
-    def backward(self, batches: Sequence[Any]) -> Tensor:
+    def grad_scaler(self, scale: float | None = None) -> LossScaler:
+        """For a plan in fp16-mixed, in place of torch.amp.GradScaler and used as it: its ranks leave out equal steps.
+
+        `scale`: the first; without it torch's.
+        """
+        return LossScaler(self._made[0].mesh, scale)
+
+    def backward(self, batches: Sequence[Any], scaler: LossScaler | None = None) -> Tensor:
         """The gradients of a step: forward and backward of each of its `micro_batches`; returns their mean loss.
 
         A batch is a tensor, a tuple of positional arguments, or a dict of keyword arguments, as a call takes them.
-        Gradients are summed over devices once; a mean over labels is one over those of all micro-batches.
+        Gradients are summed over devices once; a mean over labels is one over those of all micro-batches. `scaler`: of
+        `grad_scaler`, by whose scale the gradients are then larger.
         """
         made, call, _ = self._made
         if made.program.loss is None or call.summed:
@@ -117,7 +125,7 @@ class ParallelModule(nn.Module):
         if len(batches) != self.micro_batches:
             told = f"this plan's step has {self.micro_batches} micro-batches, got {len(batches)}"
             raise UsageError(told, "a list with a batch for each, or a plan with other micro_batches=…")
-        return step_gradients(made, [self._locals(*_arguments(batch)) for batch in batches])
+        return step_gradients(made, [self._locals(*_arguments(batch)) for batch in batches], scaler)
 
     def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """This rank's parts of the inputs of a call."""
