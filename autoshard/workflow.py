@@ -233,12 +233,16 @@ def _styles(
     cache: DiskCache | None,
 ) -> tuple[StylePlan, ...]:
     """Known styles on the plan's mesh, in what is left of the user's time; Ctrl-C leaves the rest of them out."""
+    from autoshard.search.kept.kept_search import unhurried
     from autoshard.search.search_task import timed
+    from autoshard.search.select_plan import simulate_styles
     from autoshard.search.style_plans import style_plans
     from autoshard.solvers.common.solver_options import Clock, interruptible
 
     own = clock or Clock()
     with timed(log, "simulating known styles"), interruptible(own):
+        if task is not None and unhurried(own) and unhurried(task.clock):  # as at the level of the step
+            simulate_styles(task)
         if task is None:
             return style_plans(plan, graph, hardware, own, cache=cache)
         return style_plans(plan, graph, hardware, own, task.formulation, task.styles, cache, task.on_host)

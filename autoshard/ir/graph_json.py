@@ -80,6 +80,10 @@ def check_has_code(model: str) -> None:
 
 def graph_hash(graph: Graph) -> str:
     """SHA-256 (hex) of the graph's canonical JSON: changes with anything that the graph says of what is computed."""
+    return graph.once(_hash)
+
+
+def _hash(graph: Graph) -> str:
     said = {name: value for name, value in _fields(graph).items() if name != "call"}
     canonical = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"{KIND} {SCHEMA_VERSION} {canonical}".encode()).hexdigest()

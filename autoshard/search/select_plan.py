@@ -21,7 +21,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import Found, Log, SearchTask, candidate, prepare, timed
 from autoshard.search.style_plans import style_choices
 from autoshard.solvers.common.clock import watched
-from autoshard.solvers.common.result import CUT_SHORT, proved, status
+from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
@@ -147,8 +147,20 @@ def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
     """Known styles, so that no plan is worse than the best of them."""
     if task.begins_with_styles:
         with timed(task.log, "solving known styles"):
-            found = task.steps.styles(partial(style_choices, task.formulation))
+            found = _style_choices(task)
         yield from ((STYLES[name].title, choice) for name, choice in found)
+
+
+def simulate_styles(task: SearchTask) -> None:
+    """Those that the search has not simulated: one plan of each style, whatever the level and the limit."""
+    left = [(name, choice) for name, choice in _style_choices(task) if name not in task.styles]
+    for name, choice in left:
+        task.styles[name] = task.plan(Solution(task.formulation.problem, choice, 0.0, name))
+    task.answers.save()
+
+
+def _style_choices(task: SearchTask) -> list[tuple[str, Choice]]:
+    return task.steps.styles(partial(style_choices, task.formulation))
 
 
 def _rank(task: SearchTask, plan: Plan) -> tuple[float, float]:

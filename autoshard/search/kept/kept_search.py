@@ -78,7 +78,7 @@ def _made(
 def _problem_key(
     graph: Graph, mesh: Mesh, hardware: Hardware, all_to_all: bool, micro_batches: int, on_host: frozenset[str]
 ) -> str:
-    known = (graph.once(graph_hash), str(mesh), repr(hardware), all_to_all, micro_batches, sorted(on_host))
+    known = (graph_hash(graph), str(mesh), repr(hardware), all_to_all, micro_batches, sorted(on_host))
     return key_of("problem", *known)
 
 
