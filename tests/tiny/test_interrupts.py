@@ -76,7 +76,7 @@ def test_ctrl_c_before_there_is_a_plan_ends_at_once(
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 
-    monkeypatch.setattr("autoshard.search.search_task.formulate", pressed)
+    monkeypatch.setattr("autoshard.search.kept.kept_search.formulate", pressed)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code, out, err = run(words(graph_file, tmp_path / "out"), capsys)
