@@ -3,6 +3,7 @@ an auxiliary loss beside them, dropout, batch norm, ZeRO; and the faults that th
 
 from __future__ import annotations
 
+import types
 from dataclasses import replace
 from functools import cache
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.emit import emit
+from autoshard.emit.runtime import ParallelMesh, label_shares
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.mesh import Mesh
@@ -129,3 +131,17 @@ def test_labels_that_can_not_be_counted_are_refused(name: str, says: str) -> Non
     with pytest.raises(UsageError, match=says):
         several = replace(plan, step=StepPlan(2))
         emit(lower(several, graph), several, graph)
+
+
+def test_labels_are_added_up_as_integers() -> None:
+    """HCCL adds up no float64."""
+    sums: list[torch.dtype] = []
+
+    def connect(*_: object) -> types.SimpleNamespace:
+        return types.SimpleNamespace(all_reduce=lambda x: sums.append(x.dtype) or (lambda: x.add_(1)))
+
+    mesh = ParallelMesh({"dp": 2}, 0, connect, torch.device("cpu"))  # type: ignore[arg-type]
+    labels = [(torch.tensor([1, -100, 2]),), (torch.tensor([-100, -100, 2]),)]
+    shares = label_shares(mesh, labels, [(("dp",), -100)])
+    assert sums == [torch.int64]
+    assert [float(share) for (share,) in shares] == pytest.approx([3 / 2.5, 2 / 2.5])

@@ -281,6 +281,8 @@ def test_it_is_evaluated_on_batches_of_its_own(start: Start, folder: Path) -> No
     assert [step for step, _ in found] == ["2", "3"]
     mean = sum(float(loss) for loss, _ in steps(said).values()) / 3  # the same three batches, and nothing is learnt
     assert [float(loss) for _, loss in found] == pytest.approx([mean, mean], abs=2e-6)
+    fewer = start(*options, *held_out[:-1], 5)[1]  # the loader has three: none counts twice
+    assert re.findall(r"^step (\d): evaluation loss (\S+)$", fewer, re.MULTILINE) == found
     code, _, said = start("--eval-every", 2)
     assert code == 2 and "--eval-data data.py:make_held_out" in said
 

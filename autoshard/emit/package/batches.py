@@ -132,8 +132,9 @@ def loader_batches(
     state: Any = None,
     saved_after: Callable[[int], bool] = lambda number: False,
     option: str = "--data",
+    once: bool = False,
 ) -> Iterator[Read]:
-    """Batches of a user's loader, from batch `start` on; an ended loader begins again.
+    """Batches of a user's loader, from batch `start` on; an ended loader begins again, unless it is read `once`.
 
     The function gets those of the keywords `mesh`, `rank`, `seed`, `inputs` and `parts` that it takes. A loader with
     `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader, goes on from the `state` that a checkpoint
@@ -158,5 +159,7 @@ def loader_batches(
                 yield checked(batch, mesh), loader.state_dict() if keeps_state and saved_after(position) else None
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
+        if once:
+            return
         state = None  # it was at its end
         loader = loader if keeps_state else make_loader(**keywords)

@@ -287,19 +287,31 @@ def describe(model: nn.Module, mesh: ParallelMesh) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) -> float:
-    """The mean loss of the first batches of --eval-data, without dropout."""
-    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data")
+    """The mean loss of the first batches of --eval-data, without dropout; of all, where these are fewer."""
+    reading = loader_batches(options.eval_data, mesh, 0, 0, option="--eval-data", once=True)
     batches = Prefetched(reading, mesh.device, 0)
     losses = []
     mesh.random.training = False
     try:
         for _ in range(options.eval_batches):
+            batch = next(batches, None)
+            if ends_anywhere(mesh, batch is None):
+                break
             with gathered_together(mesh, parameters_of(model), WEIGHT_BUCKETS):
-                result = model(*next(batches))
+                result = model(*batch)
             losses.append((result[0] if isinstance(result, tuple) else result).detach())
     finally:
         mesh.random.training = True
+    if not losses:
+        raise UserError(f"--eval-data {options.eval_data}: a loader yields no batch")
     return whole_loss(torch.stack(losses).mean(0), mesh)
+
+
+def ends_anywhere(mesh: ParallelMesh, here: bool) -> bool:
+    """All ranks stop together: one of them may have fewer batches."""
+    ended = torch.tensor(float(here), device=mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(ended, "max")()
+    return bool(ended)
 
 
 def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:

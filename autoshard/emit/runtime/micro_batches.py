@@ -49,9 +49,10 @@ def label_shares(mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts:
     """`labels`: local ones, of each micro-batch and loss. One small all-reduce a loss for all micro-batches."""
     shares: list[list[Tensor]] = [[] for _ in labels]
     for loss, (axes, ignored) in enumerate(counts):
-        own = torch.stack([(given[loss] != ignored).sum() for given in labels]).to(torch.float64)
-        if axes:
-            mesh.joint(axes).transport.all_reduce(own)()
+        counts_here = torch.stack([(given[loss] != ignored).sum() for given in labels])
+        if axes:  # as integers: HCCL adds up no float64
+            mesh.joint(axes).transport.all_reduce(counts_here)()
+        own = counts_here.to(torch.float64)
         for given, share in zip(shares, own / own.mean(), strict=True):
             given.append(share)
     return shares

@@ -47,8 +47,10 @@ class Prefetched(Iterator[list[Tensor]]):
 
     def _read_ahead(self, read: queue.Queue[Read | BaseException]) -> None:
         try:
+            if self.pins:  # which device is the current one is a thread's own matter, and a loader may use it
+                torch.get_device_module(self.device).set_device(self.device)
             for batch, state in self.reading:
-                read.put(([x.pin_memory() if self.pins else x for x in batch], state))
+                read.put(([x.pin_memory() if self.pins and x.device.type == "cpu" else x for x in batch], state))
                 if self.closed.is_set():
                     return
             read.put(StopIteration())
