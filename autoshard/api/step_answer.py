@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
+from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_plan import confirmed, step_seconds
-from autoshard.joint.joint_search import JointResult
 from autoshard.joint.step_request_space import searched_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.fusion_sizes import with_unused_fusion

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.ir.graph import Graph
-from autoshard.ir.plan import BlockPolicy, Certificate, Plan, StagePart, StepPlan
+from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.joint.block_line import shortened
-from autoshard.joint.joint_search import JointResult, StepFound
+from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.joint.replicated_split import replicated_split
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.objectives import MEMORY
 from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.result import FEASIBLE
-from autoshard.units import format_seconds
+from autoshard.units import format_bytes, format_seconds
 
 MOST_PLANS = 3  # made of what was found
 
@@ -38,35 +39,55 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
     )  # fmt: skip
     made = priced(replace(plan, step=step), graph, hardware)
     told = "stages, micro-batches, what is computed again, ZeRO and the mesh were searched for together: "
-    told += f"{format_seconds(best.seconds)} by the costs of blocks, at most {found.gap:.2%} above the least that any "
-    told += "of the plans searched can take by these costs, in any order of undivided forwards and backwards"
-    search = replace(made.search, notes=(*made.search.notes, told))
-    return graph, predicted(replace(made, certificate=_certificate(made), search=search), graph)
+    if found.level == MEMORY:
+        told += (
+            f"{format_bytes(best.peak_bytes)} by the costs of blocks, at most {found.gap:.2%} above the least that the "
+        )
+        told += "fullest device of any of the plans searched can hold by these costs"
+    else:
+        told += (
+            f"{format_seconds(best.seconds)} by the costs of blocks, at most {found.gap:.2%} above the least that any "
+        )
+        told += "of the plans searched can take by these costs, in any order of undivided forwards and backwards"
+    search = replace(made.search, level=found.level, notes=(*made.search.notes, told))
+    return graph, _certified(predicted(replace(made, search=search), graph))
 
 
-def _certificate(plan: Plan) -> Certificate:
+def _certified(plan: Plan) -> Plan:
     """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
-    own = plan.certificate
-    return replace(
-        own, status=FEASIBLE, lower_bound_seconds=0.0, level_objective=plan.predicted_seconds, level_bound=0.0
+    objective = _peak_bytes(plan) if plan.search.level == MEMORY else plan.predicted_seconds
+    certificate = replace(
+        plan.certificate, status=FEASIBLE, lower_bound_seconds=0.0, level_objective=objective, level_bound=0.0
     )
+    return replace(plan, certificate=certificate)
 
 
 def confirmed(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
     """The best by its own program, of those that may be: after the first, others are made into plans while the blocks'
-    costs say that they take less than the best program so far."""
+    costs say that they are better than the best program so far."""
     made: list[tuple[StepFound, Graph, Plan]] = []
     left = [found.best, *found.others]
+    lean = found.level == MEMORY
+
+    def by_program(own: StepFound) -> tuple[float, float]:
+        both = own.program_seconds, own.program_bytes
+        return both[::-1] if lean else both
+
     for own in left[:MOST_PLANS]:
-        if made and own.seconds >= min(other.program_seconds for other, *_ in made):
+        blocks = own.peak_bytes if lean else own.seconds
+        if made and blocks >= min(by_program(other)[0] for other, *_ in made):
             break
         left.remove(own)
         graph, plan = joint_plan(replace(found, best=own), hardware, origin)
-        peak = plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
-        made.append((replace(own, program_seconds=step_seconds(plan), program_bytes=peak), graph, plan))
-    made.sort(key=lambda own: own[0].program_seconds)
+        made.append((replace(own, program_seconds=step_seconds(plan), program_bytes=_peak_bytes(plan)), graph, plan))
+    made.sort(key=lambda own: by_program(own[0]))
     best, graph, plan = made[0]
     return replace(found, best=best, others=(*(own for own, *_ in made[1:]), *left)), graph, plan
+
+
+def _peak_bytes(plan: Plan) -> float:
+    """Predicted of the fullest device in the whole step, from the plan's own program."""
+    return plan.step.predicted_peak_bytes or plan.predicted_peak_bytes
 
 
 def step_seconds(plan: Plan) -> float:

@@ -23,74 +23,28 @@ from autoshard.joint.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.block_measure import block_costs, sharded_costs
 from autoshard.joint.block_splits import BlockSplit, block_splits
+from autoshard.joint.found_steps import (
+    SIMULATED,
+    TOLERANCE,
+    JointResult,
+    StepFound,
+    fastest_of_each,
+    none_fits,
+)
+from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
-from autoshard.simulation.step_timeline import StepTimeline, simulate_step
+from autoshard.search.objectives import MEMORY, SPEED
+from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
-from autoshard.solvers.stages.stage_problem import StagePlan
-from autoshard.units import format_bytes
 
-TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
-SIMULATED = 2  # plans of one stage problem
 INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
 REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 FAR = 0.9  # the closed form is at most this much above the simulated step
-
-
-@dataclass(frozen=True, eq=False)
-class StepFound:
-    """A plan of one outer choice and split, simulated by the costs of its blocks. `solution` has its bounds. Of one
-    that was made a plan, `program_seconds` and `program_bytes` are of its program; 0 of others."""
-
-    problem: StepProblem
-    split: BlockSplit | None
-    plan: StagePlan
-    solution: StageSolution
-    timeline: StepTimeline
-    program_seconds: float = 0.0
-    program_bytes: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.timeline.step_seconds
-
-    @property
-    def peak_bytes(self) -> float:
-        return max(self.timeline.peak_bytes)
-
-
-@dataclass(frozen=True, eq=False)
-class JointResult:
-    """`best`, and the best of every other outer choice that was simulated, fastest first. `left`: (choice, reason).
-
-    `bound_seconds`: below the step of every plan, in any order. `model_seconds` and `model_bound`: the least closed
-    form found, and below that of every plan. Counts: of outer choices with a split `considered`, `solved`, `fitting`.
-    """
-
-    best: StepFound
-    others: tuple[StepFound, ...]
-    line: BlockLine
-    bound_seconds: float
-    model_seconds: float
-    model_bound: float
-    considered: int
-    solved: int
-    fitting: int
-    fronts: int
-    undivided: tuple[tuple[str, int], ...]
-
-    @property
-    def gap(self) -> float:
-        """Of the simulated step to any plan in any order, both by the costs of blocks, relative to the bound."""
-        return self.best.seconds / self.bound_seconds - 1
-
-    @property
-    def model_gap(self) -> float:
-        return self.model_seconds / self.model_bound - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +131,11 @@ def joint_search(
     stage_of: dict[int, int] | None = None,
     again: frozenset[int] = frozenset(),
     count: int = 8,
+    level: int = SPEED,
     tell: Callable[[str], None] = lambda text: None,
 ) -> JointResult:
-    """The best of `space`. `stage_of`: blocks that a pin puts on a stage; `again`: kinds of blocks that are computed
-    again in any case. InfeasibleError where none fits."""
+    """The best of `space`: the fastest, or at level 1 the one that needs least memory. `stage_of`: blocks that a pin
+    puts on a stage; `again`: kinds of blocks that are computed again in any case. InfeasibleError where none fits."""
     line = block_line(graph)
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
@@ -203,6 +158,8 @@ def joint_search(
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
         raise InfeasibleError(told, "other numbers of stages, devices or samples")
+    if level == MEMORY:
+        return leanest_of(problems, line, log, count, len(store.made), tell)
     return best_of(problems, line, log, count, len(store.made), tell)
 
 
@@ -233,7 +190,7 @@ def best_of(
             search.best = min(search.best, made.seconds)
             tell(f"{own.problem.choice}: {made.seconds:.4g} s")
     if not found:
-        raise InfeasibleError(*_none_fits([own.problem for own in search.candidates]))
+        raise InfeasibleError(*none_fits([own.problem for own in search.candidates]))
     found = fastest_of_each(found)
     solved = [own for own in search.candidates if own.solved]
     solutions = [own.solution for own in solved if own.solution is not None]
@@ -243,14 +200,6 @@ def best_of(
         found[0], tuple(found[1 : count + 1]), line, search.bound(), float(model), float(min(model, model_bound)),
         len(search.candidates), len(solved), len(solutions), fronts, tuple(log.reasons.items()),
     )  # fmt: skip
-
-
-def fastest_of_each(found: Iterable[StepFound]) -> list[StepFound]:
-    """The best split of every outer choice, the fastest choice first; of equal ones the leaner."""
-    each: dict[OuterChoice, StepFound] = {}
-    for own in sorted(found, key=lambda own: (own.seconds, own.peak_bytes)):
-        each.setdefault(own.problem.choice, own)
-    return list(each.values())
 
 
 class _Candidate:
@@ -339,18 +288,3 @@ def _simulated(
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
         found = solve_stages(own.stage_problem, SIMULATED, TOLERANCE)
     return None
-
-
-def _none_fits(problems: list[StepProblem]) -> tuple[str, str]:
-    """How much the leanest stage needs."""
-    least = np.inf
-    for problem in problems:
-        own = problem.stage_problem
-        whole = sum(
-            float((front.static_bytes + own.live[-1] * front.kept_bytes).min())
-            for front in (own.fronts[kind] for kind in own.line)
-        )
-        least = min(least, whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max()))
-    room = format_bytes(problems[0].capacity_bytes)
-    told = f"none of {len(problems)} ways to train fits: even shares of the leanest need {format_bytes(least)} a device"
-    return f"{told}, {room} may be used", "more devices, ZeRO 3, full recomputation, or a smaller batch"

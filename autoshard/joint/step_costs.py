@@ -146,12 +146,14 @@ class StepProblem:
             for stage in range(choice.stages):
                 ends = 2 * choice.virtual_stages - (stage == 0) - (stage == choice.stages - 1)
                 room[stage] -= ends * entering * choice.micro_batches
-            room[-1] -= sum(self._shared_bytes(kind) for kind in self.kinds)
+            room[-1] -= self.shared_bytes
         return room
 
-    def _shared_bytes(self, kind: int) -> float:
+    @property
+    def shared_bytes(self) -> float:
         """Of the copies of parameters that a block before reads too."""
-        return static_bytes(self.costs[kind].shared, self.choice.zero, self.choice.replicas)
+        copies = [self.costs[kind].shared for kind in self.kinds]
+        return sum(static_bytes(own, self.choice.zero, self.choice.replicas) for own in copies)
 
     def step_costs(self, plan: StagePlan) -> StepCosts:
         """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides

@@ -11,10 +11,11 @@ from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.joint.block_line import BlockLine, block_line
-from autoshard.joint.joint_search import JointResult, joint_search
+from autoshard.joint.found_steps import JointResult
+from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices
 from autoshard.rules.rebatch import batch_size, rebatched
-from autoshard.search.objectives import SPEED
+from autoshard.search.objectives import RATIO
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.whole_step import check_order
 
@@ -36,6 +37,7 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
         capacity,
         stage_of=_pinned(line, wanted.step.pins),
         again=_again(graph, line, wanted),
+        level=wanted.level,
     )
 
 
@@ -45,7 +47,7 @@ def _check(graph: Graph, wanted: SearchRequest) -> None:
     others = [pin for pin in wanted.pins if not pin.startswith("stage:")]
     said = {
         "--micro-batches": wanted.step.micro_batches is not None,
-        "--level": wanted.level != SPEED,
+        "--level 0": wanted.level == RATIO,
         "--strategy": wanted.strategy != "best",
         "--solver": wanted.solver is not None,
         "--pareto": wanted.pareto,

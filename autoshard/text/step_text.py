@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE
-from autoshard.joint.joint_search import JointResult, StepFound
+from autoshard.joint.found_steps import JointResult, StepFound
+from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
 from autoshard.text.tables import table, wrapped
@@ -32,15 +33,25 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
         *(line for told in certainty(found) for line in wrapped(told, width)),
     ]
     if found.others:
-        lines += ["", *table([_HEADER, *(_row(own, best) for own in (best, *found.others))], width)]
+        lines += ["", *table([_HEADER, *(_row(own, best, found.level) for own in (best, *found.others))], width)]
     for reason, count in found.undivided:
         lines += wrapped(f"left out {count} times: {reason}", width)
     return lines
 
 
 def certainty(found: JointResult) -> list[str]:
-    """The two gaps, in words, and of what they speak."""
+    """The gaps, in words, and of what they speak."""
     ways = len(found.best.problem.costs)
+    if found.level == MEMORY:
+        return [
+            f"gap {found.gap:.2%}: by the costs of blocks its fullest device holds "
+            f"{format_bytes(found.best.peak_bytes)}, and that of none of the plans below less than "
+            f"{format_bytes(found.bound_bytes)}; of those that hold as little as their outer choice can, the fastest "
+            "was looked for, and nothing is proved of its time",
+            f"the plans: {found.considered:,} outer choices with a split of the blocks; {found.solved:,} were solved; "
+            f"the others hold more by their bounds. Blocks of {ways} kinds, split over a replica in the ways that "
+            f"{found.fronts} searches found; of each all is kept, what is dear, or its input",
+        ]
     return [
         f"gap {found.gap:.2%}: by the costs of blocks it takes {format_seconds(found.best.seconds)}, and none of the "
         f"plans below takes less than {format_seconds(found.bound_seconds)} by these costs, in whatever order its "
@@ -116,21 +127,25 @@ def again(found: StepFound, parts: list[Part]) -> str:
     return ", ".join(f"{word} {count}" for word, count in sorted(counts.items())) or "nothing"
 
 
-def _row(own: StepFound, best: StepFound) -> tuple[str, ...]:
+def _row(own: StepFound, best: StepFound, level: int) -> tuple[str, ...]:
     choice = own.problem.choice
     return (
         str(choice.stages) + (f" x {choice.virtual_stages}" if choice.virtual_stages > 1 else ""),
         str(choice.replicas), str(choice.tensor), f"{choice.micro_batches} of {choice.micro_batch}", str(choice.zero),
         again(own, list(own.plan.parts)), format_seconds(own.seconds),
         format_seconds(own.program_seconds) if own.program_seconds else "",
-        format_bytes(own.program_bytes or own.peak_bytes), why_not(own, best),
+        format_bytes(own.program_bytes or own.peak_bytes), why_not(own, best, level),
     )  # fmt: skip
 
 
-def why_not(own: StepFound, best: StepFound) -> str:
+def why_not(own: StepFound, best: StepFound, level: int = SPEED) -> str:
     """Like is compared with like: programs, else the costs of blocks."""
     if own is best:
         return "chosen"
+    if level == MEMORY:
+        both = own.program_bytes and best.program_bytes
+        more = own.program_bytes / best.program_bytes if both else own.peak_bytes / best.peak_bytes
+        return f"holds {more - 1:.1%} more{'' if both else ' by blocks'}" if more > 1 else "slower, or not made a plan"
     if own.program_seconds:
         return f"{own.program_seconds / best.program_seconds - 1:.1%} slower"
     slower = own.seconds / best.seconds - 1
@@ -142,16 +157,24 @@ def as_dict(found: JointResult, wanted: SearchRequest) -> dict[str, Any]:
     return {
         "best": _found(found, found.best),
         "others": [_found(found, own) for own in found.others],
-        "bound_seconds": found.bound_seconds,
-        "gap": found.gap,
-        "model_seconds": found.model_seconds,
-        "model_bound_seconds": found.model_bound,
-        "model_gap": found.model_gap,
+        **_bounds(found),
         "considered": found.considered,
         "solved": found.solved,
         "fitting": found.fitting,
         "global_batch": wanted.step.global_batch,
         "devices": wanted.devices,
+    }
+
+
+def _bounds(found: JointResult) -> dict[str, Any]:
+    if found.level == MEMORY:
+        return {"peak_bytes": found.best.peak_bytes, "bound_bytes": found.bound_bytes, "gap": found.gap}
+    return {
+        "bound_seconds": found.bound_seconds,
+        "gap": found.gap,
+        "model_seconds": found.model_seconds,
+        "model_bound_seconds": found.model_bound,
+        "model_gap": found.model_gap,
     }
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,9 @@ from autoshard.ir.plan_json import load
 from autoshard.joint.block_line import block_line, shortened
 from autoshard.joint.block_measure import block_costs
 from autoshard.joint.block_splits import block_splits
+from autoshard.joint.found_steps import JointResult, fastest_of_each
 from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import FrontStore, JointResult, fastest_of_each, joint_search, measured_replicas
+from autoshard.joint.joint_search import FrontStore, joint_search, measured_replicas
 from autoshard.joint.outer_space import OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
@@ -86,12 +87,16 @@ def test_blocks_of_the_short_graph_cost_what_the_whole_program_takes() -> None:
 
 def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float:
     """The fastest simulated step over all outer choices, splits, cuts and points."""
+    return min(seconds for seconds, peak in every_step(result_space, graph, capacity) if peak <= capacity)
+
+
+def every_step(result_space: OuterSpace, graph: Graph, capacity: float) -> Iterator[tuple[float, float]]:
+    """(seconds, bytes of the fullest device) of all of them, as they are simulated."""
     line = block_line(graph)
     replicas = measured_replicas(outer_choices(result_space, hardware()))
     store, kinds = FrontStore(line, hardware(), replicas=replicas), tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module}
     keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
-    best = np.inf
     for choice in outer_choices(result_space, hardware()):
         for own in store.costs(choice.tensor, choice.micro_batch):
             sharded = store.sharded(own) if choice.zero else ()
@@ -105,9 +110,7 @@ def everything(result_space: OuterSpace, graph: Graph, capacity: float) -> float
                     continue
                 seen.add(counted)
                 made = simulate_step(problem.step_costs(plan))
-                if max(made.peak_bytes) <= capacity:
-                    best = min(best, made.step_seconds)
-    return best
+                yield made.step_seconds, max(made.peak_bytes)
 
 
 TAIL = "two micro-batches: the form that ranks cuts counts the optimizer with each, and misses a plan 2.6 % faster"
@@ -131,6 +134,18 @@ def test_the_searched_step_is_the_best_of_all_or_within_half_a_percent(room: flo
     assert found.best.peak_bytes <= capacity
     assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
     assert found.bound_seconds <= best * (1 + 1e-9)
+
+
+def test_at_level_1_no_plan_of_the_space_holds_less() -> None:
+    graph = gpt2(3)
+    own = space(graph, 4, 8, micro_batch=(2,), stages=(1, 2), tensor=(1, 2), zero=(0, 1, 3), virtual_stages=(1, 3))
+    found = joint_search(graph, hardware(), own, 8e10, level=1)
+    every = list(every_step(own, graph, 8e10))
+    least = min(peak for _, peak in every)
+    assert found.bound_bytes <= least * (1 + 1e-9) and found.best.peak_bytes <= 1.0001 * least
+    assert found.gap < 0.01
+    fastest = min(seconds for seconds, peak in every if peak <= found.best.peak_bytes * (1 + 1e-9))
+    assert found.best.seconds <= 1.005 * fastest
 
 
 def test_the_fastest_split_of_each_choice_stands_in_order() -> None:
@@ -215,6 +230,22 @@ def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: P
     assert proof.passed and not proof.reduced, proof.failure
 
 
+def test_the_command_takes_the_least_memory_of_whole_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "gpt2.graph.json"
+    saved.write_text(dumps(gpt2()), encoding="utf-8")
+    asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "2", "--global-batch", "8", "--stages", "1"]
+    asked += ["--hardware", "a100-80g-sxm", "--micro-batch", "2", "--zero", "0,3"]
+    made = {}
+    for level in ("memory", "speed"):
+        assert main([*asked, "--level", level, "--out", str(tmp_path / level)]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert ("its fullest device holds" in told) == (level == "memory")
+        made[level] = load(tmp_path / level / "plan.json")
+    assert made["memory"].search.level == 1
+    assert made["memory"].step.predicted_peak_bytes < made["speed"].step.predicted_peak_bytes
+    assert made["memory"].certificate.level_objective == made["memory"].step.predicted_peak_bytes
+
+
 def test_a_model_that_joins_its_batch_with_something_is_refused_with_a_mesh_to_type() -> None:
     graph = capture(f"{__file__}:mixed", {}, "fp32")
     with pytest.raises(UsageError, match="size of the batch, which can't change alone") as raised:
@@ -285,7 +316,7 @@ def wide() -> Graph:
 def test_what_a_searched_step_does_not_have_is_said() -> None:
     step = StepRequest(global_batch=16)
     for wanted, option in (
-        (SearchRequest(devices=4, step=step, level=1), "--level"),
+        (SearchRequest(devices=4, step=step, level=0), "--level 0"),
         (SearchRequest(devices=4, step=step, strategy="megatron"), "--strategy"),
         (SearchRequest(devices=4, step=step, pins=("transformer.h=Shard(0)@tp",)), "--pin transformer.h"),
     ):

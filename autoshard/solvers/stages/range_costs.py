@@ -28,7 +28,7 @@ class RangeCosts:
         self.costs = [share * front.seconds + tail * front.tail_seconds for front in problem.fronts]
         self.made: dict[int, BlockSums] = {}
         self.ranges = _every_range(problem.line, len(problem.fronts), tuple(self.places))
-        self.counts = _block_counts(problem.line, len(problem.fronts))
+        self.counts = block_counts(problem.line, len(problem.fronts))
         self.known = [np.full(len(self.ranges.counts), np.nan) for _ in range(problem.stages)]
         self.line_least = self.counts @ np.array([cost.min(initial=_INF) for cost in self.costs])
 
@@ -105,7 +105,7 @@ class _Ranges:
 
 @lru_cache(maxsize=64)
 def _every_range(line: tuple[int, ...], kinds: int, places: tuple[int, ...]) -> _Ranges:
-    counts = _block_counts(line, kinds)[list(places)]
+    counts = block_counts(line, kinds)[list(places)]
     radix = [1]
     for own in counts[-1]:
         radix.append(radix[-1] * (2 * int(own) + 1))
@@ -119,7 +119,7 @@ def _every_range(line: tuple[int, ...], kinds: int, places: tuple[int, ...]) -> 
 
 
 @lru_cache(maxsize=64)
-def _block_counts(line: tuple[int, ...], kinds: int) -> Integers:
+def block_counts(line: tuple[int, ...], kinds: int) -> Integers:
     """[place, kind]: blocks of each kind before a place in the line."""
     counts = np.zeros((len(line) + 1, kinds), dtype=np.int64)
     np.add.at(counts, (np.arange(len(line)) + 1, np.array(line)), 1)

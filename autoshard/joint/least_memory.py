@@ -1,0 +1,114 @@
+"""Level 1 of whole steps: the plan whose fullest device holds least, of equal ones the fastest found.
+
+Outer choices best first by what their fullest stage must hold: with several chunks only blocks of the run that is dealt
+out count what they keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from autoshard.errors import InfeasibleError
+from autoshard.ir.problem import Floats
+from autoshard.joint.block_line import BlockLine
+from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.found_steps import SIMULATED, TOLERANCE, JointResult, StepFound, best_of_each, none_fits
+from autoshard.joint.outer_space import Divided
+from autoshard.joint.step_costs import StepProblem
+from autoshard.search.objectives import MEMORY
+from autoshard.simulation.step_timeline import simulate_step
+from autoshard.solvers.stages.block_sums import point_bytes
+from autoshard.solvers.stages.least_bytes import least_bytes
+from autoshard.solvers.stages.stage_partition import solve_stages
+from autoshard.solvers.stages.stage_problem import StageProblem
+from autoshard.units import format_bytes
+
+_ROUND = 1e-9
+
+
+def leanest_of(
+    problems: Iterable[tuple[StepProblem, BlockSplit | None]],
+    line: BlockLine,
+    log: Divided,
+    count: int,
+    fronts: int,
+    tell: Callable[[str], None],
+) -> JointResult:
+    """InfeasibleError where none fits."""
+    candidates = list(problems)
+    heap = [(_share(problem), number, False) for number, (problem, _) in enumerate(candidates)]
+    heapify(heap)
+    found: list[StepFound] = []
+    least, bound, solved = np.inf, np.inf, 0
+    while heap and heap[0][0] <= min(least, candidates[heap[0][1]][0].capacity_bytes) * (1 + _ROUND):
+        own, number, exact = heappop(heap)
+        problem, split = candidates[number]
+        if not exact:
+            heappush(heap, (least_bytes(_counted(problem.stage_problem), _surely_beside(problem)), number, True))
+            continue
+        solved += 1
+        bound = min(bound, own)
+        made = _fastest(problem, split)
+        if made is not None:
+            found.append(made)
+            least = min(least, made.peak_bytes)
+            tell(f"{problem.choice}: {format_bytes(made.peak_bytes)}")
+    if not found:
+        raise InfeasibleError(*none_fits([problem for problem, _ in candidates]))
+    ranked = best_of_each(found, lambda own: (own.peak_bytes, own.seconds))
+    return JointResult(
+        ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(candidates), solved,
+        len(found), fronts, tuple(log.reasons.items()), MEMORY, float(min(bound, ranked[0].peak_bytes)),
+    )  # fmt: skip
+
+
+def _fastest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
+    """Of the plans that hold no more than the least of its outer choice."""
+    room = least_bytes(problem.stage_problem, _beside(problem))
+    if room > problem.capacity_bytes * (1 + _ROUND):
+        return None
+    solution = solve_stages(replace(problem, capacity_bytes=room * (1 + _ROUND)).stage_problem, SIMULATED, TOLERANCE)
+    if solution is None:
+        return None
+    made = [
+        StepFound(problem, split, plan, solution, simulate_step(problem.step_costs(plan))) for plan in solution.plans
+    ]
+    fitting = [step for step in made if step.peak_bytes <= problem.capacity_bytes]
+    return min(fitting, key=lambda step: (step.peak_bytes, step.seconds), default=None)
+
+
+def _beside(problem: StepProblem) -> Floats:
+    """What a stage holds beside its blocks."""
+    return problem.capacity_bytes - problem.stage_problem.capacity_bytes
+
+
+def _surely_beside(problem: StepProblem) -> Floats:
+    """The last stage's copies of shared parameters may stand on others."""
+    found = _beside(problem)
+    if problem.choice.stages > 1:
+        found[-1] -= problem.shared_bytes
+    return found
+
+
+def _counted(problem: StageProblem) -> StageProblem:
+    """With several chunks, other blocks than those of the run keep nothing and work with nothing, and these work with
+    the least of theirs: not all that they hold is held at once."""
+    if problem.chunks == 1:
+        return problem
+    run = problem.line[problem.run[0]]
+    fronts = []
+    for kind, front in enumerate(problem.fronts):
+        working = np.full(front.points, float(front.working_bytes.min()) if kind == run else 0.0)
+        fronts.append(replace(front, kept_bytes=front.kept_bytes * (kind == run), working_bytes=working))
+    return replace(problem, fronts=tuple(fronts))
+
+
+def _share(problem: StepProblem) -> float:
+    """Below what the fullest stage holds: an equal share of the leanest."""
+    own = _counted(problem.stage_problem)
+    each = [float(point_bytes(front, float(own.live.min())).min()) for front in own.fronts]
+    return sum(each[kind] for kind in own.line) / own.stages + float(_surely_beside(problem).min())
