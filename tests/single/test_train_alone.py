@@ -33,6 +33,8 @@ def make(seed, inputs):
         yield {"labels": torch.full((4, 6), number), "ids": torch.full((4, 6), number), "more": 0}
 def nothing():
     return []
+def sized(batch_size, seed, workers=2):
+    return []
 """
 
 
@@ -147,6 +149,8 @@ def test_loaders_are_read_in_order_and_begin_again(start: Start, folder: Path, t
     assert steps(start("--steps", 4, "--data", data, "--resume", tmp_path / "step-2")[1]) == {3: one[3], 4: one[4]}
     code, _, said = start("--data", f"{folder.parent / 'data.py'}:nothing")
     assert code == 2 and "the loader yields no batch" in said
+    code, _, said = start("--data", f"{folder.parent / 'data.py'}:sized")
+    assert code == 2 and "sized: the function asks for batch_size, and is given any of mesh, rank, seed" in said
     assert "has no function 'other'" in start("--data", f"{folder.parent / 'data.py'}:other")[2]
 
 
@@ -179,6 +183,24 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
     torch.save(state, tmp_path / "lacking.pt")
     code, _, said = start("--weights", tmp_path / "lacking.pt")
     assert code == 2 and f"error: --weights {tmp_path / 'lacking.pt'}: " in said and "free" in said
+
+
+def test_weights_as_training_scripts_save_them_are_found_or_the_message_says_what_is_there(
+    start: Start, tmp_path: Path
+) -> None:
+    state = load_model(MODEL, {}, "cpu")[0].state_dict()
+    optimizer = {"state": {0: {"step": torch.zeros(())}}, "param_groups": [{"lr": 0.1}]}
+    wrapped = {f"module.{name}": x for name, x in state.items()}
+    for content, said in (
+        ({"model": state, "optimizer": optimizer, "epoch": 3}, ""),
+        ({"model": state, "ema": state}, "holds several state dicts, model, ema: save one of them by itself"),
+        ({"epoch": 3, "lr": 0.1}, "holds no state dict, but epoch, lr"),
+        (wrapped, "it has them with 'module.' before their names\n  try: save {name.removeprefix('module.'): x"),
+        ({"model": wrapped}, "it has them with 'module.' before"),
+    ):
+        torch.save(content, tmp_path / "weights.pt")
+        code, _, error = start("--steps", 1, "--weights", tmp_path / "weights.pt")
+        assert code == (2 if said else 0) and said in error
 
 
 def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:

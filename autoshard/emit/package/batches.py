@@ -145,6 +145,11 @@ def loader_batches(
     offered = {"mesh": mesh, "rank": mesh.rank, "seed": seed, "inputs": INPUTS, "parts": parts(mesh)}
     taken = inspect.signature(make_loader).parameters
     keywords = {name: value for name, value in offered.items() if name in taken}
+    asked = [p for p in taken.values() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [p.name for p in asked if p.name not in offered]
+    if unknown:
+        told = f"{option} {spec}: the function asks for {', '.join(unknown)}, and is given any of {', '.join(offered)}"
+        raise UserError(f"{told}\n  try: a function without arguments, or with defaults for others")
     loader = make_loader(**keywords)
     keeps_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     position = 0

@@ -20,7 +20,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -45,10 +45,27 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except unreadable as error:
         raise ValueError(f"{path.name} can't be read: {str(error).partition(chr(10))[0]}") from None
-    state = state.get("state_dict", state) if isinstance(state, Mapping) else state
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path.name} holds no state dict")
-    return dict(state)
+    return dict(state_dict_in(state, path.name))
+
+
+def state_dict_in(saved: Any, name: str) -> Mapping[str, Tensor]:
+    """What was saved, or the one state dict in it, as in {"model": ..., "optimizer": ..., "epoch": 3}. ValueError
+    without one, and where there are several."""
+    saved = saved.get("state_dict", saved) if isinstance(saved, Mapping) else saved
+    if _names_tensors(saved):
+        return cast(Mapping[str, Tensor], saved)
+    members = saved.items() if isinstance(saved, Mapping) else ()
+    inner = [key for key, value in members if value and _names_tensors(value)]
+    if len(inner) > 1:
+        raise ValueError(f"{name} holds several state dicts, {', '.join(map(str, inner))}: save one of them by itself")
+    if not inner:
+        keys = f", but {', '.join(map(str, list(saved)[:5]))}" if isinstance(saved, Mapping) else ""
+        raise ValueError(f"{name} holds no state dict{keys}")
+    return cast(Mapping[str, Tensor], saved[inner[0]])
+
+
+def _names_tensors(x: Any) -> bool:
+    return isinstance(x, Mapping) and all(isinstance(value, Tensor) for value in x.values())
 
 
 def write_state_dict(path: str | Path, state: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,7 +60,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], computed
     optional = {names for names, x in _named(model) if names[0] in computed and not isinstance(x, nn.Parameter)}
     missing = [names[0] for names, name in found.items() if name is None and names not in optional]
     if missing:
-        raise KeyError(f"the state dict lacks {', '.join(missing)}")
+        raise KeyError(f"the state dict lacks {_few(missing)}{_prefixed(missing, state)}")
     for names, tensor in _named(model):
         if found[names] is None:
             continue
@@ -68,6 +68,21 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], computed
         if tuple(full.shape) != sharding(tensor).shape:
             raise ValueError(f"{names[0]}: expected shape {sharding(tensor).shape}, got {tuple(full.shape)}")
         assign(tensor, full)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _prefixed(missing: Sequence[str], state: Mapping[str, Any]) -> str:
+    """What to do where all that is missing is there under longer names, as wrappers save it (DDP: module.)."""
+    prefixes = [key.removesuffix(missing[0]) for key in state if key.endswith(f".{missing[0]}")]
+    found = [prefix for prefix in prefixes if all(prefix + name in state for name in missing)]
+    if not found:
+        return ""
+    stripped = f"{{name.removeprefix({found[0]!r}): x for name, x in state.items()}}"
+    return f"; it has them with {found[0]!r} before their names\n  try: save {stripped}"
 
 
 def save_checkpoint(
@@ -176,7 +191,7 @@ def load_checkpoint(
             wanted[key] = _as_held(slot, sharding(tensor)), sharding(tensor)
     missing = [key for key in wanted if key not in saved]
     if missing:
-        raise KeyError(f"the checkpoint {folder} lacks {', '.join(missing)}")
+        raise KeyError(f"the checkpoint {folder} lacks {_few(missing)}")
     shapes = {key: tuple(cast(TensorStorageMetadata, saved[key]).size) for key in wanted}
     for key, (x, own) in wanted.items():
         if tuple(x.shape) != shapes[key] and math.prod(own.shape) != math.prod(shapes[key]):
