@@ -29,6 +29,7 @@ from autoshard.search.style_plans import StylePlan
 from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.text.answer_words import certainty, gap_words, space
+from autoshard.text.critical_path import left_open
 from autoshard.text.plan_summary import collective_words, purpose
 from autoshard.units import format_bytes, format_seconds
 
@@ -70,7 +71,7 @@ def page(
         "data": _data(plan, graph, program, hardware, timeline, model_text),
         **_memory(plan, graph, program, hardware, timeline),
         **_chosen(plan, graph, program, timeline),
-        **_certificate(plan),
+        **_certificate(plan, timeline),
         **view(plan, styles, front),
     }
 
@@ -135,12 +136,14 @@ LEVELS = (
 )
 
 
-def _certificate(plan: Plan) -> dict[str, Any]:
+def _certificate(plan: Plan, timeline: Timeline) -> dict[str, Any]:
     certificate = plan.certificate
     difference = plan.predicted_seconds - certificate.objective_seconds
     what = "The mean micro-batch" if plan.step.micro_batches > 1 else "The simulated step"
     text = f"{certainty(plan)} {what} is {format_seconds(abs(difference))}"
     text += f" {'longer' if difference >= 0 else 'shorter'} than the sum of all costs, in which nothing overlaps."
+    if words := left_open(plan, timeline):
+        text += f" Left open: {words}."
     show = format_bytes if plan.search.level == 1 else format_seconds
     row = (
         certificate.solver,

@@ -27,15 +27,19 @@ from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Parts, Plan
 from autoshard.ir.problem import Problem
+from autoshard.program.lower import lower
 from autoshard.replay.reevaluate import Decided, chosen, decisions, said, today
 from autoshard.rules import candidates, find
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.kept.kept_search import formulated as formulated_once
 from autoshard.search.objectives import SPEED, Levelled, solve_level
 from autoshard.search.step_search import StepSearch
+from autoshard.simulation import simulate
 from autoshard.solvers.common.result import Solution
 from autoshard.styles.known_styles import STYLES, in_style
 from autoshard.text import plan_words
+from autoshard.text.answer_words import gap
+from autoshard.text.critical_path import LARGE, left_open
 from autoshard.text.plan_summary import certificate_rows
 from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
@@ -85,6 +89,7 @@ class Explained:
     outputs_seconds: float
     why_not: WhyNot | None = None
     notes: tuple[str, ...] = ()
+    left_open: str = ""  # what a large gap is made of
 
 
 def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how: str | None) -> Explained:
@@ -113,7 +118,13 @@ def explain(plan: Plan, graph: Graph, hardware: Hardware, what: str | None, how:
                 if now.offered
                 else WhyNot(what, how, f"{now.notes[-1]}; plan again")
             )
-    return Explained(plan, tuple(rows), _total(plan), plan.search.outputs_seconds, why, now.notes)
+    total, outputs = _total(plan), plan.search.outputs_seconds
+    return Explained(plan, tuple(rows), total, outputs, why, now.notes, _left_open(plan, graph, hardware))
+
+
+def _left_open(plan: Plan, graph: Graph, hardware: Hardware) -> str:
+    share = gap(plan)
+    return left_open(plan, simulate(lower(plan, graph), graph, hardware)) if share and share >= LARGE else ""
 
 
 def _rows(plan: Plan, graph: Graph, names: set[tuple[str, str]] | None) -> Iterable[ExplainedChoice]:
@@ -267,6 +278,8 @@ def text(explained: Explained, width: int | None = None) -> str:
     plan = explained.plan
     simulated = ("predicted step", f"{format_seconds(plan.predicted_seconds)} (simulated)")
     result = [*_costs(explained, width), "", *table([*certificate_rows(plan), simulated], width)]
+    if explained.left_open:
+        result += _fitted(f"left open: {explained.left_open}", width)
     if explained.why_not:
         result += ["", *_why_lines(plan, explained.why_not, width)]
     result += [line for note in explained.notes for line in _fitted(f"note: {note}", width)]
@@ -355,4 +368,5 @@ def as_dict(explained: Explained) -> dict[str, Any]:
         "predicted_seconds": plan.predicted_seconds,
         "why_not": asdict(explained.why_not) if explained.why_not else None,
         "notes": list(explained.notes),
+        "left_open": explained.left_open,
     }

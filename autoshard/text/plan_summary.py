@@ -20,6 +20,7 @@ from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
 from autoshard.text import plan_words
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
+from autoshard.text.critical_path import left_open
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
 from autoshard.whole_steps.software import KERNELS
@@ -47,7 +48,7 @@ def summary(
     stages = f" on each of {plan.step.stages} stages" if plan.step.stages > 1 else ""
     where = f"{plan.mesh}{stages} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
-    lines += ["", *_answer(plan, graph, styles, width), "", *_block_table(plan, graph, width), ""]
+    lines += ["", *_answer(plan, graph, styles, width, timeline), "", *_block_table(plan, graph, width), ""]
     lines += _figures(plan, graph, timeline, width)
     if plan.search.meshes:
         lines += ["", *mesh_table(plan, width)]
@@ -56,7 +57,7 @@ def summary(
     return "\n".join(lines)
 
 
-def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -> list[str]:
+def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, timeline: Timeline | None) -> list[str]:
     """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
     seconds, peak = plan.predicted_seconds, plan.predicted_peak_bytes
     whole = bool(plan.step.predicted_seconds)
@@ -77,7 +78,10 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int) -
     for index, (style, words) in enumerate(gains(plan, styles)):
         step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
         rows.append(("beside styles" if index == 0 else "", f"{style.name}{step}: {words}"))
-    return table([*rows, ("how sure", certainty(plan))], width)
+    rows.append(("how sure", certainty(plan)))
+    if timeline is not None and (words := left_open(plan, timeline)):
+        rows.append(("left open", words))
+    return table(rows, width)
 
 
 def host_words(plan: Plan, graph: Graph) -> list[str]:

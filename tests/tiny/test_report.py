@@ -13,6 +13,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.model_flops import ideal_seconds
 from autoshard.emit.model_file import operator_lines
 from autoshard.errors import UsageError
+from autoshard.html_report import render
 from autoshard.html_report.answer import exposed_seconds, step_parts, verdict
 from autoshard.html_report.decision_rows import blocks
 from autoshard.html_report.memory_series import memory_series
@@ -35,6 +36,7 @@ from autoshard.simulation import Event, Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.answer_words import certainty, gains
+from autoshard.text.critical_path import HOST, critical_seconds, left_open
 from autoshard.text.not_offered import not_offered
 from autoshard.text.plan_summary import summary
 from tests.graphs import mlp_graph
@@ -343,6 +345,41 @@ def test_the_bound_that_is_told_is_one_on_the_step() -> None:
     [row] = [line for line in text.splitlines() if line.startswith("predicted step")]
     assert "1.5 s" in row and "1.9" not in row
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_what_a_step_waits_for_adds_up_to_it_and_stands_beside_a_large_gap() -> None:
+    made = built(mlp_graph(12, 64, 128))
+    parts = critical_seconds(made.timeline)
+    assert sum(parts.values()) == pytest.approx(made.timeline.step_seconds, rel=1e-9)
+    assert parts[HOST] > 0.5 * made.timeline.step_seconds, "small operators: the host limits"
+    seconds = made.plan.predicted_seconds
+    for share, told in ((0.02, False), (0.2, True)):
+        own = replace(made.plan.certificate, level_objective=seconds, level_bound=(1 - share) * seconds)
+        plan = replace(made.plan, certificate=own, search=replace(made.plan.search, level=2))
+        assert bool(left_open(plan, made.timeline)) == told
+        flat = " ".join(summary(plan, made.graph, timeline=made.timeline).split())
+        assert ("left open the step waits in turn for the host" in flat) == told
+        page = render(plan, made.graph, made.program, made.hardware, made.timeline)
+        assert ("Left open: the step waits in turn for the host" in page) == told
+
+
+def test_an_event_waits_for_a_stream_for_another_event_or_for_the_host() -> None:
+    """By hand: the host until 1, a computation, a collective that waits for it, one that its link holds up."""
+
+    def event(stream: str, start: float, end: float, waits: tuple[int, ...] = (), axis: str = "") -> Event:
+        kind, axes = ("all_reduce", (axis,)) if axis else ("", ())
+        return Event("e", stream, start, end - start, "forward", 0.0, "", "", None, waits, kind, axes)
+
+    events = (
+        event("compute", 1.0, 3.0),
+        event("communication tp", 3.0, 4.0, (0,), "tp"),
+        event("communication dp", 4.0, 6.0, (0,), "dp"),
+        event("compute", 4.0, 5.0, (1,)),
+    )
+    timeline = replace(built().timeline, events=events, step_seconds=6.0)
+    assert critical_seconds(timeline) == {
+        "all-reduce over dp": 2.0, "computing": 2.0, "all-reduce over tp": 1.0, HOST: 1.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -1,0 +1,71 @@
+"""What a simulated step waits for, one task beginning as another ends, and so what its bound leaves open."""
+
+from __future__ import annotations
+
+from autoshard.ir.plan import Plan
+from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Event, Timeline
+from autoshard.text.answer_words import gap
+from autoshard.units import format_seconds
+
+HOST = "the host"
+LARGE = 0.05  # a gap that asks for a reason
+_SHOWN = 4
+_STREAMS = {COMPUTE: "computing", HOST_MEMORY: "look-ups on the host", HOST_LINK: "the link to the host"}
+
+
+def critical_seconds(timeline: Timeline) -> dict[str, float]:
+    """What -> seconds of the step, the longest first; together they are the step.
+
+    Back from the event that ends last: each began when what it waited for had ended, or its stream was free; else when
+    the host had issued it, which had issued what was before since a look-up held it up, or the step began.
+    """
+    ended: dict[float, list[int]] = {}
+    for n, own in enumerate(timeline.events):
+        ended.setdefault(own.end_seconds, []).append(n)
+    found: dict[str, float] = {}
+    every = range(len(timeline.events))
+    place: int | None = max(every, key=lambda n: timeline.events[n].end_seconds) if every else None
+    while place is not None:
+        event = timeline.events[place]
+        found[_what(event)] = found.get(_what(event), 0.0) + event.duration_seconds
+        place = _before(timeline, place, ended)
+        if place is None or timeline.events[place].end_seconds < event.start_seconds:
+            until = 0.0 if place is None else timeline.events[place].end_seconds
+            found[HOST] = found.get(HOST, 0.0) + event.start_seconds - until
+    longest = sorted(found.items(), key=lambda row: (-row[1], row[0]))
+    return {what: seconds for what, seconds in longest if seconds > 0}
+
+
+def _before(timeline: Timeline, place: int, ended: dict[float, list[int]]) -> int | None:
+    """The event for which this one began no sooner: None for the host alone."""
+    event = timeline.events[place]
+    there = [n for n in ended.get(event.start_seconds, ()) if n < place]
+    waited = [n for n in there if n in event.waits] or there
+    if waited or event.start_seconds == 0:
+        return waited[-1] if waited else None
+    held = [n for n, own in enumerate(timeline.events[:place]) if own.stream == HOST_MEMORY]
+    return held[-1] if held and timeline.events[held[-1]].end_seconds < event.start_seconds else None
+
+
+def _what(event: Event) -> str:
+    if event.collective:
+        return f"{event.collective.replace('_', '-')} over {'+'.join(event.axes)}"
+    return _STREAMS.get(event.stream, event.stream)
+
+
+def left_open(plan: Plan, timeline: Timeline) -> str:
+    """What a large gap of the step is made of, "" where there is none.
+
+    `the step waits in turn for computing 4.6 ms, the host 3.8 ms, …; the bound …`
+    """
+    share = gap(plan)
+    if plan.search.level != 2 or plan.step.micro_batches > 1 or share is None or share < LARGE:
+        return ""
+    parts = [f"{what} {format_seconds(own, 3)}" for what, own in critical_seconds(timeline).items()]
+    rest = len(parts) - _SHOWN
+    named = [*parts[:_SHOWN], *([f"{rest} more"] if rest > 0 else [])]
+    told = ", ".join(named[:-1]) + f" and {named[-1]}" if len(named) > 1 else "".join(named)
+    return (
+        f"the step waits in turn for {told}; the bound counts one resource in forward and one in backward (the host, "
+        "what runs in a row, the one and then the other, or a link), and different plans may have the least of each"
+    )
