@@ -97,6 +97,33 @@ def test_weights_move_low_and_their_gradients_high(monkeypatch: pytest.MonkeyPat
     assert ("reduce_scatter", torch.bfloat16) not in own
 
 
+class Images(nn.Module):
+    """A batch norm's weights stay in float32 between convolutions in the low precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.second(self.norm(self.first(x)).relu()).mean((2, 3)), y)
+
+
+def build_images() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Images(), (torch.randn(4, 3, 8, 8), torch.randint(0, 4, (4,)))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
+def test_a_batch_norm_over_devices_gives_the_precision_that_it_was_given(precision: str) -> None:
+    spec = f"{__file__}:build_images"
+    graph = capture(spec, {}, precision)
+    plan = forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: "S0" in str(strategy.results[0]), 0)
+    program = lower(plan, graph)
+    files = emit(program, plan, graph)
+    assert "synchronised_batch_norm" in files["model_parallel.py"]
+    proof = check_files(make_case(spec, {}, graph), program, files, own_precision=True)
+    assert proof.passed and not proof.unverified, proof.failure
+
+
 class Choosy(nn.Module):
     """Its own code refuses the low precision; its look-up has a sparse gradient."""
 

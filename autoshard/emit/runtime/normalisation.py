@@ -131,12 +131,13 @@ def synchronised_batch_norm(
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Batch norm by the statistics of all samples and positions (`count` a channel), which `batch` cuts.
 
-    With running statistics, also their new values, the same on every device.
+    With running statistics, also their new values, the same on every device. The result is as `x` is, whatever the
+    weights are.
     """
     dims = (0, *range(2, x.dim()))
     y, own_mean, own_variance = _Standardise.apply(x, dims, eps, tuple(batch), count)
     shape = (-1, *[1] * (x.dim() - 2))
-    y = _affine(y, *(t if t is None else t.view(shape) for t in (weight, bias)))
+    y = _affine(y, *(t if t is None else t.view(shape) for t in (weight, bias))).to(x.dtype)
     if mean is None or variance is None:
         return cast(Tensor, y)
     unbiased = own_variance.flatten() * (count / max(count - 1, 1))
