@@ -111,6 +111,15 @@ def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch
     followed: list[bool] = []
     follow = anytime.NarrowSearch.follow
     monkeypatch.setattr(anytime.NarrowSearch, "follow", lambda self, by: (followed.append(True), follow(self, by)))
+    region = anytime._PairwiseSearch.region
+    ranked_now: list[bool] = []
+
+    def seen(self: anytime._PairwiseSearch, ranked: list[Integers], width: int) -> dict[int, Integers]:
+        now = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
+        ranked_now.append(all(np.array_equal(a, b) for a, b in zip(ranked, now, strict=True)))
+        return region(self, ranked, width)
+
+    monkeypatch.setattr(anytime._PairwiseSearch, "region", seen)
     rng = np.random.default_rng(seed)
     graph = graph_of(seed, nodes=7, forbidden=0.0, fewest=2)
     nodes = tuple(
@@ -131,3 +140,4 @@ def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch
     assert found.lower_bound <= best + 1e-9 <= found.objective + 2e-9
     assert found.objective <= 1.05 * best
     assert followed or found.lower_bound == found.objective
+    assert all(ranked_now), "sections are ranked by messages of before"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -127,6 +126,7 @@ class _PairwiseSearch:
         self.best: Integers | None = None
         self.exhausted = False
         self.pool: list[Integers] = []
+        self.ranked: list[Integers] | None = None  # of each node the choices, first what the last messages think best
         self.moves = NarrowMoves(self.forests, [len(own) for own in core.graph.unary])
         self.narrow = NarrowSearch(core, self.moves, self.smallest(), self.ascent.multipliers, self.rng)
 
@@ -311,7 +311,7 @@ class _PairwiseSearch:
     def improve_both_ways(self) -> None:
         """Narrow moves and sections, mostly that which gained more in its time; until a few gain nothing."""
         gained = {self.narrowly: math.inf, self.section_anew: math.inf}
-        idle = 0
+        idle, self.ranked = 0, None  # messages have moved on since the last time
         while idle < _IDLE and not (self.clock.over or self.closed or self.best is None):
             usual = max(gained, key=lambda way: gained[way])
             way = usual if self.rng.random() < _USUAL else next(w for w in gained if w is not usual)
@@ -337,14 +337,11 @@ class _PairwiseSearch:
 
     def section_anew(self) -> None:
         """The best plan anew in a section of the nodes."""
+        if self.ranked is None:
+            self.ranked = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
         kept = self.region(self.ranked, int(self.rng.choice(_WIDTHS)))
         if kept:
             self.improve(kept)
-
-    @cached_property
-    def ranked(self) -> list[Integers]:
-        """The choices of every node, those first that the messages think best."""
-        return [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
 
     def region(self, ranked: Sequence[Integers], width: int) -> dict[int, Integers]:
         """Nodes around a random one, and the choices of each: the current one and the `width` best."""
