@@ -30,10 +30,10 @@ ROWS: tuple[tuple[str, str, dict[str, int], str, float], ...] = (
 )
 
 
-def timed(*words: str) -> tuple[float, str]:
-    """CPU seconds of an autoshard command, and what it printed."""
+def timed(*words: str, cache: str = "off") -> tuple[float, str]:
+    """CPU seconds of an autoshard command, and what it printed. `cache`: the folder of what searches found."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "AUTOSHARD_CACHE": cache}
     command = [sys.executable, "-m", "autoshard", *words]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -68,7 +68,8 @@ class KeptSteps:
         """Seconds that no plan's step is below, see `StepSearch.bound`."""
         if self._bound_seconds is not None:
             return self._bound_seconds
-        name = f"bound {hashlib.sha256(repr([_numbers(choice) for choice in known]).encode()).hexdigest()[:32]}"
+        begun = "after the first" if self._began else "alone"
+        name = f"bound {begun} {hashlib.sha256(repr([_numbers(choice) for choice in known]).encode()).hexdigest()[:32]}"
         kept = self._known(name) if self._unasked else None
         if kept is not None:
             return float(kept["bound"])
