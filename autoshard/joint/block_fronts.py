@@ -104,6 +104,7 @@ def block_front(
         np.full(len(keeps), static_bytes(costs.held, zero, replicas)),
         update + (np.maximum(late - backward, 0.0) if alone else np.zeros(len(keeps))),
         np.array([working[keep] for keep in keeps]),
+        max(0.0, first),
     )
     return BlockFront(costs, front, tuple(keeps), late, copied, update, first)
 

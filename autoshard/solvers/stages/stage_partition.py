@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autoshard.ir.problem import Floats
+from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.block_sums import point_bytes
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
@@ -35,7 +35,7 @@ class StageSolution:
 
     @cached_property
     def any_order_bound(self) -> float:
-        return certificate(self.problem, self.plans[0].seconds)
+        return certificate(self.problem, self.plans[0].seconds + float(self.problem.first_seconds[-1]))
 
 
 def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> StageSolution | None:
@@ -176,15 +176,36 @@ def certificate(problem: StageProblem, seconds: float) -> float:
     costs = RangeCosts(problem, 1.0, 0.0)
     table = costs.table(limit)
     passes = [_passing(problem, costs, s, table[s]) for s in range(problem.stages)]
+    once, early = _first(problem, costs)
+    once, early = (own[np.arange(len(own))[:, None], _begins(table[0])] for own in (once, early))
     rest = np.full(len(costs.places), _INF)  # of the stages after, from each place
     rest[-1] = 0.0
     for stage in range(problem.stages - 1, 0, -1):
-        rest = _behind(problem.micro_batches * table[stage], passes[stage], rest)
+        rest = _behind(problem.micro_batches * table[stage] + once, passes[stage] + early, rest)
     if all(not front.tail_seconds.any() for front in problem.fronts):
-        found = float(_behind(problem.micro_batches * table[0], passes[0], rest)[0])
+        found = float(_behind(problem.micro_batches * table[0] + once, passes[0] + early, rest)[0])
     else:
         found = _with_tail(problem, costs, rest)
     return min(found, seconds)
+
+
+def _begins(own: Floats) -> Integers:
+    """[end, length]: the place where a range begins."""
+    found: Integers = np.maximum(np.arange(len(own))[:, None] - np.arange(own.shape[1]), 0)
+    return found
+
+
+def _first(problem: StageProblem, costs: RangeCosts) -> tuple[Floats, Floats]:
+    """[end, begin], by places: what the first forwards of a range take more, and that of its first chunk alone."""
+    places = np.array(costs.places)
+    whole = problem.first_seconds[places]
+    if problem.chunks == 1:
+        both = whole[:, None] - whole[None, :]
+        return both, both
+    start, stop = problem.run
+    inside = np.clip(places, start, stop)
+    blocks = np.maximum(inside[:, None] - inside[None, :], 0) // problem.chunks
+    return whole[:, None] - whole[None, :], problem.fronts[problem.line[start]].first_seconds * blocks
 
 
 def _behind(busy: Floats, passing: Floats, rest: Floats) -> Floats:
@@ -206,14 +227,15 @@ def _passing(problem: StageProblem, costs: RangeCosts, stage: int, own: Floats) 
     one = float(problem.fronts[problem.line[start]].seconds.min())
     hands = problem.send_seconds * (1 + (stage > 0))
     last = np.array(costs.places)[:, None]
-    first = last[np.maximum(np.arange(len(own))[:, None] - np.arange(own.shape[1]), 0), 0]
+    first = last[_begins(own), 0]
     each = np.maximum(np.minimum(last, stop) - np.maximum(first, start), 0) // problem.chunks
     return np.where(np.isfinite(own), one * each + hands, _INF)
 
 
 def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
     """The first stage is busy with its tail too, which comes after everything else in any case."""
-    busy = RangeCosts(problem, float(problem.micro_batches), 1.0).from_start()
+    once, early = (own[:, 0] for own in _first(problem, costs))
+    busy = RangeCosts(problem, float(problem.micro_batches), 1.0).from_start() + once
     if problem.stages == 1:
         return float(busy[-1])
     passing = RangeCosts(problem, 1.0 if problem.chunks == 1 else 0.0, 1.0)
@@ -221,4 +243,4 @@ def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
     if problem.chunks > 1:
         one = float(problem.fronts[problem.line[start]].seconds.min())
         own = own + one * ((np.minimum(passing.places, stop) - start) // problem.chunks) + problem.send_seconds
-    return float(np.maximum(busy, own + rest)[1:].min())
+    return float(np.maximum(busy, own + early + rest)[1:].min())

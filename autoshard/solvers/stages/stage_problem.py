@@ -18,6 +18,7 @@ class Front:
 
     `tail_seconds` come once a step, after the last backward. `kept_bytes` are held from a micro-batch's forward to its
     backward, `static_bytes` always; `working_bytes` while the block runs, of one block of a stage at a time.
+    `first_seconds` are what the first forward of a step takes more, at any point.
     """
 
     forward_seconds: Floats
@@ -26,6 +27,7 @@ class Front:
     static_bytes: Floats
     tail_seconds: Floats
     working_bytes: Floats
+    first_seconds: float = 0.0
 
     @property
     def points(self) -> int:
@@ -64,6 +66,12 @@ class StageProblem:
         """The longest run of equal blocks, [start, stop): with several chunks, it is what is dealt out."""
         edges = [0, *(k for k in range(1, len(self.line)) if self.line[k] != self.line[k - 1]), len(self.line)]
         return max(pairwise(edges), key=lambda span: (span[1] - span[0], -span[0]))
+
+    @property
+    def first_seconds(self) -> Floats:
+        """[k]: of the line's blocks before k."""
+        found: Floats = np.cumsum([0.0, *(self.fronts[kind].first_seconds for kind in self.line)])
+        return found
 
     def sends(self, stage: int) -> tuple[int, int]:
         """How often a stage hands a micro-batch on, forward and backward: the last part has nobody after it, the first
@@ -133,9 +141,12 @@ def any_order_bound(problem: StageProblem, parts: Sequence[Part], points: Sequen
     of its own, and after its last backward the same chunks return, before the first stage's tail; or its own tail.
     """
     forward, backward, tail = stage_seconds(problem, parts, points)
-    first = [part for part in parts if part.chunk == 0]
-    passes = np.zeros((2, problem.stages))
+    first, once = [part for part in parts if part.chunk == 0], problem.first_seconds
+    passes, begun = np.zeros((2, problem.stages)), np.zeros(problem.stages)
+    for part in parts:
+        begun[part.stage] += once[part.stop] - once[part.first]
     for part in first:
+        passes[0, part.stage] += once[part.stop] - once[part.first]
         for block in range(part.first, part.stop):
             front, point = problem.fronts[problem.line[block]], points[block]
             passes[:, part.stage] += front.forward_seconds[point], front.backward_seconds[point]
@@ -143,5 +154,5 @@ def any_order_bound(problem: StageProblem, parts: Sequence[Part], points: Sequen
             hands = part.stage < problem.stages - 1 or problem.chunks > 1, part.stage > 0
             passes[:, part.stage] += np.array(hands) * problem.send_seconds
     before = np.concatenate([np.zeros((2, 1)), passes.cumsum(axis=1)[:, :-1]], axis=1)
-    busy = before[0] + problem.micro_batches * (forward + backward)
+    busy = before[0] + begun + problem.micro_batches * (forward + backward)
     return float(np.maximum(busy + before[1] + tail[0], busy + tail).max())
