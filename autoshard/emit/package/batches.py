@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import io
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -124,6 +126,21 @@ def load_function(spec: str, option: str = "--data") -> Callable[..., Any]:
     return function
 
 
+def state_now(loader: Any, what: str) -> Any:
+    """A copy of its state, which reading ahead does not change, as a checkpoint gives it back."""
+    held = io.BytesIO()
+    torch.save(loader.state_dict(), held)
+    held.seek(0)
+    try:
+        return torch.load(held, weights_only=True)
+    except pickle.UnpicklingError as error:
+        told = next((line for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line), str(error))
+        raise BatchError(
+            f"{what}: what the loader's state_dict() gives could not be read back: {told.strip()}\n"
+            "  try: numbers, text, tensors, and lists and dicts of these"
+        ) from None
+
+
 def loader_batches(
     spec: str,
     mesh: ParallelMesh,
@@ -161,7 +178,8 @@ def loader_batches(
         for batch in loader:
             position += 1
             if position > start:
-                yield checked(batch, mesh), loader.state_dict() if keeps_state and saved_after(position) else None
+                wanted = keeps_state and saved_after(position)
+                yield checked(batch, mesh), state_now(loader, f"{option} {spec}") if wanted else None
         if position == before and state is None:
             raise UserError(f"{option} {spec}: the loader yields no batch")
         if once:

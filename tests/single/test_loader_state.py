@@ -1,0 +1,38 @@
+"""What a checkpoint holds of a loader that has a state of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.single.test_train_alone import Start, folder, package, start
+
+__all__ = ["folder", "package", "start"]  # fixtures
+
+LIVE = """
+import fractions
+import torch
+class Loader:
+    state = {state}
+    def __iter__(self):
+        while True:
+            self.state[0] += 1
+            yield torch.full((4, 6), 1), torch.full((4, 6), 2)
+    def state_dict(self):
+        return self.state
+    def load_state_dict(self, state):
+        self.state = state
+make = Loader
+"""
+
+
+def test_the_state_of_a_loader_is_that_of_its_batch(start: Start, tmp_path: Path) -> None:
+    """Whatever the loader does to it later; what could not be read back is said before it is written."""
+    options = ("--steps", 5, "--prefetch", 4, "--save", tmp_path / "saved", "--save-every", 2)
+    for state in ("[0]", "[fractions.Fraction(1)]"):
+        (tmp_path / "live.py").write_text(LIVE.format(state=state))
+        code, _, told = start(*options, "--data", f"{tmp_path / 'live.py'}:make")
+        assert code == (0 if state == "[0]" else 2), told
+    assert torch.load(tmp_path / "saved/step-2/loader-0.pt") == {"ranks": 1, "state": [2]}
+    assert "could not be read back" in told and "fractions.Fraction" in told
