@@ -13,7 +13,7 @@ from torch import fx
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
-from autoshard.graph_capture.constructor.recipes import recipes_of
+from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
 from autoshard.graph_capture.input_ranges import input_ranges
 from autoshard.graph_capture.load_model import load_exported, load_model
 from autoshard.graph_capture.module_requests import ignored_requests, module_requests
@@ -45,6 +45,7 @@ from autoshard.graph_capture.tracing.own_gradients import resolve
 from autoshard.graph_capture.tracing.size_constants import recognise_masks
 from autoshard.graph_capture.tracing.source_lines import node_quote
 from autoshard.graph_capture.tracing.strided import in_memory_order
+from autoshard.graph_capture.tracing.value_questions import FlagBuffers
 from autoshard.graph_capture.tracing.variables import variables_of
 from autoshard.graph_capture.training.loss import choose_loss
 from autoshard.graph_capture.training.precision import LOW, PRECISIONS, apply_precision
@@ -117,8 +118,13 @@ def _capture(
     if not keep_modes:
         model.train(training)
     try:
-        program, assumed = export(model, inputs)
+        flags = FlagBuffers(model, flag_values(model, watcher.recorder.calls))
+        program, assumed = export(model, inputs, flags)
         graph = _finish(program, model, watcher, source, precision, optimizer, training)
+        updated = {tensor for tensor, _ in graph.buffer_updates}
+        flags.check(
+            path for buffer in graph.buffers if buffer.tensor in updated for path in (buffer.path, *buffer.ties)
+        )
         ranges = input_ranges(graph, inputs, watcher.recorder.calls)
         own = replace(
             graph,
@@ -175,7 +181,8 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     stored = _Stored(program, model, watcher)
     written = functionalise(module.graph, stored.parameter_nodes)
     real_pairs(module.graph)
-    plain_creation(module.graph)
+    made = plain_creation(module.graph)
+    written = {node: made.get(value, value) for node, value in written.items()}
     in_memory_order(module.graph)
     recognise_masks(module.graph, stored.real_constants)
     ops, tensors, name = translate(module.graph, stored.names)

@@ -198,6 +198,9 @@ KEPT = {
     "an embedding with sparse gradients": (
         "self.e = nn.Embedding(9, 8, sparse=True)", f"h = self.a(x) * self.e((x[:, 0] > 0).long() * 3)\n{END}",
     ),
+    "a buffer that is filled": ("self.register_buffer('on', torch.zeros(3))",
+        f"self.on.fill_(2)\nself.on[:1] = torch.ones(1)\nh = self.a(x)\n{END}"),
+    "a module moved to where it is": ("", f"self.a.to(x.device)\nh = self.a.to(torch.float32)(x)\n{END}"),
     "a parametrisation": ("nn.utils.parametrizations.weight_norm(self.a)", f"h = self.a(x)\n{END}"),
 }  # fmt: skip
 
@@ -300,6 +303,12 @@ REFUSED = {
     "an embedding with a largest norm": ("self.e = nn.Embedding(9, 8, max_norm=1.0)",
         f"h = self.a(x) * self.e((x[:, 0] > 0).long())\n{END}", "",
         "changes the parameter e.weight in place", "no max_norm"),
+    "a flag that the first call sets": ("self.register_buffer('on', torch.tensor(False))",
+        f"h = self.a(x)\nif not self.on:\n    self.on.fill_(True)\n    h = h * 0\n{END}", "if not self.on",
+        "decides by the buffer on", "call the model once"),
+    "a flag that comes with weights": ("self.register_buffer('on', torch.tensor(1.0))",
+        f"h = self.a(x)\nif self.on > 0:\n    h = h * 0\n{END}", "if self.on", "depends on a tensor's value",
+        "from sizes"),
     "a scripted module": ("self.s = torch.jit.script(nn.Linear(8, 8))", f"h = self.s(self.a(x))\n{END}", "",
         "the module s is scripted", "made from"),
     "two losses": ("", "h = self.a(x)\nreturn self.b(h).mean(), h.abs().mean()", "mine.py:",
@@ -327,6 +336,10 @@ GUARDED = {
     "a branch after infinities": ("",
         f"h = self.a(x)\nif torch.isinf(h).any() or torch.isnan(h).any():\n    h = h.clamp(-9, 9)\n{END}",
         "`torch.isnan(h).any()` is False"),
+    "a flag in a buffer": ("self.register_buffer('on', torch.tensor([True]))",
+        f"h = self.a(x)\nif not self.on:\n    h = h * 0\n{END}", "the buffer on stays True, which "),
+    "a count in a buffer": ("self.register_buffer('n', torch.tensor(3))",
+        f"h = self.a(x) * (self.n + 1).item()\n{END}", "the buffer n stays 3, which "),
     "torch._assert": ("", f"torch._assert(x.abs().max() < 100, 'large')\nh = self.a(x)\n{END}", "holds"),
 }  # fmt: skip
 ENCODER = "self.t = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1)"

@@ -13,6 +13,7 @@ from autoshard.graph_capture.constructor.call_recorder import values_call
 from autoshard.ir.graph import Attribute, Parameter, Recipe, RecipeCall
 
 LARGEST_BYTES = 64 * 2**20  # of one buffer whose numbers stand in the graph
+LARGEST_FLAGS = 1 << 16  # elements
 MOST_CALLS = 200  # a loop over the elements says less than its numbers
 
 CallsOf = Callable[[torch.Tensor], tuple[RecipeCall, ...]]
@@ -28,6 +29,24 @@ def recipes_of(
         if isinstance(value, torch.Tensor) and (calls := _calls(stored, value, is_buffer, calls_of)):
             made.setdefault(calls, []).append(stored.path)
     return tuple(Recipe(tuple(paths), calls) for calls, paths in made.items())
+
+
+def flag_values(model: torch.nn.Module, calls_of: CallsOf) -> dict[str, torch.Tensor]:
+    """The values of the integer and boolean buffers, made by their calls where the model has none."""
+    flags = {
+        path: buffer
+        for path, buffer in model.named_buffers()
+        if not buffer.is_floating_point() and not buffer.is_complex() and buffer.numel() <= LARGEST_FLAGS
+    }
+    values = {path: _value(buffer, calls_of) for path, buffer in flags.items()}
+    return {path: value for path, value in values.items() if value is not None}
+
+
+def _value(buffer: torch.Tensor, calls_of: CallsOf) -> torch.Tensor | None:
+    if _has_values(buffer):
+        return buffer.detach().cpu().clone()
+    calls = calls_of(buffer)
+    return replay(calls) if calls and len(calls) <= MOST_CALLS and not is_random(calls) else None
 
 
 def _calls(stored: Parameter, value: torch.Tensor, is_buffer: bool, calls_of: CallsOf) -> tuple[RecipeCall, ...]:

@@ -20,7 +20,7 @@ from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.python_state import steady
 from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
 from autoshard.graph_capture.tracing.source_lines import culprit, headline
-from autoshard.graph_capture.tracing.value_questions import Answers
+from autoshard.graph_capture.tracing.value_questions import Answers, FlagBuffers
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
 _PLAIN = (
@@ -40,34 +40,35 @@ _REASONS = (
 )  # fmt: skip
 
 
-def export(model: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
+def export(model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:
     """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
 
-    Besides, what was assumed of values that guards ask for. What the forward does to gradients by Python code of its
-    own is in the program as operators, or raises a CaptureError.
+    Besides, what was assumed of values that guards ask for; `flags` may answer, and remember it. What the forward does
+    to gradients by Python code of its own is in the program as operators, or raises a CaptureError.
     """
     if model.training:
         refuse_hooks(model)
     with _fake_stand_ins(model, inputs) as arguments, _quiet():
         try:
-            return _watched(model, arguments)
+            return _watched(model, arguments, flags)
         except (Exception, SystemExit) as error:
             if _own(error) or not _register_output(model, arguments, error):
                 raise _capture_error(model, error) from error
         try:
-            return _watched(model, arguments)
+            return _watched(model, arguments, flags)
         except (Exception, SystemExit) as error:
             raise _capture_error(model, error) from error
 
 
-def _watched(model: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, tuple[str, ...]]:
-    answers = Answers()
+def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:
+    answers = Answers(flags)
 
     def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
         with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta():
             return torch.export.export(module, given, strict=False)
 
-    return _without_vmap(steady(model, arguments, exported)), tuple(answers.assumed)
+    program = _without_vmap(steady(model, arguments, exported))
+    return program, (*answers.assumed, *flags.assumed())
 
 
 def _without_vmap(program: Any) -> Any:

@@ -14,8 +14,9 @@ _VALUES = {
 _GIVEN = ("full", "full_like", "new_full", "fill", "fill_")
 
 
-def plain_creation(graph: fx.Graph) -> None:
-    """In place. `zero_` and `fill_` are left to functionalise, which asks `filled` for their value."""
+def plain_creation(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """In place; what stands for what. `zero_` and `fill_` are left to functionalise, which asks for their value."""
+    instead: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         name = op_name(node)
         if name and not name.endswith("_") and (value := fill_value(node)) is not None:
@@ -24,6 +25,8 @@ def plain_creation(graph: fx.Graph) -> None:
             made.meta = dict(node.meta)
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+            instead[node] = made
+    return instead
 
 
 def full(graph: fx.Graph, like: torch.Tensor, value: int | float | bool) -> fx.Node:

@@ -98,6 +98,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
     patches: list[tuple[Any, str, Any]] = [
         (torch.amp.autocast_mode.autocast, "__enter__", _autocast(torch.amp.autocast_mode.autocast.__enter__)),
         *((owner, name, _refused(getattr(owner, name), "the forward seeds torch", _SEED)) for owner, name in _SEEDS),
+        (torch.nn.Module, "to", _moved(torch.nn.Module.to)),
         (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
         (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
     ]
@@ -116,6 +117,19 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
 
 _SEEDS = ((torch, "manual_seed"), (torch, "seed"), (torch.random, "manual_seed"), (torch.random, "seed"))
 _DERIVING = ((torch.autograd, "grad"), (torch.autograd, "backward"), (torch.Tensor, "backward"))
+
+
+def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A module that is where and what it should be stays; torch would put new parameters in it."""
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        stored = [*self.parameters(), *self.buffers()]
+        there = all(device is None or value.device.type == device.type for value in stored)
+        same = all(dtype is None or not value.is_floating_point() or value.dtype == dtype for value in stored)
+        return self if there and same and layout is None else original(self, *args, **kwargs)
+
+    return to
 
 
 def _refused(original: Callable[..., Any], what: str, hint: str) -> Callable[..., Any]:

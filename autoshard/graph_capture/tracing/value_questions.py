@@ -9,7 +9,7 @@ import ast
 import dis
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -27,14 +27,16 @@ from autoshard.graph_capture.tracing.size_constants import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.source_lines import here, short_path
 
 _DRAWN = "x + f(x) * torch.empty(1).bernoulli_(keep) / keep, instead of leaving f(x) out by chance; or a rate of 0"
+_FIRST = "call the model once before it is captured, so that what only its first call does is behind it"
 ASKED = ("__bool__", "item", "__int__", "__float__", "__index__", "tolist")
 
 
 class Answers:
     """`assumed` lists the guards whose usual answer was given: `file.py:12 `code` is False`."""
 
-    def __init__(self) -> None:
+    def __init__(self, flags: FlagBuffers) -> None:
         self.assumed: dict[str, None] = {}
+        self.flags = flags
 
     def patch(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Stands for `Tensor.<name>` while a forward is traced."""
@@ -42,7 +44,7 @@ class Answers:
         def asked(x: torch.Tensor) -> Any:
             if not isinstance(x, FakeTensor) or x.constant is not None:
                 return original(x)
-            known = decided(x, name)
+            known = decided(x, name, self.flags)
             if known is not None:
                 return known
             answer = self._assume(sys._getframe(2)) if name in ("__bool__", "item") else None
@@ -56,7 +58,7 @@ class Answers:
         """Stands for `torch._assert`."""
         if not isinstance(condition, FakeTensor):
             assert condition, message
-        elif (value := decided(condition, "__bool__")) is not None:
+        elif (value := decided(condition, "__bool__", self.flags)) is not None:
             assert value, message
         else:
             self.assumed[f"{here()} holds"] = None
@@ -82,16 +84,71 @@ def is_causal_mask(original: Callable[..., Any]) -> Callable[..., Any]:
     return detect
 
 
+# --- what a buffer answers -------------------------------------------------------------------------------------------
+
+
+class FlagBuffers:
+    """Integer and boolean buffers of a model; others may come with trained weights and are asked for in vain.
+
+    `values` are those that they have at capture.
+    """
+
+    def __init__(self, model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
+        self.model, self.values = model, values
+        self.asked: dict[str, str] = {}
+
+    def known(self, tracer: Any) -> dict[fx.Node, str]:
+        """The traced graph's inputs that are such buffers and were not written to so far."""
+        now = {path: get_proxy_slot(value, tracer, None) for path, value in self.model.named_buffers()}
+        nodes = {path: slot.proxy.node for path, slot in now.items() if slot is not None and path in self.values}
+        return {node: path for path, node in nodes.items() if node.op == "placeholder"}
+
+    def note(self, paths: Iterable[str]) -> None:
+        """The forward's line that is running now was answered by these buffers."""
+        self.asked |= dict.fromkeys(paths, here())
+
+    def assumed(self) -> list[str]:
+        """Sentences on what was answered."""
+        return [
+            f"the buffer {path} stays {_shown(self.values[path])}, which {place} asks for"
+            for path, place in self.asked.items()
+        ]
+
+    def check(self, changed: Iterable[str]) -> None:
+        """CaptureError where the forward changes a buffer that it was answered by."""
+        for path in changed:
+            if path in self.asked:
+                name, place = type(self.model).__name__, self.asked[path]
+                what = f"the forward decides by the buffer {path}, which it changes, at {place}"
+                raise CaptureError(f"{name} can't be captured: {what}", _FIRST)
+
+
+def _shown(value: torch.Tensor) -> str:
+    return str(value.item()) if value.numel() == 1 else "as it is"
+
+
 # --- what sizes decide ------------------------------------------------------------------------------------------------
 
 
-def decided(x: torch.Tensor, name: str = "size") -> Any:
-    """`x.<name>()` of a traced tensor that depends on no input, parameter or random number; else None."""
+def decided(x: torch.Tensor, name: str = "size", flags: FlagBuffers | None = None) -> Any:
+    """`x.<name>()` of a traced tensor that depends on no input, parameter or random number; else None.
+
+    `flags`: buffers that count as known; they remember that they were asked for.
+    """
     found = _traced(x)
-    if found is None or any(n.op == "placeholder" for n in _ancestors(found[0])):
+    if found is None:
         return None
+    node, tracer = found
+    known = flags.known(tracer) if flags is not None else {}
+    given = [n for n in _ancestors(node) if n.op == "placeholder"]
+    if not all(n in known for n in given):
+        return None
+    values = {n: flags.values[known[n]] for n in given} if flags is not None else {}
     with ThreadPoolExecutor(1) as fresh:  # outside of the trace: modes belong to a thread
-        return fresh.submit(_evaluate, *found, name).result()
+        answer = fresh.submit(_evaluate, node, tracer.root, name, values).result()
+    if flags is not None and answer is not None:
+        flags.note(known[n] for n in given)
+    return answer
 
 
 def _is_drawn(x: torch.Tensor) -> bool:
@@ -102,12 +159,12 @@ def _is_drawn(x: torch.Tensor) -> bool:
 
 
 def _traced(x: torch.Tensor) -> tuple[fx.Node, Any] | None:
-    """The node of a tensor in the graph that is being traced, and the module that holds the graph's constants."""
+    """The node of a tensor in the graph that is being traced, and what traces it."""
     for mode in torch.overrides._get_current_function_mode_stack():
         tracer: Any = getattr(mode, "tracer", None)
         slot = get_proxy_slot(x, tracer, None) if tracer is not None else None
         if slot is not None:
-            return slot.proxy.node, tracer.root
+            return slot.proxy.node, tracer
     return None
 
 
@@ -126,9 +183,10 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
     return seen
 
 
-def _evaluate(node: fx.Node, root: Any, name: str) -> Any:
-    """Runs what was traced so far and depends on sizes alone, in order, writes in place and their views included."""
-    known: dict[fx.Node, Any] = {}
+def _evaluate(node: fx.Node, root: Any, name: str, values: dict[fx.Node, Any]) -> Any:
+    """Runs what was traced so far and depends on sizes and `values` alone, in order, writes in place and their views
+    included."""
+    known = {each: value.clone() for each, value in values.items()}
     for each in node.graph.nodes:
         held: Any = getattr(root, each.target, None) if each.op == "get_attr" else None
         if type(held) is torch.Tensor:
