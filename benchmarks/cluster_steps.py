@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,143 +17,23 @@ import numpy as np
 from autoshard.calibrate import Products, Rows
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs.compute import ATTENTION_BACKWARD_FLOPS, one_attention_seconds
-from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.whole_steps.software import tables as software_tables
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.bloom_steps import BLOOM_VOCABULARY, SEQUENCE, bloom, bloom_plans
 from benchmarks.measurements import read
-from benchmarks.steps import EAGER, Floats, Row, correlation, errors, host_of, measured, percent, predicted, ranking
-
-SEQUENCE = 2048
-
-
-@dataclass(frozen=True, eq=False)
-class NamedRow(Row):
-    """`name`: of the model; `hardware`: what it is predicted with; `memory_gb`: what was reported, NaN "
-    "where nothing."""
-
-    name: str
-    hardware: Hardware
-    memory_gb: float = float("nan")
-
-
-def seconds_of(rows: Sequence[NamedRow]) -> Floats:
-    """Predicted, with the host of each profile or software."""
-    return np.array([_predicted(row).step_seconds for row in rows])
-
-
-def _predicted(row: NamedRow) -> Estimate:
-    return predicted(row.model, row.run, row.hardware, host_of(row.hardware, row.run.software))
-
-
-# --- BLOOM ------------------------------------------------------------------------------------------------------------
-
-BLOOM_VOCABULARY = 250_880
-MEASURED_NETWORK = 40.5e9 / 8  # bytes/s a node, what the source's authors measured of four 100 Gb/s ports
-RANKED = ("181B", "02-25")  # the plans of one model on one cluster and one day
-
-
-def jean_zay() -> Hardware:
-    """A100-80GB with NVLink, and between nodes what was measured there."""
-    base = load_hardware("a100-80g-sxm-4hdr")
-    share = MEASURED_NETWORK / base.devices_per_node
-    node = replace(base.links[1], bandwidth=share, efficiency=1.0)
-    return replace(base, name="jean-zay", links=(base.links[0], node))
-
-
-@lru_cache(maxsize=4)
-def bloom(data: Path) -> tuple[tuple[NamedRow, str, bool], ...]:
-    """Rows, the day of each, and whether it ran out of memory; full recomputation and eager attention are assumed."""
-    hardware, found = jean_zay(), []
-    for raw in read(data / "bloom_steps.csv"):
-        if not raw["dp"]:
-            continue  # one node: the replicas are not stated
-        shape = (int(raw[key]) for key in ("layers", "hidden", "heads"))
-        model = Transformer(*shape, SEQUENCE, BLOOM_VOCABULARY, **EAGER)  # type: ignore[arg-type]
-        sizes = (int(raw[key]) for key in ("global_batch", "micro_batch", "dp", "tp", "pp"))
-        run = TrainingRun(*sizes, recompute="full", zero=int(raw["zero"] or 1), precision=raw["dtype"])
-        if run.batch % (run.micro_batch * run.dp) or model.heads % run.tp:
-            continue
-        full = "OOM" in (raw["memory_gb"], raw["note"])
-        seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
-        memory = float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan")
-        name = f"{raw['size']} {model.layers}x{model.hidden}, {model.heads} heads"
-        row = NamedRow(model, run, seconds, (raw["size"], raw["note"]), name, hardware, memory)
-        found.append((row, raw["note"], full or not seconds > 0))
-    return tuple(found)
-
-
-def averaged(rows: Sequence[NamedRow]) -> list[NamedRow]:
-    """Rows of the same run are one, with the mean of their seconds."""
-    groups: dict[tuple[Transformer, TrainingRun], list[NamedRow]] = {}
-    for row in rows:
-        groups.setdefault((row.model, row.run), []).append(row)
-    return [replace(g[0], measured_seconds=float(np.mean([r.measured_seconds for r in g]))) for g in groups.values()]
-
-
-def bloom_plans(data: Path) -> list[str]:
-    """The plans of one day, one by one and ranked; then all of its rows."""
-    everything = bloom(data)
-    size, day = RANKED
-    chosen = averaged([row for row, note, full in everything if row.workload == (size, day) and not full])
-    others = averaged([row for row, note, full in everything if row.workload != (size, day) and not full])
-    seconds = seconds_of(chosen)
-    samples = np.array([row.run.batch for row in chosen])
-    each, real = seconds / samples, measured(chosen) / samples
-    lines = [
-        "## BLOOM's plans",
-        "",
-        "Plans of 100B to 206B GPTs on 384 A100-80GB (bigscience-workshop/bigscience, Apache-2.0), predicted with the",
-        "network that was measured there (40.5 Gb/s a node) and rates of kernels alone: nothing is fitted. Eager",
-        "attention, dropout and full recomputation are assumed. Seconds a sequence, so that batches compare;",
-        "the same run",
-        "measured twice counts once. Left out: rows of one node, which do not state their replicas. Layers that the",
-        "stages do not divide are shared as Megatron-DeepSpeed does, embedding and head as a layer each.",
-        f"First the {size} model on {day.replace('-', '/')}:",
-        "",
-        "| dp x tp x pp, micro-batch | measured ms a sequence | predicted | error |",
-        "|---|--:|--:|--:|",
-    ]
-    for row, own, other in zip(chosen, each, real, strict=True):
-        run = row.run
-        lines.append(
-            f"| {run.dp} x {run.tp} x {run.pp}, {run.micro_batch} | {other * 1e3:.1f} | {own * 1e3:.1f} | "
-            f"{own / other - 1:+.1%} |"
-        )
-    regret = float(real[np.argmin(each)] / real.min() - 1)
-    rest = seconds_of(others)
-    return [
-        *lines,
-        "",
-        f"Error {percent(each / real - 1)} (mean, median, bias), rank correlation {correlation(real, each):.2f}, "
-        f"regret {regret:.1%}.",
-        f"The other {len(others)} runs, of all days and models: error {percent(errors(others, rest))}.",
-        "",
-        *_out_of_memory(everything),
-    ]
-
-
-def _out_of_memory(everything: Sequence[tuple[NamedRow, str, bool]]) -> list[str]:
-    """Which plans are predicted not to fit, beside those that ran out."""
-    room = jean_zay().usable_memory_bytes
-    found = [(full, _predicted(row).memory.peak > room) for row, _, full in everything]
-    ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
-    return [
-        f"Of {len(ran_out)} runs that ran out of memory, {sum(ran_out)} are predicted not to fit; of "
-        f"{len(fitted)} that "
-        f"did not, {sum(fitted)} are predicted not to fit."
-    ]
-
+from benchmarks.named_rows import GIB, NamedRow, predicted_of, seconds_of
+from benchmarks.steps import EAGER, Floats, errors, host_of, percent, predicted, ranking
 
 # --- B200 -------------------------------------------------------------------------------------------------------------
 
+CORE = "megatron-core"
 LLAMA_VOCABULARY = 128_256
 LLAMA = {70: (8192, 64, 28672), 405: (16384, 128, 53248)}  # hidden, heads, feed-forward
 CASE = re.compile(r"llama3_(\d+)b_l(\d+)_tp(\d+)(?:_cp(\d+))?_pp(\d+)_dp(\d+)(?:_seq(\d+))?_mbc(\d+)_cef$")
 B200_KERNELS = "b200_bf16_ceperm"
 CALIBRATION_KERNELS, CALIBRATION_ATTENTIONS, KERNEL_DRAWS = 20, 5, 10
-GIB = 2**30
 
 
 @lru_cache(maxsize=4)
@@ -172,6 +52,7 @@ def b200(data: Path) -> tuple[NamedRow, ...]:
         )  # fmt: skip
         run = TrainingRun(
             micro_batches * dp, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, reduced="fp32", cp=cp or 1,
+            software=CORE,
         )  # fmt: skip
         workload = (size, micro_batches, length)
         memory = float(raw["measured_peak_gib"])
@@ -247,13 +128,14 @@ def b200_steps(data: Path) -> list[str]:
         f"computed again. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
         f"two numbers, the rates of products and of attention, from {CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS} "
         f"products and {CALIBRATION_ATTENTIONS} attentions of that host drawn by seed, {KERNEL_DRAWS} times; no",
-        "whole step is used. Rows with experts are left out: `estimate` does not describe them.",
+        "whole step is used. Memory is that of `--software megatron-core`. Rows with experts are left out: `estimate`",
+        "does not describe them.",
         "",
         f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row, a, b in zip(rows, plain, own, strict=True):
-        run, made = row.run, _predicted(row).memory.peak / GIB
+        run, made = row.run, predicted_of(row).memory.peak / GIB
         shared = f" cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f" pp {run.pp} dp {run.dp}"
         name = f"{row.name}, {row.model.layers} layers, tp {run.tp}{shared}, {run.micro_batches}"
         lines.append(
@@ -262,7 +144,7 @@ def b200_steps(data: Path) -> list[str]:
         )
     spread = np.array([np.abs(draw).mean() for draw in draws])
     memory = np.array([
-        _predicted(r).memory.peak / GIB / r.memory_gb - 1 for r in rows
+        predicted_of(r).memory.peak / GIB / r.memory_gb - 1 for r in rows
     ])  # fmt: skip
     ranks = [ranking(rows, seconds_of(rows))] if len({r.workload for r in rows}) < len(rows) / 2 else []
     order = f" Rank correlation of workloads with three splits {ranks[0].correlation:.2f}." if ranks else ""
@@ -303,7 +185,8 @@ def megatron_core() -> tuple[NamedRow, ...]:
     hardware, found = load_hardware("h100-80g-sxm"), []
     for name, (layers, hidden, heads, tp, pp, dp, batch, rate) in MEGATRON_CORE.items():
         model = Transformer(layers, hidden, heads, 4096, 131_072, tied=False, fused_loss=True)
-        run = TrainingRun(batch, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, overlap=True, reduced="fp32")
+        run = TrainingRun(batch, 1, dp, tp, pp, zero=1, sequence_parallel=tp > 1, overlap=True, reduced="fp32",
+                          software=CORE)  # fmt: skip
         tokens = batch * model.sequence
         flops = 72 * tokens * layers * hidden**2 * (
             1 + model.sequence / (6 * hidden) + model.vocabulary / (12 * hidden * layers)

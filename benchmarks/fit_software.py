@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autoshard.cluster.hardware import load_hardware
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps import software
-from benchmarks import cluster_steps, fsdp_steps
+from benchmarks import cluster_steps, fsdp_steps, named_rows
 from benchmarks.steps import (
     DISPATCH_SECONDS,
     FITTED_WIDTH,
@@ -42,7 +42,7 @@ RATES = tuple(float(rate) for rate in np.arange(0.60, 1.001, 0.02))
 PRODUCTS = ("products",)
 GRIDS = {"products": RATES, "dispatch": DISPATCH_SECONDS, "stall": STALL_SECONDS}
 HALF, HALVES = "every second model", {"megatron": f"models {FITTED_WIDTH} wide"}
-BEGIN = "[software."
+BEGIN = "# What follows is written by benchmarks/fit_software.py."
 SUMMARIES = {
     "megatron": "Megatron-LM, eager, of 2022: what its host takes for an operator, and how long a layer idles",
     "fsdp": "PyTorch's FSDP, eager, mixed precision (float32 shards)",
@@ -86,7 +86,7 @@ def fits(data: Path) -> Iterator[Fit]:
     for profile, generation in (("ascend-910b2", "ascend-910b"), ("ascend-910a", "ascend-910a")):
         own = [row for row in cluster_steps.ascend() if row.hardware.name == profile]
         seen = [cluster_steps.is_fitted(row) for row in own]
-        yield Fit("mindspeed", PRODUCTS, generation, own, seen, cluster_steps.seconds_of)
+        yield Fit("mindspeed", PRODUCTS, generation, own, seen, named_rows.seconds_of)
 
 
 def _single_node(rows: Sequence[Row]) -> Floats:
@@ -138,7 +138,7 @@ def main() -> None:
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "software.toml"
         before = path.read_text(encoding="utf-8").partition(BEGIN)[0].rstrip()
-        path.write_text("\n".join([before, *lines, ""]), encoding="utf-8")
+        path.write_text("\n".join([before, "", BEGIN, *lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
 from autoshard.simulation.memory_curve import Span, plan_memory
 from autoshard.simulation.pipeline_schedule import Slot, most_in_flight
+from autoshard.whole_steps.software import held_bytes
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
 STATE_BYTES = {
@@ -116,7 +117,11 @@ def stage_memory(
     # What the embedding gives its layer is that layer's input, which is counted there.
     ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
     in_flight = most_in_flight(order, weights=chunks)  # layers
-    return StageMemory(weights, gradients, optimizer, in_flight * each + ends, again + own.working * last)
+    software = held_bytes(run.software, run.precision)
+    stage_ends = software.stage_tensors * (run.pp > 1)
+    kept_bytes = in_flight * each + ends + stage_ends * own.input * most_in_flight(order, weights=(1,) * len(chunks))
+    working = again + own.working * last + software.outside
+    return StageMemory(weights, gradients, optimizer, kept_bytes, working)
 
 
 def _states(built: BuiltTransformer, run: TrainingRun, parameters: int, layers: int) -> tuple[float, ...]:
@@ -125,12 +130,16 @@ def _states(built: BuiltTransformer, run: TrainingRun, parameters: int, layers: 
     ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps
     its float32 weights in shards; where it gathers once for both ways (ZeRO 2), all gathered layers stay for backward.
     """
-    sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
+    sizes: tuple[float, ...] = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     fsdp = run.precision == FSDP
     shares = [run.shards if run.zero >= least else 1 for least in (2 if fsdp else 3, 2, 1)]
+    software = held_bytes(run.software, run.precision)
+    sizes = (sizes[0], sizes[1] if software.gradient is None else software.gradient, sizes[2])
     weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
+    one = held(built, layer(LAYERS - 1))
+    gradients += one * run.weight_bytes * software.weight_gradient_buffers
     if run.replicas > 1:
-        one = held(built, layer(LAYERS - 1))
+        gradients += software.bucket * (run.zero > 0)
         whole = one * min(1 + run.overlap, layers)
         gathered = whole if run.zero == 3 else one * layers if fsdp else 0
         weights += gathered * run.weight_bytes

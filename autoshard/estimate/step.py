@@ -17,7 +17,7 @@ from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transf
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
-from autoshard.whole_steps.software import KERNELS, host_figures, with_software
+from autoshard.whole_steps.software import KERNELS, host_figures, priced_as, with_software
 from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
 
 
@@ -79,7 +79,7 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
         (stage_memory(built, model, run, counts[s], orders[s], s) for s in range(run.pp)),
         key=lambda m: m.peak,
     )
-    kind = step_kind(hardware, style_of(run), run.software, run.devices, host is not None)
+    kind = step_kind(hardware, style_of(run), priced_as(run.software), run.devices, host is not None)
     band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware, kind)
     return Estimate(
         model=model,

@@ -7,7 +7,7 @@ sources, how whole training steps of known software differ from them.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -33,7 +33,7 @@ def tables() -> dict[str, Any]:
 
 def names() -> tuple[str, ...]:
     """Of known software."""
-    return (KERNELS, *tables().get("software", {}))
+    return (KERNELS, *tables().get("software", {}), *tables()["memory"])
 
 
 def generation(hardware: Hardware) -> str:
@@ -63,6 +63,46 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
     return replace(hardware, constants=tuple(changed.items()))
 
 
+@dataclass(frozen=True)
+class HeldBytes:
+    """What software holds of its own: copies of a layer's weights (`weight_gradient_buffers`), bytes of a gradient
+    (None: as the precision has it), tensors of a stage's input for each micro-batch in flight, bytes of ZeRO's buckets,
+    and bytes in use beside all that is described.
+    """
+
+    weight_gradient_buffers: float = 0.0
+    gradient: float | None = None
+    stage_tensors: float = 0.0
+    bucket: float = 0.0
+    outside: float = 0.0
+
+
+@lru_cache(maxsize=64)
+def held_bytes(software: str, precision: str) -> HeldBytes:
+    """Of a step in `precision`."""
+    own = tables()["memory"].get(_known(software), {})
+    found = {key: figure["value"] for key, figure in own.items() if key != "summary"}
+    bucket, outside = (units.parse_bytes(found[key]) if key in found else 0.0 for key in ("bucket", "outside"))
+    return HeldBytes(
+        found.get("weight_gradient_buffers", 0.0),
+        found.get(f"{precision}_gradient"),
+        found.get("stage_tensors", 0.0),
+        bucket,
+        outside,
+    )
+
+
+def priced_as(software: str) -> str:
+    """Whose rates and host a step has: its own, or those of kernels where nothing is said of them."""
+    return software if _known(software) in tables().get("software", {}) else KERNELS
+
+
+def _known(software: str) -> str:
+    if software not in names():
+        raise UsageError(f"unknown software {software!r}: there are {', '.join(names())}", "see docs/estimate.md")
+    return software
+
+
 def sustained(hardware: Hardware, software: str) -> float:
     """The share of their rates that matrix products reach in whole steps of `software`."""
     return _of_software(hardware, software).get("products", 1.0)
@@ -75,9 +115,7 @@ def host_figures(hardware: Hardware, software: str) -> dict[str, float]:
 
 def _of_software(hardware: Hardware, software: str) -> dict[str, float]:
     """The figures of `software` on such devices."""
-    if software not in names():
-        raise UsageError(f"unknown software {software!r}: there are {', '.join(names())}", "see docs/estimate.md")
-    if software == KERNELS:
+    if priced_as(software) == KERNELS:
         return {}
     known = {kind: table for kind, table in tables()["software"][software].items() if isinstance(table, dict)}
     own = generation(hardware)

@@ -16,8 +16,12 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import local_op_seconds
+from autoshard.estimate.pieces import pieces
+from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer_program import build
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
+from benchmarks import steps
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements (../shared/validation) are not here")
@@ -111,3 +115,12 @@ def test_all_reduces_of_another_server():
     found = [row for row in rows("nccl_allreduce_v100_a100.csv", dev="a100") if float(row["size"]) > 2**24]
     assert len(found) > 100
     assert mean_error(found, collective(A100, "all_reduce"), "t") < 0.04
+
+
+def test_a_head_over_an_unpadded_vocabulary():
+    """Of a model 2048 wide; the rate of misaligned products is from models 1024 wide."""
+    found = steps.head_slope(steps.single_rows(DATA), 2048, 1)
+    model = Transformer(2, 2048, 16, 1024, 50257, attention="unfused", dropout=True)
+    made = pieces(build(model, TrainingRun(4, 4), A100), A100)
+    ends = sum(piece.forward_seconds + piece.backward_seconds for piece in (made.head, made.embedding)) / 4
+    assert ends / found - 1 == pytest.approx(0.0, abs=0.15)

@@ -144,9 +144,38 @@ def test_every_figure_has_a_kind_and_a_source() -> None:
         kinds = {key: value for key, value in own.items() if key != "summary"}
         assert kinds and set(kinds) <= {"products", "dispatch", "stall"}
         found += kinds.values()
+    for own in tables["memory"].values():
+        assert all(set(figure) == {"value", "kind", "source"} for key, figure in own.items() if key != "summary")
     for figures in found:
         assert figures and set(figures) <= set(tables["generations"])
         assert all(set(figure) == {"value", "kind", "source"} for figure in figures.values())
+
+
+def test_buffers_of_weight_gradients_are_a_layers_weights_once_more() -> None:
+    """TransformerEngine's: in bfloat16, whatever the depth; time and band are those of kernels."""
+    for layers in (2, 8):
+        plain, core = (
+            estimate(replace(MODEL, layers=layers), TrainingRun(8, 1, software=name), A100)
+            for name in ("kernels", "megatron-core")
+        )
+        weights = 12 * MODEL.hidden**2 * 2
+        assert core.memory.peak - plain.memory.peak == pytest.approx(weights, rel=0.01)
+        assert core.step_seconds == plain.step_seconds and core.band == plain.band
+
+
+def test_deepspeed_holds_half_precision_gradients_its_stages_ends_and_buckets() -> None:
+    """By hand: 2 instead of 4 bytes a gradient in fp16, 6 in bf16; two stage inputs for each of two in flight."""
+    run = TrainingRun(32, 2, 2, 1, 2, zero=1)
+    tensor, buckets = 2 * MODEL.sequence * MODEL.hidden * 2, 1.86 * 2**30
+    for precision, more in (("fp16", -2), ("bf16", 2)):
+        plain, own = (
+            estimate(MODEL, replace(run, precision=precision, software=name), A100).memory
+            for name in ("kernels", "deepspeed")
+        )
+        parameters = plain.weights / 2
+        assert own.gradients - plain.gradients == pytest.approx(more * parameters + buckets)
+        assert own.working - plain.working == pytest.approx(9.1 * 2**30)
+        assert own.activations - plain.activations in (pytest.approx(2 * tensor), pytest.approx(4 * tensor))
 
 
 def test_software_brings_its_host() -> None:
