@@ -13,12 +13,12 @@ from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.joint.block_line import shortened
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.joint.replicated_split import replicated_split
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY
 from autoshard.search.whole_step import predicted
 from autoshard.solvers.common.result import FEASIBLE
-from autoshard.units import format_bytes, format_seconds
+from autoshard.units import counted, format_bytes, format_seconds
 
 MOST_PLANS = 3  # made of what was found
 
@@ -49,7 +49,9 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
             f"{format_seconds(best.seconds)} by the costs of blocks, at most {found.gap:.2%} above the least that any "
         )
         told += "of the plans searched can take by these costs, in any order of undivided forwards and backwards"
-    search = replace(made.search, level=found.level, notes=(*made.search.notes, told))
+    search = replace(
+        made.search, level=found.level, notes=(*made.search.notes, told, *other_averages(line.graph, step.samples))
+    )
     return graph, _certified(predicted(replace(made, search=search), graph))
 
 
@@ -109,3 +111,13 @@ def _kept(best: StepFound, found: JointResult) -> tuple[BlockPolicy, ...]:
         if keep != "all":
             policies.append(BlockPolicy(found.line.blocks[k].module, keep))
     return tuple(policies)
+
+
+def other_averages(graph: Graph, samples: int) -> list[str]:
+    """That batch norm in training sees another number of samples than in the model as it was captured."""
+    own = batch_size(graph)
+    averaging = [op for op in graph.ops if op.target == "aten.batch_norm" and dict(op.attributes).get("training")]
+    if samples == own or not averaging:
+        return []
+    norms = counted(len(averaging), "batch norm")
+    return [f"{norms} of {samples} samples together, where the model was captured with {own}: other averages"]

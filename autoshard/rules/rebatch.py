@@ -7,7 +7,7 @@ holds a factor with the batch in it holds the batch. Sizes among the arguments f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.errors import UsageError
@@ -48,7 +48,10 @@ def batch_size(graph: Graph) -> int:
 
 
 def rebatched(graph: Graph, batch: int) -> Graph:
-    """`graph` for inputs of `batch` samples. UsageError where the batch can't be followed."""
+    """`graph` for inputs of `batch` samples. UsageError where the batch can't be followed.
+
+    Another one where samples are compared with each other, as in a contrastive loss: of fewer it is another loss.
+    """
     own = batch_size(graph)
     if batch == own:
         return graph
@@ -56,6 +59,7 @@ def rebatched(graph: Graph, batch: int) -> Graph:
         told = "the model was captured with one sample, which hides where its batch is"
         raise UsageError(told, "capture it with a batch of 2 or more")
     places = _followed(graph, own)
+    _check_apart(graph, places)
     shapes = {tensor.name: list(tensor.shape) for tensor in graph.tensors}
     for place in places:
         shapes[place.tensor][place.dim] = place.before * batch * place.after
@@ -73,6 +77,19 @@ def batch_dims(graph: Graph) -> dict[str, int]:
     for place in _followed(graph, batch_size(graph)):
         found[place.tensor] = min(place.dim, found.get(place.tensor, place.dim))
     return found
+
+
+def _check_apart(graph: Graph, places: Iterable[_Place]) -> None:
+    dims: dict[str, set[int]] = {}
+    for place in places:
+        dims.setdefault(place.tensor, set()).add(place.dim)
+    for op in graph.ops:
+        if any(len(dims.get(name, ())) > 1 for name in op.results):
+            told = f"{op.name} ({op.target} in {op.module or 'the model'}, {op.source or 'no source'}) compares the "
+            told += (
+                "samples of a batch with each other: planned at another batch the model would compute something else"
+            )
+            raise UsageError(told, "capture it at that batch")
 
 
 def _check(graph: Graph, made: Graph, changed: set[str]) -> None:

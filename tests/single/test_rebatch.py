@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph_json import dumps
+from autoshard.joint.joint_plan import other_averages
 from autoshard.rules.rebatch import rebatched
 from tests.models import NAMES, missing_library
 
@@ -48,3 +49,42 @@ def test_one_sample_hides_its_batch() -> None:
     graph = capture(f"{__name__}:mixed", {"batch": 1})
     with pytest.raises(UsageError, match="one sample"):
         rebatched(graph, 8)
+
+
+class Towers(nn.Module):
+    """Each sample against the others of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.item = nn.Linear(6, 5), nn.Linear(7, 5)
+
+    def forward(self, query: Tensor, item: Tensor) -> Tensor:
+        scores = self.query(query) @ self.item(item).t()
+        return nn.functional.cross_entropy(scores, torch.arange(len(query), device=query.device))
+
+
+def towers(batch: int = 4) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    return Towers(), (torch.randn(batch, 6), torch.randn(batch, 7))
+
+
+def test_samples_that_are_compared_with_each_other_stay_together() -> None:
+    graph = capture(f"{__name__}:towers", {"batch": 4})
+    assert rebatched(graph, 4) is graph
+    with pytest.raises(UsageError, match="compares the samples of a batch with each other"):
+        rebatched(graph, 8)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()
+
+
+def normalised() -> tuple[nn.Module, tuple[Tensor]]:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Mean()), (torch.randn(8, 3),)
+
+
+def test_batch_norm_over_fewer_samples_is_told() -> None:
+    graph = capture_model(*normalised(), training=True)
+    assert other_averages(graph, 8) == []
+    assert "1 batch norm of 4 samples together, where the model was captured with 8" in other_averages(graph, 4)[0]
+    assert other_averages(capture_model(*normalised(), training=False), 4) == []
