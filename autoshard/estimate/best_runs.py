@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush, nsmallest
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.estimate.run_space import RunSpace, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, host_of
-from autoshard.estimate.step_bound import fullest, least_seconds, program_of
+from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
 from autoshard.estimate.transformer import TrainingRun
 from autoshard.units import format_bytes
 from autoshard.whole_steps.software import with_software
@@ -55,7 +57,8 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
     model = space.model
     priced = with_software(hardware, space.run.software, model.fused_attention, model.fused_loss)
     own_host = host or host_of(hardware, space.run.software)
-    bounded: list[tuple[float, int, TrainingRun]] = []
+    alone: dict[TrainingRun, float] = {}
+    fitting: list[tuple[float, int, TrainingRun]] = []
     possible, least, tried = 0, float("inf"), _MicroBatches()
     for number, run in enumerate(runs(space, hardware)):
         possible += 1
@@ -66,18 +69,40 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
         least = min(least, peak)
         if peak <= hardware.usable_memory_bytes:
             tried.fits(run)
-            bounded.append((least_seconds(model, run, built, priced, own_host), number, run))
-    if not bounded:
+            key = replace(run, zero=0)
+            if key not in alone:
+                alone[key] = least_alone(model, run, built, priced, own_host)
+            fitting.append((alone[key], number, run))
+    if not fitting:
         raise InfeasibleError(_none_fits(space, hardware, possible, least), "more devices, or a smaller batch or model")
-    bounded.sort()
     made: list[Estimate] = []
-    for bound, _, run in bounded:
-        if len(made) >= count and bound >= sorted(m.step_seconds for m in made)[count - 1] * (1 - ROUNDING):
+    rest = float("inf")
+
+    def exact(run: TrainingRun) -> float:
+        return least_seconds(model, run, program_of(model, run, hardware), priced, own_host)
+
+    for bound, run in best_first(fitting, exact):
+        if len(made) >= count and bound >= nsmallest(count, (m.step_seconds for m in made))[-1] * (1 - ROUNDING):
+            rest = bound
             break
         made.append(estimate(model, run, hardware, host))
-    rest = bounded[len(made)][0] if len(made) < len(bounded) else float("inf")
     made.sort(key=lambda m: (m.step_seconds, m.memory.peak))
-    return BestRuns(tuple(made[:count]), possible, len(bounded), len(made), rest)
+    return BestRuns(tuple(made[:count]), possible, len(fitting), len(made), rest)
+
+
+def best_first(
+    runs: list[tuple[float, int, TrainingRun]], exact: Callable[[TrainingRun], float]
+) -> Iterator[tuple[float, TrainingRun]]:
+    """By the `exact` bound, ascending, which is made only of those whose first one, (bound, number, run), is not above
+    it."""
+    heap = [(bound, number, False, run) for bound, number, run in runs]
+    heapify(heap)
+    while heap:
+        bound, number, is_exact, run = heappop(heap)
+        if is_exact:
+            yield bound, run
+        else:
+            heappush(heap, (exact(run), number, True, run))
 
 
 def _none_fits(space: RunSpace, hardware: Hardware, possible: int, least: float) -> str:

@@ -15,7 +15,7 @@ from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
 from autoshard.ir.program import Collective
 from autoshard.simulation.memory_curve import Span, plan_memory
-from autoshard.simulation.pipeline_schedule import Slot, most_in_flight
+from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.whole_steps.software import held_bytes
 
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
@@ -101,10 +101,37 @@ def _feeds(span: Span, first: int, module: Sequence[str]) -> bool:
     return bool(before) and span.start == before[-1]
 
 
+@dataclass(frozen=True)
+class InFlight:
+    """The most whose forward has run and whose backward has not: micro-batches of the first chunk, layers, chunks."""
+
+    first_chunk: int
+    layers: int
+    chunks: int
+
+
+STEADY = 4  # micro-batches a stage: with more, no more are in flight, but where all forwards come first
+
+
+def in_flight(model: Transformer, run: TrainingRun, stage: int) -> InFlight:
+    """Of a stage in the run's schedule."""
+    micro_batches = run.micro_batches if run.schedule == "gpipe" else min(run.micro_batches, STEADY * run.pp)
+    return _in_flight(run.schedule, stage, run.pp, micro_batches, layers_of(model, run, stage))
+
+
+@lru_cache(maxsize=4096)
+def _in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunks: tuple[int, ...]) -> InFlight:
+    order = SCHEDULES[schedule](stage, stages, micro_batches, len(chunks))
+    each = (1,) * len(chunks)
+    return InFlight(
+        most_in_flight(order, 0), most_in_flight(order, weights=chunks), most_in_flight(order, weights=each)
+    )
+
+
 def stage_memory(
-    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int, order: Sequence[Slot], stage: int
+    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int, stage: int
 ) -> StageMemory:
-    """Of a stage that runs `order`; the first stage keeps what its embedding made, the last its head."""
+    """Of a stage; the first one keeps what its embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = _states(built, run, parameters, sum(chunks))
     own = kept(built, model.fused_loss)
@@ -115,11 +142,11 @@ def stage_memory(
     }[run.recompute]
     first, last = stage == 0, stage == run.pp - 1
     # What the embedding gives its layer is that layer's input, which is counted there.
-    ends = (own.embedding - own.input) * most_in_flight(order, 0) * first + own.head * last
-    in_flight = most_in_flight(order, weights=chunks)  # layers
+    flight = in_flight(model, run, stage)
+    ends = (own.embedding - own.input) * flight.first_chunk * first + own.head * last
     software = held_bytes(run.software, run.precision)
     stage_ends = software.stage_tensors * (run.pp > 1)
-    kept_bytes = in_flight * each + ends + stage_ends * own.input * most_in_flight(order, weights=(1,) * len(chunks))
+    kept_bytes = flight.layers * each + ends + stage_ends * own.input * flight.chunks
     working = again + own.working * last + software.outside
     return StageMemory(weights, gradients, optimizer, kept_bytes, working)
 

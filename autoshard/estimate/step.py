@@ -76,7 +76,7 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     parts = (*stages.parts(last, orders[last]), handed, bubble, *tails[last])
     counts = [stage_parameters(built, model, run, stage) for stage in range(run.pp)]
     memory = max(
-        (stage_memory(built, model, run, counts[s], orders[s], s) for s in range(run.pp)),
+        (stage_memory(built, model, run, counts[s], s) for s in range(run.pp)),
         key=lambda m: m.peak,
     )
     kind = step_kind(hardware, style_of(run), priced_as(run.software), run.devices, host is not None)

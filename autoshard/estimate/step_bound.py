@@ -6,10 +6,12 @@ it still run theirs. Between, it is busy with all of its slots. No order of the 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.estimate.gradient_sync import syncs
+from autoshard.estimate.gradient_sync import Sync, Syncs, syncs
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_memory import StageMemory, stage_memory
@@ -18,15 +20,24 @@ from autoshard.estimate.step import hands_on
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer, build
-from autoshard.simulation.pipeline_schedule import SCHEDULES, Slot
+from autoshard.simulation.pipeline_schedule import Slot
 
-MOST_REPLICAS = 2  # of the program whose pieces are priced: what one replica computes does not depend on their number
-STEADY = 4  # micro-batches a stage: with more, no more are in flight
+_NO_SYNC = Sync(0, 0.0, 0.0)
+_NO_SYNCS = Syncs(_NO_SYNC, _NO_SYNC, _NO_SYNC)
 
 
 def program_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
-    """The program of one replica, or of two, which reduce their loss."""
-    return build(model, replace(run, dp=min(run.dp, MOST_REPLICAS), shard=0), hardware)
+    """The program whose pieces are priced: of one replica, for what one computes does not depend on their number; of
+    two where it is one device, whose loss alone would not be a sum over several."""
+    replicas = 1 if run.tp * run.cp > 1 else min(run.dp, 2)
+    return build(model, replace(run, dp=replicas, shard=0), hardware)
+
+
+def least_alone(model: Transformer, run: TrainingRun, built: BuiltTransformer, hardware: Hardware, host: Host) -> float:
+    """No schedule of `run` is faster, at whatever level of ZeRO: nothing is exchanged between replicas, no optimizer
+    runs. A quicker bound, and a lower one, than `least_seconds`."""
+    stages = Stages(model, replace(run, zero=0), pieces(built, hardware), _NO_SYNCS, host)
+    return _least(stages, send_seconds(model, run, hardware), {})
 
 
 def least_seconds(
@@ -35,39 +46,66 @@ def least_seconds(
     """No schedule of `run` is faster."""
     beside = hardware.constant("overlap.slowdown")
     stages = Stages(model, run, pieces(built, hardware), syncs(built, run, hardware), host, beside)
-    send = send_seconds(model, run, hardware)
+    named = _last_alike(model, run)
+    tails = {s: sum(t for _, t in tail(built, model, run, hardware, s, stages.step_end_seconds(s))) for s in named}
+    return _least(stages, send_seconds(model, run, hardware), tails)
+
+
+def _least(stages: Stages, send: float, tails: Mapping[int, float]) -> float:
+    """`tails`: seconds of a stage after its last backward; none where one is not there."""
+    model, run = stages.model, stages.run
     kinds = _kinds(model, run)
-    like = {kind: s for s, kind in enumerate(kinds)}  # of stages alike the last waits longest
-    named = set(like.values())
+    like = {kind: s for s, kind in enumerate(kinds)}
 
     def seconds(stage: int, kind: str, chunk: int) -> float:
         slot = Slot(kind, 0, chunk)  # type: ignore[arg-type]
         return stages.seconds(stage, slot) + send * hands_on(stage, slot, run)
 
-    once = {(s, kind): seconds(s, kind, 0) for s in named for kind in "FB"}
-    tails = {s: sum(t for _, t in tail(built, model, run, hardware, s, stages.step_end_seconds(s))) for s in named}
+    once = {(s, kind): seconds(s, kind, 0) for s in like.values() for kind in "FB"}
     found = []
-    for stage in named:
+    for stage in like.values():
         passed = [once[like[kind], "F"] for kind in kinds[:stage]]
         returned = [once[like[kind], "B"] for kind in kinds[:stage]]
-        busy = sum(seconds(stage, kind, chunk) for kind in "FB" for chunk in range(run.interleave)) * run.micro_batches
-        ended = sum(passed) + busy
-        found.append(ended + max(tails[stage], sum(returned) + tails[0]))
+        busy = sum(
+            count * seconds(stage, kind, chunk)
+            for chunk, count in _chunks(run, stage, kinds[stage][0])
+            for kind in "FB"
+        )
+        ended = sum(passed) + busy * run.micro_batches
+        found.append(ended + max(tails.get(stage, 0.0), sum(returned) + tails.get(0, 0.0)))
     return max(found)
 
 
-def _kinds(model: Transformer, run: TrainingRun) -> list[tuple[tuple[int, ...], bool, bool]]:
+def _chunks(run: TrainingRun, stage: int, layers: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(one chunk, how many of the stage do the same work)."""
+
+    def work(chunk: int) -> tuple[int, bool, bool]:
+        part = chunk * run.pp + stage
+        return layers[chunk], part == 0, part == run.pp * run.interleave - 1
+
+    alike = {work(chunk): chunk for chunk in range(run.interleave)}
+    counts = Counter(map(work, range(run.interleave)))
+    return [(chunk, counts[own]) for own, chunk in alike.items()]
+
+
+Kind = tuple[tuple[int, ...], bool, bool]
+
+
+def _kinds(model: Transformer, run: TrainingRun) -> list[Kind]:
     """What tells the work of two stages apart: their layers, and the ends of the model."""
     return [(layers_of(model, run, stage), stage == 0, stage == run.pp - 1) for stage in range(run.pp)]
 
 
+def _last_alike(model: Transformer, run: TrainingRun) -> set[int]:
+    """Of stages alike the last waits longest."""
+    return set({kind: stage for stage, kind in enumerate(_kinds(model, run))}.values())
+
+
 def fullest(model: Transformer, run: TrainingRun, built: BuiltTransformer) -> StageMemory:
     """As the estimate has it: the first stage has most in flight, the last the head."""
-    micro_batches = min(run.micro_batches, STEADY * run.pp)
     found = []
     kinds = _kinds(model, run)
     for stage in {kinds.index(kind) for kind in kinds}:  # of stages alike the first has most in flight
-        order = SCHEDULES[run.schedule](stage, run.pp, micro_batches, run.interleave)
         count = stage_parameters(built, model, run, stage)
-        found.append(stage_memory(built, model, run, count, order, stage))
+        found.append(stage_memory(built, model, run, count, stage))
     return max(found, key=lambda memory: memory.peak)

@@ -12,11 +12,11 @@ import pytest
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.estimate.best_runs import best_runs
+from autoshard.estimate.best_runs import best_first, best_runs
 from autoshard.estimate.run_space import RunSpace, divisors, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate, host_of
-from autoshard.estimate.step_bound import fullest, least_seconds, program_of
+from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
 from autoshard.estimate.transformer import TrainingRun, Transformer
 
 A100 = load_hardware("a100-80g-sxm")
@@ -51,9 +51,28 @@ def test_no_bound_is_above_what_is_simulated_and_memory_is_the_same(oracle: list
         built = program_of(MODEL, made.run, SMALL_MEMORY)
         bound = least_seconds(MODEL, made.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY))
         assert bound <= made.step_seconds * (1 + 1e-9), made.run
+        assert least_alone(MODEL, made.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY)) <= bound * (1 + 1e-9), made.run
         ratios.append(bound / made.step_seconds)
         assert fullest(MODEL, made.run, built).peak == pytest.approx(made.memory.peak), made.run
     assert sum(ratios) / len(ratios) > 0.9  # a bound that is far below sorts nothing
+
+
+def test_a_bound_is_made_exact_only_where_its_first_one_does_not_say_enough() -> None:
+    first, exact = {2: 1.0, 4: 2.0, 8: 3.0, 16: 9.0}, {2: 5.0, 4: 2.5, 8: 3.0, 16: 9.5}
+    runs_of = {size: TrainingRun(16, size) for size in first}
+    made: list[int] = []
+
+    def bound(run: TrainingRun) -> float:
+        made.append(run.micro_batch)
+        return exact[run.micro_batch]
+
+    order = best_first([(first[size], size, runs_of[size]) for size in first], bound)
+    assert [(next(order)[1].micro_batch, sorted(made)) for _ in range(3)] == [
+        (4, [2, 4]),
+        (8, [2, 4, 8]),
+        (2, [2, 4, 8]),
+    ]
+    assert [(b, run.micro_batch) for b, run in order] == [(9.5, 16)]
 
 
 def test_layers_that_stages_do_not_divide() -> None:
