@@ -73,9 +73,16 @@ def style_plans(
         own = formulation.all_to_all, formulation.micro_batches
         formulation = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
     answers = answers_of(cache, graph, plan.mesh, hardware, *own, on_host)
-    found = tuple(_kept(name, formulation, clock, known or {}, answers) for name in STYLES)
+    known = {**(known or {}), **_itself(plan)}
+    found = tuple(_kept(name, formulation, clock, known, answers) for name in STYLES)
     answers.save()
     return found
+
+
+def _itself(plan: Plan) -> dict[str, Plan]:
+    """A plan of one style is that style's best, and no faster than itself."""
+    decided = {op.decided_by for op in plan.ops}
+    return {name: plan for name in decided & STYLES.keys() if len(decided) == 1 and not plan.step.parts}
 
 
 def _kept(

@@ -222,8 +222,26 @@ def test_an_error_of_another_rank_than_the_first_is_said_too(packages: Packages,
     assert done.returncode != 0 and "error on rank 1: --data" in done.stderr
 
 
+def test_ranks_that_got_other_data_for_the_same_part_are_told(packages: Packages, tmp_path: Path) -> None:
+    loader = "import torch\ndef make_loader(rank):\n    generator = torch.Generator().manual_seed(rank)\n    while True:\n"
+    (tmp_path / "data.py").write_text(
+        loader + "        ids = torch.randint(0, 29, (4, 8), generator=generator)\n        yield ids, torch.ones_like(ids)\n"
+    )
+    done = torchrun(packages.tensor, 2, "--data", f"{tmp_path}/data.py:make_loader")
+    assert done.returncode != 0 and "ranks that hold the same part of 'input_ids' got different values" in done.stderr
+    assert "'labels'" not in done.stderr
+
+
 def to_sharded(packages: Packages, weights: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, str(packages.alone / "convert.py"), "--to-sharded", str(weights), str(folder)])
+
+
+def test_weights_that_the_model_has_not_are_noted(packages: Packages, tmp_path: Path) -> None:
+    state = torch.load(packages.weights, weights_only=True)
+    torch.save(state | {"score.weight": torch.ones(2, 48)}, tmp_path / "more.pt")
+    done = one_process(packages, "--steps", 1, "--weights", tmp_path / "more.pt")
+    assert f"note: --weights {tmp_path}/more.pt: ignored 1 that the model has not: score.weight\n" in done.stdout
+    assert "ignored" not in one_process(packages, "--steps", 1, "--weights", packages.weights).stdout
 
 
 def test_weights_in_the_old_format_of_torch_are_read(packages: Packages, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,12 @@ def test_other_plans_are_compared_with_what_the_style_gives() -> None:
         step = planned(style).predicted_seconds
         assert step <= own.predicted_seconds * (1 + 1e-9), style
         assert step == pytest.approx(own.predicted_seconds, rel=0.1), style
+
+
+def test_a_plan_of_a_style_is_not_faster_than_itself() -> None:
+    plan = replace(planned("megatron"), predicted_seconds=1.0)
+    own = dict(zip(STYLES, style_plans(plan, GRAPH, HARDWARE), strict=True))["megatron"]
+    assert (own.predicted_seconds, own.predicted_peak_bytes) == (1.0, plan.predicted_peak_bytes)
 
 
 LARGE = transformer_graph(Transformer(2, 2048, 16, 512, 8192, tied=False), 32, "bf16-mixed", "adamw").graph

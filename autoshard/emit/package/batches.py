@@ -7,16 +7,18 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import io
+import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model_parallel import INPUTS
+from model_parallel import INPUTS, STAGES
 from runtime import ParallelMesh, Read, held_indices
 
 
@@ -108,6 +110,52 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
         got = tuple(x.shape)
         raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
     return local_part(name, x, mesh).to(dtype=dtype)
+
+
+MARKED_BYTES = 1 << 20  # of each tensor: batches that differ, differ early
+MARKS = 1 << 23  # float32 holds twice as many exactly
+
+
+def check_agreement(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> None:
+    """UserError where ranks that hold the same part of an input, as those of tensor parallelism, got other values.
+
+    All ranks must call it, and all of them raise. Compared is a checksum of the first MiB.
+    """
+    names = list(INPUTS)
+    found = torch.zeros((2, len(names), mesh_size(mesh)))
+    for row, name in enumerate(names):
+        mark = 0
+        for batch in batches:
+            head = batch[row].detach().reshape(-1)
+            head = head[: max(1, MARKED_BYTES // head.element_size())].cpu().contiguous()
+            mark = zlib.crc32(head.view(torch.uint8).numpy(), mark)
+        place = part_number(INPUTS[name][2], mesh)
+        found[0, row, place], found[1, row, place] = mark % MARKS, MARKS - mark % MARKS
+    found = found.to(mesh.device)
+    mesh.joint(tuple(mesh.axes)).transport.all_reduce(found, "max")()
+    if mesh.stages is not None:
+        mesh.stages.transport(range(STAGES)).all_reduce(found, "max")()
+    largest, least = found[0], MARKS - found[1]
+    differ = ((largest != least) & (found[1] > 0)).any(1).tolist()
+    if any(differ):
+        told = ", ".join(repr(name) for name, one in zip(names, differ, strict=True) if one)
+        raise UserError(
+            f"--data: ranks that hold the same part of {told} got different values of it\n"
+            "  try: the same order and the same random numbers on every rank, from the `seed` that the function is"
+            " given; where each rank reads its own samples, choose them by the axes that cut the batch, not by the rank"
+        )
+
+
+def mesh_size(mesh: ParallelMesh) -> int:
+    return math.prod(mesh.axes.values())
+
+
+def part_number(layout: str, mesh: ParallelMesh) -> int:
+    """Which part of an input this rank holds: ranks of one number hold the same."""
+    number = 0
+    for (name, size), placement in zip(mesh.axes.items(), layout.split(), strict=True):
+        number = number * size + (mesh.coordinates[name] if placement.startswith("S") else 0)
+    return number
 
 
 def load_function(spec: str, option: str = "--data") -> Callable[..., Any]:

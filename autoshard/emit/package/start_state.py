@@ -14,6 +14,7 @@ from torch import nn
 
 from batches import UserError
 from initial import INITIAL
+from model_parallel import STAGES
 from runtime import (
     LossScaler,
     WeightFiles,
@@ -81,8 +82,8 @@ def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
             init_computed(tensor, INITIAL[own.name], seed)
 
 
-def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> None:
-    """Fills the model from weights of the original model: a file of them, or a folder of .safetensors."""
+def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[str, Any]:
+    """Fills the model from weights of the original model: a file of them, or a folder of .safetensors. Returns these."""
     weights = read_weights(weights_path)
     init_missing(model, weights, seed)
     fill_unsaved(model, weights, seed)
@@ -90,6 +91,20 @@ def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> None:
         load_full_state_dict(model, weights, INITIAL)
     except (KeyError, ValueError) as error:
         raise UserError(f"--weights {weights_path}: {error.args[0]}") from None
+    return weights
+
+
+def note_ignored(model: nn.Module, weights: Mapping[str, Any], weights_path: str) -> None:
+    """Names in the file that the model has not: a head that is not in the plan, or weights of another model."""
+    held = [sharding(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    ignored = weights.keys() - INITIAL.keys() - {name for own in held for name in (own.name, *own.ties)}
+    if ignored and STAGES > 1:
+        from convert import shardings  # those of other stages; imported where it is needed: it builds every stage
+
+        ignored -= {name for own, *_ in shardings().values() for name in (own.name, *own.ties)}
+    if ignored:
+        shown = ", ".join(sorted(ignored)[:3]) + (", ..." if len(ignored) > 3 else "")
+        print(f"note: --weights {weights_path}: ignored {len(ignored)} that the model has not: {shown}", flush=True)
 
 
 def prepare(
@@ -102,7 +117,9 @@ def prepare(
     """Fills the model from a checkpoint, a weights file, or by initialising; returns the steps done before."""
     seed = options.seed or 0
     if options.weights and not options.resume:
-        start_from(model, options.weights, seed)
+        weights = start_from(model, options.weights, seed)
+        if rank == 0:
+            note_ignored(model, weights, options.weights)
         return 0
     weights = read_weights(options.weights) if options.weights else {}
     guessed = [] if options.resume else init_parameters(model, seed, INITIAL)

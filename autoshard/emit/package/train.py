@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batches import BatchError, UserError, loader_batches, local_shape, synthetic_batches
+from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, synthetic_batches
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
@@ -456,6 +456,8 @@ def one_step(
     batch = next(batches) if MICRO_BATCHES == 1 else [next(batches) for _ in range(MICRO_BATCHES)]
     logged = step % options.log_every == 0 or step == options.steps
     if logged:  # other steps don't wait for the device
+        if options.data:
+            check_agreement([batch] if MICRO_BATCHES == 1 else batch, mesh)
         synchronise(mesh.device)
     start = time.perf_counter()
     mesh.random.step = step
