@@ -29,7 +29,8 @@ class _Parser(argparse.ArgumentParser):
             for word in before[: before.index("--")] if "--" in before else before:
                 name = word.partition("=")[0]
                 if (name.startswith("--") or re.fullmatch("-[A-Za-z]", name)) and name not in own:
-                    near = difflib.get_close_matches(name, own, 1)
+                    words = {option.lstrip("-"): option for option in own}  # the dashes are alike in all
+                    near = [words[word] for word in difflib.get_close_matches(name.lstrip("-"), words, 1)]
                     raise UsageError(f"{self.prog} has no option {name}", near[0] if near else f"{self.prog} --help")
         return super().parse_known_args(args, namespace)
 

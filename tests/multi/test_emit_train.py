@@ -42,6 +42,16 @@ def short_batches():
     yield torch.zeros(3, 8, dtype=torch.int64), torch.zeros(4, 8, dtype=torch.int64)
 """
 
+OWN_RANDOM_NUMBERS = """
+import torch
+
+def make_loader(rank):
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        ids = torch.randint(0, 29, (4, 8), generator=generator)
+        yield ids, torch.ones_like(ids)
+"""
+
 
 @dataclass(frozen=True)
 class Packages:
@@ -223,10 +233,7 @@ def test_an_error_of_another_rank_than_the_first_is_said_too(packages: Packages,
 
 
 def test_ranks_that_got_other_data_for_the_same_part_are_told(packages: Packages, tmp_path: Path) -> None:
-    loader = "import torch\ndef make_loader(rank):\n    generator = torch.Generator().manual_seed(rank)\n    while True:\n"
-    (tmp_path / "data.py").write_text(
-        loader + "        ids = torch.randint(0, 29, (4, 8), generator=generator)\n        yield ids, torch.ones_like(ids)\n"
-    )
+    (tmp_path / "data.py").write_text(OWN_RANDOM_NUMBERS)
     done = torchrun(packages.tensor, 2, "--data", f"{tmp_path}/data.py:make_loader")
     assert done.returncode != 0 and "ranks that hold the same part of 'input_ids' got different values" in done.stderr
     assert "'labels'" not in done.stderr
