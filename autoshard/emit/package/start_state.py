@@ -83,7 +83,7 @@ def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
 
 
 def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[str, Any]:
-    """Fills the model from weights of the original model: a file of them, or a folder of .safetensors. Returns these."""
+    """Fills the model from weights of the original: a file of them, or a folder of .safetensors. Returns these."""
     weights = read_weights(weights_path)
     init_missing(model, weights, seed)
     fill_unsaved(model, weights, seed)
