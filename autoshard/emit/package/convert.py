@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from initial import INITIAL
 from model_parallel import MESH, STAGES, VIRTUAL_STAGES, build_model
-from runtime import ParallelMesh, Sharding, Stages, sharding
+from runtime import ParallelMesh, Sharding, Stages, put_in_place, sharding
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
@@ -125,9 +125,7 @@ def to_sharded(source: str | Path, folder: str | Path) -> list[str]:
     shutil.rmtree(partial, ignore_errors=True)
     dcp.save(state, checkpoint_id=partial)
     (partial / "training.json").write_text(json.dumps({"step": 0, "groups": [{}]}, indent=1))
-    if Path(folder).exists():
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
+    put_in_place(folder)
     return sorted(set(original) - used)
 
 

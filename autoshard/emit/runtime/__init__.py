@@ -18,6 +18,7 @@ from .checkpoint import (
     load_checkpoint,
     load_full_state_dict,
     loader_state,
+    put_in_place,
     save_checkpoint,
 )
 from .compiling import compile_blocks
@@ -158,6 +159,7 @@ __all__ = [
     "parallel_rnn_cell",
     "parallel_softmax",
     "profiling",
+    "put_in_place",
     "random_attention",
     "random_bernoulli",
     "random_dropout",

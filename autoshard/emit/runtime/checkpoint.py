@@ -147,9 +147,19 @@ def finish_saving(last: bool = False) -> None:
 
 def _appear(folder: Path) -> None:
     if dist.get_rank() == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(f"{folder}.partial", folder)
+        put_in_place(folder)
     _barrier()
+
+
+def put_in_place(folder: str | Path) -> None:
+    """`folder.partial` becomes `folder`. An older one is moved aside first and removed last: who ends this in between
+    leaves both whole."""
+    older = Path(f"{folder}.older")
+    shutil.rmtree(older, ignore_errors=True)
+    if Path(folder).exists():
+        os.replace(folder, older)
+    os.replace(f"{folder}.partial", folder)
+    shutil.rmtree(older, ignore_errors=True)
 
 
 def _barrier() -> None:
