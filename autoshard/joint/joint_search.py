@@ -1,7 +1,8 @@
 """The best whole step: outer choices best first by a bound, stages and kept values of each exactly, the best simulated.
 
-No plan of the space takes less than `bound_seconds`, in whatever order its undivided forwards and backwards run: of
-what was solved the certificate says so (solvers/stages), of the rest the bound by which it was left.
+No plan of the space takes less than `bound_seconds`, in whatever order its undivided forwards and backwards run that
+its devices' memory allows: of what was solved the certificate says so (solvers/stages), of the rest the bound by which
+it was left.
 The space: every outer choice; every block split over a replica's devices in one of the ways that were found; each block
 keeping all, what is dear, or its input.
 """

@@ -2,9 +2,12 @@
 
     T = sum over stages of t / v + (m - 1 / v) max t        (t: a micro-batch on a stage; m of them; v chunks)
 
-and the certificate R, below every step of every plan, in whatever order its undivided forwards and backwards run:
+and the certificate R, below every step of every plan, in whatever order its undivided forwards and backwards run that
+fits the memory:
 
-    R = max over stages of (m t + what a micro-batch takes before it, forward and backward) + the first stage's tail.
+    R = max over stages of (m t + what a micro-batch takes before it, forward and backward) + the first stage's tail
+
+with, of stages of one chunk, what their memory makes them wait for (idle_bound).
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.stages.block_sums import point_bytes
+from autoshard.solvers.stages.idle_bound import IdleBound
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
 
 _INF = float("inf")
 _GROW = 1.3
 _ROUND = 1e-12
+_ABOVE = 1.05  # the closed form, as far as a certificate is made exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +40,7 @@ class StageSolution:
 
     @cached_property
     def any_order_bound(self) -> float:
-        return certificate(self.problem, self.plans[0].seconds + float(self.problem.first_seconds[-1]))
+        return certificate(self.problem, _ABOVE * (self.plans[0].seconds + float(self.problem.first_seconds[-1])))
 
 
 def solve_stages(problem: StageProblem, count: int = 1, tolerance: float = 0.0) -> StageSolution | None:
@@ -171,22 +176,38 @@ def _deal(problem: StageProblem, stage: int, parts: list[Part], by_kind: list[li
 
 
 def certificate(problem: StageProblem, seconds: float) -> float:
-    """R, where it is below `seconds`, those of a known plan; else `seconds`: what is slower is left out."""
+    """R, where it is below `seconds`; else `seconds`: what is slower is left out."""
     limit = seconds / problem.micro_batches
     costs = RangeCosts(problem, 1.0, 0.0)
     table = costs.table(limit)
+    busy = _busy(problem, costs, table)
     passes = [_passing(problem, costs, s, table[s]) for s in range(problem.stages)]
     once, early = _first(problem, costs)
     once, early = (own[np.arange(len(own))[:, None], _begins(table[0])] for own in (once, early))
     rest = np.full(len(costs.places), _INF)  # of the stages after, from each place
     rest[-1] = 0.0
     for stage in range(problem.stages - 1, 0, -1):
-        rest = _behind(problem.micro_batches * table[stage] + once, passes[stage] + early, rest)
-    if all(not front.tail_seconds.any() for front in problem.fronts):
-        found = float(_behind(problem.micro_batches * table[0] + once, passes[0] + early, rest)[0])
-    else:
-        found = _with_tail(problem, costs, rest)
+        rest = _behind(busy[stage] + once, passes[stage] + early, rest)
+    found = float(_behind(busy[0] + once, passes[0] + early, rest)[0])
+    if any(front.tail_seconds.any() for front in problem.fronts):
+        first = busy[0] + once + _least_tail(problem, costs)
+        found = max(found, float(_behind(first, passes[0] + early, rest)[0]), _with_tail(problem, costs, rest))
     return min(found, seconds)
+
+
+def _busy(problem: StageProblem, costs: RangeCosts, table: list[Floats]) -> list[Floats]:
+    """[stage][end, length]: from the first forward of a range to its last backward."""
+    if problem.chunks > 1 or problem.stages == 1:
+        return [problem.micro_batches * own for own in table]
+    idle = IdleBound(costs, table)
+    return [idle.busy(stage, own) for stage, own in enumerate(table)]
+
+
+def _least_tail(problem: StageProblem, costs: RangeCosts) -> Floats:
+    """[end, 1], by places: of the blocks from the start."""
+    least = np.array([float(front.tail_seconds.min()) for front in problem.fronts])
+    found: Floats = (costs.counts[costs.places] @ least)[:, None]
+    return found
 
 
 def _begins(own: Floats) -> Integers:

@@ -1,0 +1,101 @@
+"""What a stage of one chunk waits for in any order, because its memory holds so many micro-batches and no more.
+
+A stage that holds K micro-batches runs at most K forwards before its first backward, which comes no sooner than a
+micro-batch has passed all stages after it, in D seconds both ways. So before that backward the stage waits at least
+D - (K - 1) f. After its last forward at most K backwards are left, and that forward's own comes D later: the stage
+waits at least D - (K - 1) b. With fewer than all micro-batches held, the last forward is after the first backward, and
+both waits count. Keeping less lets a stage hold more micro-batches, at the price of computing again: of all K the best
+is taken, for each range of blocks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.stages.block_sums import BlockSums, point_bytes
+from autoshard.solvers.stages.range_costs import RangeCosts
+
+_INF = float("inf")
+_NEVER = 1e30  # seconds
+_EACH = 8  # numbers of micro-batches held that are looked at one by one; then they are taken in growing groups
+_GROW = 1.25
+
+
+class IdleBound:
+    """Over `costs`, which count a point's seconds once and no tail, and their `table`."""
+
+    def __init__(self, costs: RangeCosts, table: list[Floats]) -> None:
+        assert costs.problem.chunks == 1
+        self.costs, self.problem = costs, costs.problem
+        self.known: dict[tuple[int, float], Floats] = {}
+        self.sums: dict[tuple[int, float], BlockSums] = {}
+        fronts = self.problem.fronts
+        self.forward = [np.array([own(front.forward_seconds) for front in fronts]) for own in (np.min, np.max)]
+        self.after = _least_after(table)
+
+    def busy(self, stage: int, own: Floats) -> Floats:
+        """[end, length]: seconds from the first forward on the stage to its last backward, at least. `own`: its
+        table."""
+        found, (end, length) = np.full(own.shape, _INF), np.nonzero(np.isfinite(own + self.after[stage][:, None]))
+        numbers = self.costs.ranges.numbers[end, end - length]
+        found[end, length] = self._least(stage, numbers, own[end, length], self.after[stage][end])
+        return found
+
+    def _least(self, stage: int, numbers: Integers, seconds: Floats, later: Floats) -> Floats:
+        """Of ranges that take `seconds` as the schedule has it, with `later` in the stages after."""
+        count = self.problem.micro_batches
+        shortest, longest = (self.costs.ranges.counts[numbers] @ each for each in self.forward)
+        sent = self.problem.send_seconds * self.problem.sends(stage)[0]
+        best = np.full(len(numbers), _INF)
+        for first, last in _held(int(self.problem.live[stage]), count):
+            seconds = np.minimum(np.maximum(seconds, self._seconds(stage, first, numbers)), _NEVER)
+            if last >= count:  # all forwards may come first
+                best = np.minimum(best, count * seconds)
+                break
+            started = np.maximum(later - (last - 1) * (longest + sent), 0.0)
+            ended = np.maximum(later - (last - 1) * (seconds - shortest - sent), 0.0)
+            best = np.minimum(best, count * seconds + started + ended)
+            if (count * seconds >= best).all():
+                break
+        return best
+
+    def _seconds(self, stage: int, held: int, numbers: Integers) -> Floats:
+        """The least of ranges of which the stage can hold so many micro-batches, its sends with them."""
+        key = held, float(self.problem.capacity_bytes[stage])
+        if key not in self.known:
+            fronts = self.problem.fronts
+            sizes = [point_bytes(front, float(held)) for front in fronts]
+            self.sums[key] = BlockSums(self.costs.costs, sizes, [front.working_bytes for front in fronts], key[1])
+            self.known[key] = np.full(len(self.costs.ranges.counts), np.nan)
+        known, wanted = self.known[key], np.unique(numbers)
+        fresh = wanted[np.isnan(known[wanted])]
+        if len(fresh):
+            known[fresh] = self.sums[key].least(self.costs.ranges.counts[fresh])
+        found: Floats = known[numbers] + self.costs.sent(stage)
+        return found
+
+
+def _held(least: int, most: int) -> list[tuple[int, int]]:
+    """Groups [first, last] of numbers from `least`; the last one has `most` in it."""
+    found: list[tuple[int, int]] = []
+    first = min(least, most)
+    while not found or found[-1][1] < most:
+        size = 1 if len(found) < _EACH else int(first * (_GROW - 1)) + 1
+        found.append((first, min(most, first + size - 1)))
+        first = found[-1][1] + 1
+    return found
+
+
+def _least_after(table: list[Floats]) -> list[Floats]:
+    """[stage][place]: the least seconds of a micro-batch in the stages after, where the stage ends at that place."""
+    places = len(table[0])
+    rest = np.full(places, _INF)
+    rest[-1] = 0.0
+    found = [rest]
+    for own in reversed(table[1:]):
+        every, before = own + found[0][:, None], np.full(places, _INF)
+        end, length = np.nonzero(np.isfinite(every))
+        np.minimum.at(before, end - length, every[end, length])
+        found.insert(0, before)
+    return found
