@@ -53,6 +53,14 @@ def _what(event: Event) -> str:
     return _STREAMS.get(event.stream, event.stream)
 
 
+def waits(timeline: Timeline) -> str:
+    """`computing 4.6 ms, the host 3.8 ms and 2 more`: together the step."""
+    parts = [f"{what} {format_seconds(own, 3)}" for what, own in critical_seconds(timeline).items()]
+    rest = len(parts) - _SHOWN
+    named = [*parts[:_SHOWN], *([f"{rest} more"] if rest > 0 else [])]
+    return ", ".join(named[:-1]) + f" and {named[-1]}" if len(named) > 1 else "".join(named)
+
+
 def left_open(plan: Plan, timeline: Timeline) -> str:
     """What a large gap of the step is made of, "" where there is none.
 
@@ -61,11 +69,8 @@ def left_open(plan: Plan, timeline: Timeline) -> str:
     share = gap(plan)
     if plan.search.level != 2 or plan.step.micro_batches > 1 or share is None or share < LARGE:
         return ""
-    parts = [f"{what} {format_seconds(own, 3)}" for what, own in critical_seconds(timeline).items()]
-    rest = len(parts) - _SHOWN
-    named = [*parts[:_SHOWN], *([f"{rest} more"] if rest > 0 else [])]
-    told = ", ".join(named[:-1]) + f" and {named[-1]}" if len(named) > 1 else "".join(named)
     return (
-        f"the step waits in turn for {told}; the bound counts one resource in forward and one in backward (the host, "
-        "what runs in a row, the one and then the other, or a link), and different plans may have the least of each"
+        f"the step waits in turn for {waits(timeline)}; the bound counts one resource in forward and one in backward "
+        "(the host, what runs in a row, the one and then the other, or a link), and different plans may have the least "
+        "of each"
     )

@@ -20,7 +20,7 @@ from autoshard.redistribute import LOCAL
 from autoshard.replay.reevaluate import resimulated
 from autoshard.text import plan_words
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
-from autoshard.text.critical_path import left_open
+from autoshard.text.critical_path import left_open, waits
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
 from autoshard.whole_steps.software import KERNELS
@@ -271,6 +271,8 @@ def timeline_summary(timeline: Timeline, plan: Plan, graph: Graph) -> str:
     rows.append(("memory peak", format_bytes(timeline.peak_bytes), f"{format_seconds(timeline.peak_at_seconds)} in"))
     rows += [("", format_bytes(held.bytes), f"{held.name} ({held.kind})") for held in timeline.peak_tensors[:5]]
     notes = [f"note: {note}" for note in resimulated(plan, timeline.step_seconds)]
+    if timeline.events:  # streams run beside each other, and may all wait for the host
+        notes = [*wrapped(f"in turn, the step waits for {waits(timeline)}", WIDTH), *notes]
     return "\n".join([f"{plan.model} on {plan.mesh} of {plan.hardware}", *table(rows), *notes])
 
 

@@ -60,7 +60,9 @@ def wrapped(text: str, width: int) -> list[str]:
     indent = text[: len(text) - len(text.lstrip())]
     room = max(width - len(indent), LEAST)
     text = indent + " ".join(word if len(word) <= room else _parted(word, room) for word in text.lstrip().split(" "))
-    return textwrap.wrap(text, max(width, len(indent) + LEAST), subsequent_indent=indent) or [""]
+    return textwrap.wrap(text, max(width, len(indent) + LEAST), subsequent_indent=indent, break_on_hyphens=False) or [
+        ""
+    ]
 
 
 def _parted(word: str, room: int) -> str:

@@ -38,7 +38,7 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.text.answer_words import certainty, gains
 from autoshard.text.critical_path import HOST, critical_seconds, left_open
 from autoshard.text.not_offered import not_offered
-from autoshard.text.plan_summary import summary
+from autoshard.text.plan_summary import summary, timeline_summary
 from tests.graphs import mlp_graph
 from tests.rule_graphs import one_op
 
@@ -352,6 +352,8 @@ def test_what_a_step_waits_for_adds_up_to_it_and_stands_beside_a_large_gap() -> 
     parts = critical_seconds(made.timeline)
     assert sum(parts.values()) == pytest.approx(made.timeline.step_seconds, rel=1e-9)
     assert parts[HOST] > 0.5 * made.timeline.step_seconds, "small operators: the host limits"
+    simulated = " ".join(timeline_summary(made.timeline, made.plan, made.graph).split())
+    assert f"the step waits for {next(iter(parts))} " in simulated
     seconds = made.plan.predicted_seconds
     for share, told in ((0.02, False), (0.2, True)):
         own = replace(made.plan.certificate, level_objective=seconds, level_bound=(1 - share) * seconds)
