@@ -13,10 +13,13 @@ from autoshard.emit.spelling import Speller
 from autoshard.emit.statements import Body
 from autoshard.emit.variable_names import Naming, name_values
 from autoshard.ir.layout import AxisShard, LocalSize
-from autoshard.ir.program import Compute, LocalAttribute, Program, ProgramParameter
+from autoshard.ir.program import Compute, LocalAttribute, LocalValue, Program, ProgramParameter
 from autoshard.program.module_scopes import RANDOM, inside, relative
 from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, ModuleTree
+from autoshard.replay.batch_numbers import BatchNumber, followed, in_terms_of
 from autoshard.rules.operators import record
+
+_LENGTHS = frozenset({"batch", "rows"})  # what a size that follows the batch is called
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,28 @@ class ClassContext:
     gathered: frozenset[str]  # weights of which autograd keeps what is stored
     casts: frozenset[str]  # weights in low precision that are moved
     title: str = ""  # what the root is
+    other: Program | None = None  # the same at another batch: what differs there follows the batch
 
     @cached_property
     def buffers(self) -> frozenset[str]:
         return frozenset(buffer.value for buffer in self.program.buffers)
 
     @cached_property
+    def samples(self) -> int:
+        """The planned batch."""
+        lengths = [self.program.value(name).shape[0] for name in self.program.inputs if self.program.value(name).shape]
+        return max(lengths, key=lengths.count, default=0)
+
+    @cached_property
     def counted(self) -> frozenset[str]:
         """The losses that count by their labels."""
         return frozenset(count.op for count in self.program.label_counts)
+
+    @cached_property
+    def other_attributes(self) -> dict[str, dict[str, LocalAttribute]]:
+        """By op, of the other batch."""
+        steps = self.other.instructions if self.other else ()
+        return {step.op: dict(step.attributes) for step in steps if isinstance(step, Compute)}
 
     @cached_property
     def members(self) -> dict[str, Members]:
@@ -95,6 +111,16 @@ def _written(package: ClassContext) -> list[tuple[ClassWriter, list[str]]]:
     return texts[::-1]
 
 
+@dataclass(frozen=True)
+class BatchInput:
+    """A dim of an input that follows the batch: `length` on each device, `samples` on all, at the planned batch."""
+
+    value: str
+    dim: int
+    length: int
+    samples: int
+
+
 @dataclass
 class ClassWriter:
     package: ClassContext
@@ -106,18 +132,25 @@ class ClassWriter:
     uses_random: bool = False
     uses_labels: bool = False
     uses_device: bool = False
+    uses_batch: bool = False
     places: dict[str, int] = field(default_factory=dict)  # op -> the line that calls it, from the class on
 
     def __post_init__(self) -> None:
         program = self.package.program
         self.is_root = self.definition is self.package.tree.root
         self.members = self.package.members[self.definition.name]
-        self.speller = Speller(self.size, self.ours("device"), program.schemas)
+        self.batch = self._find_batch()
+        self.speller = Speller(self.size, self.ours("device"), program.schemas, self._batch_text)
         self.buffers = self.package.buffers
         weights = self.package.gathered | self.package.casts
         self.nested = nested_calls(program, self.definition, weights, self._spelled)
         self.naming: Naming = name_values(
-            program, self.definition, self.package.reserved, self.is_root, self.called, self.nested
+            program,
+            self.definition,
+            self.package.reserved | (_LENGTHS if self.batch else frozenset()),
+            self.is_root,
+            self.called,
+            self.nested,
         )
 
     def lines(self) -> list[str]:
@@ -163,9 +196,43 @@ class ClassWriter:
             self.sizes[expression] = self.ours(name, kind="size")
         return self.sizes[expression]
 
+    # --- sizes that follow the batch ---
+
+    def attributes(self, op: Compute) -> dict[str, LocalAttribute]:
+        """Of an operator, those that follow the batch as BatchNumber."""
+        other, mesh = self.package.other_attributes.get(op.op, {}), self.package.program.mesh
+        return {name: followed(value, other.get(name, value), mesh) for name, value in op.attributes}
+
+    def shape(self, value: LocalValue) -> LocalAttribute:
+        """The global shape, the same way."""
+        other = self.package.other
+        return value.shape if other is None else followed(value.shape, other.value(value.name).shape, other.mesh)
+
+    def _find_batch(self) -> BatchInput | None:
+        """The input dim that tells the batch: the shortest that follows it. Its own length, where it is no more."""
+        program, other = self.package.program, self.package.other
+        found = []
+        for value in self.definition.inputs if other is not None else ():
+            assert other is not None
+            own, theirs = program.value(value), other.value(value)
+            sizes = followed(own.local_shape, theirs.local_shape, program.mesh)
+            assert isinstance(sizes, tuple)
+            lengths = [(size, dim) for dim, size in enumerate(sizes) if isinstance(size, BatchNumber)]
+            found += [BatchInput(value, dim, int(size), own.shape[dim]) for size, dim in lengths]
+        return min(found, key=lambda one: one.length, default=None)
+
+    def _batch_text(self, number: int) -> str:
+        if self.batch is None:
+            return str(int(number))
+        self.uses_batch = True
+        return in_terms_of(self._batch_name(), self.batch.length, int(number))
+
+    def _batch_name(self) -> str:
+        return "batch" if self.batch and self.batch.samples == self.package.samples else "rows"
+
     def _spelled(self, op: Compute) -> str | None:
         """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""
-        given = dict(op.attributes)
+        given = self.attributes(op)
         if self.speller.assigned(op.target, op.operands, given, ["one"] * len(op.results)).startswith("("):
             return None
         names = [None if v is None else self._stored_name(v) or "some_operand" for v in op.operands]
@@ -343,10 +410,16 @@ class ClassWriter:
         returned = "None" if not count else "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
         lines = statement(f"def forward({', '.join(['self', *inputs])}) -> {returned}:", 1)
         body: list[str] = []
+        self.uses_batch = False  # by what is written from here on
         for op, written in Body(self).items():
             if op:
                 self.places[op] = len(lines) + len(body)
             body += written
+        if self.uses_batch and self.batch is not None:
+            read = f"{self.naming.names[self.batch.value]}.shape[{self.batch.dim}]"
+            first = statement(f"{self._batch_name()} = {read}", 2)
+            self.places = {op: line + len(first) for op, line in self.places.items()}
+            body = [*first, *body]
         if self.definition.updates:
             body += statement("with torch.no_grad():", 2)
             for buffer, new in self.definition.updates:

@@ -11,6 +11,7 @@ from autoshard.ir.graph import Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
+from autoshard.replay.batch_numbers import at_another_batch
 from autoshard.replay.command_line import command
 from autoshard.rules.operators import record
 
@@ -42,6 +43,7 @@ class Header:
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
+    at_another_batch: Program | None = None
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
@@ -57,6 +59,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         registrations=graph.registrations,
         recipes=graph.recipes,
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
+        at_another_batch=at_another_batch(program, plan, graph),
     )
 
 

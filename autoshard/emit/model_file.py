@@ -7,6 +7,7 @@ import ast
 import builtins
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autoshard.code_text import printable, quoted
 from autoshard.emit.classes import ClassContext, class_texts, operator_places
@@ -19,6 +20,7 @@ from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import parameter_paths
 from autoshard.program.weights import careful_casts, gathered_weights
+from autoshard.replay.batch_numbers import same_code
 from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
@@ -56,15 +58,16 @@ class Holder(nn.Module):
 '''
 
 
-def operator_lines(program: Program, text: str) -> dict[str, tuple[int, str]]:
+def operator_lines(program: Program, text: str, other: Program | None = None) -> dict[str, tuple[int, str]]:
     """Op -> (line of `text`, the model_parallel.py of this program, from 1; class) of the statement that calls it.
+    `other`: the same at another batch, see `batch_numbers`.
 
     Of equal modules the first stands for all. An op whose line is another one in `text` is left out.
     """
     lines = text.splitlines()
     heads = {line: number for number, line in enumerate(lines)}
     found = {}
-    for op, (name, line, wanted) in operator_places(context(program)).items():
+    for op, (name, line, wanted) in operator_places(with_batch(program, other)).items():
         at = heads.get(f"class {name}(nn.Module):", len(lines)) + line
         if at < len(lines) and lines[at] == wanted:
             found[op] = at + 1, name
@@ -82,9 +85,18 @@ def context(program: Program, free: frozenset[str] = frozenset(), title: str = "
     return ClassContext(program, tree, reserved, state, targets, *made, title)
 
 
+def with_batch(program: Program, other: Program | None) -> ClassContext:
+    """The context whose numbers follow the batch, where `other`, the same at another batch, gives the same code."""
+    if other is None:
+        return context(program)
+    package = replace(context(program), other=other)
+    same = same_code(class_texts(package), class_texts(replace(context(other), other=program)))
+    return package if same else context(program)
+
+
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
-    package = context(program)
+    package = with_batch(program, header.at_another_batch)
     labels = labels_context(program)
     classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)

@@ -138,7 +138,7 @@ class Body:
         names = [self.names[value] for value in results_of(op)]
         if op.variant:
             return ", ".join(names)
-        return self.owner.speller.assigned(op.target, op.operands, dict(op.attributes), names)
+        return self.owner.speller.assigned(op.target, op.operands, self.owner.attributes(op), names)
 
     def _plain(self, op: Compute) -> str:
         within = {value: f"within_{i}_" for i, value in enumerate(op.operands) if value in self.pending}
@@ -146,7 +146,7 @@ class Body:
         texts = self._sent(op, texts)
         if op.results and op.results[0] in self.owner.package.casts:
             return f"cast_weight({texts[0]}, torch.{self.program.value(op.results[0]).dtype})"
-        expression = self.owner.speller.spell(op.target, texts, dict(op.attributes))
+        expression = self.owner.speller.spell(op.target, texts, self.owner.attributes(op))
         expression = with_brackets(expression, {word: self.pending.pop(value) for value, word in within.items()})
         self.owner.uses_device |= self.owner.speller.device in expression
         return self._brought(op, expression)
@@ -173,7 +173,7 @@ class Body:
         if op.variant in RANDOM:
             self.owner.uses_random = True
             operands.append(self.owner.ours("random"))
-        keywords = {k: v for k, v in op.attributes if not (k in _DEFAULTS and v == _DEFAULTS[k])}
+        keywords = {k: v for k, v in self.owner.attributes(op).items() if not (k in _DEFAULTS and v == _DEFAULTS[k])}
         arguments = [f"{name}={self._argument(op, name, value)}" for name, value in keywords.items()]
         for role, axes in op.axes:
             names = [self.owner.axis(axis) for axis in axes]
@@ -230,7 +230,8 @@ class Body:
     def _by_index(self, step: Collective, arguments: list[str]) -> str:
         """An exchange: the global shape, and how the tensor lies before and after."""
         before, after = (self.program.value(name) for name in (step.operand, step.result))
-        arguments += [self.owner.speller.literal(before.shape), quoted(str(before.layout)), quoted(str(after.layout))]
+        shape = self.owner.speller.literal(self.owner.shape(before))
+        arguments += [shape, quoted(str(before.layout)), quoted(str(after.layout))]
         arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
         if step.again:
             arguments.append("again=True")
