@@ -31,7 +31,7 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.pairwise import quadratise
-from autoshard.solvers.relax import hub_relaxation
+from autoshard.solvers.relax import hub_relaxation, wide_choices
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.memory_columns import condensed
@@ -118,7 +118,8 @@ def _something(state: Incumbent) -> None:
 
 def auto(problem: Problem, options: Options) -> Solution:
     """Exact where that is cheap; else shares of readers first (reader_shares.py): plan and bound in tables as small as
-    those of a chain. What gap they leave is closed by what `solve` does, where it is worth it or the problem small."""
+    those of a chain; where even these are too large, messages and few choices (wide_choices.py). What gap is left is
+    closed by what `solve` does, where it is worth it or the problem small."""
     started, clock, state = time.perf_counter(), options.clock, Incumbent(problem)
     with watched(clock):
         attempt(_auto, state, options)
@@ -135,17 +136,21 @@ def _auto(state: Incumbent, options: Options) -> None:
         return
     if math.isfinite(options.clock.limit_seconds):
         _known(state)
-    if _exact_soon(state, options):
+    exact = _exact_soon(state, options)
+    if exact and state.closed:
         return
     shares = options.kept.get("shares")
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
     loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
-    shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
-    check()
-    if state.near is not None and state.gap > loose:  # what is best without the limit overflows
-        attempt(LimitedSearch(state, shares, budget).run)
+    if not exact and not shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ())):
         check()
+        if suits(problem) and not options.rough:
+            attempt(wide_choices.search, state, shares, budget, loose)
+    elif state.near is not None and state.gap > loose:  # what is best without the limit overflows
+        check()
+        attempt(LimitedSearch(state, shares, budget, exact).run)
+    check()
     if state.choice is None and state.near is not None:
         found = Minimum(state.bound, state.near, False, (), 0)
         try:
@@ -160,8 +165,8 @@ def _auto(state: Incumbent, options: Options) -> None:
 
 
 def _exact_soon(state: Incumbent, options: Options) -> bool:
-    """Leaves the optimum where exact tables are small, and says so: not under a limit that it overflows, nor where
-    values that are read all over keep layers from being solved once."""
+    """Leaves the optimum where exact tables are small, and says so; under a limit it may overflow. Not where values
+    that are read all over keep layers from being solved once."""
     problem, number = state.problem, structure(state.problem)
     if number in options.unfit or any(len(value.consumers) > MANY for value in problem.values):
         return False
@@ -174,7 +179,8 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
         options.unfit.add(number)
         return False
     state.raise_bound(found.bound)
-    return state.offer(found.choice)
+    state.offer(found.choice)
+    return True
 
 
 def _pairs(state: Incumbent, options: Options, budget: int) -> None:

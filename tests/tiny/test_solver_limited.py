@@ -16,9 +16,10 @@ from autoshard.solvers.common.solver_options import Clock, Looks, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax import reader_terms, wide_choices
 from autoshard.solvers.relax.limited_search import LimitedSearch
 from autoshard.solvers.relax.reader_shares import ReaderShares
+from autoshard.solvers.relax.trws_layouts import Beliefs
 from tests.random_problems import hub_problem, limited, random_problem
 
 
@@ -40,7 +41,7 @@ def test_what_is_taken_apart_is_below_every_plan_at_its_prices(seed: int) -> Non
     shares = ReaderShares(problem)
     for part, prices, own_scale in (
         (shares.apart(problem, multipliers, scale), None, 1.0),
-        (reader_terms.without_hubs(additive(problem, multipliers, scale)), multipliers, scale),
+        (reader_terms.without_hubs(additive(problem, multipliers, scale), shares.cut), multipliers, scale),
     ):
         found = minimum_within(part, Contents(part), multipliers=prices, scale=own_scale)
         assert found is not None
@@ -108,3 +109,45 @@ def test_plans_of_one_limit_begin_the_next() -> None:
         search.run()
         rounds.append(len(search.columns) - before)
     assert rounds[1] < rounds[0]
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_few_choices_and_messages_stand_around_the_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_choices, "_FEW", 1 + seed % 3)
+    problem = limited(hub_problem(seed) if seed % 2 else random_problem(seed), seed)
+    try:
+        best = solvers.solve(problem, "exhaustive").objective
+    except InfeasibleError:
+        best = np.inf
+    state = Incumbent(problem)
+    try:
+        wide_choices.search(state, ReaderShares(problem), 10**6, 0.0)
+    except InfeasibleError as error:
+        assert not error.proven or best == np.inf
+    assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_messages_under_prices_are_below_every_plan(seed: int) -> None:
+    problem = hub_problem(seed) if seed % 2 else random_problem(seed, most_nodes=5)
+    rng = np.random.default_rng(seed)
+    multipliers = np.where(rng.random(problem.horizon) < 0.4, rng.random(problem.horizon), 0.0)
+    choices = itertools.product(*(range(len(node.seconds)) for node in problem.nodes))
+    beliefs = Beliefs(additive(problem, multipliers))
+    for _ in range(6):
+        bound = beliefs.round()
+        beliefs.shift()
+    assert bound <= min(priced(problem, choice, multipliers, 1.0) for choice in choices) * (1 + 1e-9) + 1e-12
+
+
+def test_tables_that_prices_make_too_large_for_shares_are_tried_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices part layers that are alike without them."""
+    problem, count = layers(60), 60
+    shares, free = ReaderShares(problem), Incumbent(problem)
+    shares.search(free)
+    assert free.choice is not None
+    state = Incumbent(replace(problem, capacity_bytes=0.8 * 4.0 * count))
+    state.offer(free.choice)
+    monkeypatch.setattr(LimitedSearch, "_by_shares", lambda self, multipliers: None)
+    LimitedSearch(state, shares, 10**7).run()
+    assert state.gap <= 0.01

@@ -81,6 +81,13 @@ def solve_short(sum_: Additive, short: Short, contents: Contents, budget: int) -
     return Folded(value, tuple(choice.tolist()), work + sum(chain.work for chain in chains))
 
 
+def foreseen(sum_: Additive, short: Short, contents: Contents, budget: int) -> bool:
+    """Whether the blocks' tables fit the budget as they are, all strategies kept."""
+    contents.also(short.problem)
+    every = [np.arange(len(node.seconds)) for node in short.problem.nodes]
+    return _start(replace(sum_, problem=short.problem), short, every, contents, budget) is not None
+
+
 def _start(sum_: Additive, short: Short, kept: Sequence[Integers], contents: Contents, budget: int) -> _Start | None:
     """The least work of the encodings and orders that fit the budget."""
     found: list[_Start] = []

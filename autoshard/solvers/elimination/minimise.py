@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem
 from autoshard.solvers.elimination import min_plus
-from autoshard.solvers.elimination.block_doubling import solve_short
+from autoshard.solvers.elimination.block_doubling import foreseen, solve_short
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import reduce
@@ -110,6 +110,13 @@ def minimum_within(
         return None
     relaxed = tuple(few.values[v] for v in found.relaxed)
     return Minimum(found.bound + few.cost, few.whole(found.choice, allowed), found.exact, relaxed, found.work)
+
+
+def out_of_reach(problem: Problem, contents: Contents, budget_entries: int) -> bool:
+    """Whether the tables of what repeats are above the budget, before any strategy is left out: soon known."""
+    sum_ = additive(problem)
+    short = shortened(sum_, contents)
+    return short is not None and not foreseen(sum_, short, contents, budget_entries)
 
 
 def _minimum(

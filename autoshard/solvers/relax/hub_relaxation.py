@@ -30,7 +30,7 @@ from autoshard.solvers.relax.trws_layouts import Beliefs
 from autoshard.solvers.relax.window_search import polished
 
 _MANY = 4  # a value with more readers is a hub
-_CHEAP = 0.1  # of what values of several readers mostly cost: of cheaper ones, those with the most readers are hubs too
+_CHEAP = 0.1  # of what values of several readers mostly cost; of the cheaper, those with the most readers are hubs too
 _ROUNDS = 30  # of messages, at most
 _FIRST = 8  # the same, where a good plan is enough
 _NEAR = 3e-4  # relative gap that is not worth cutting hubs off
@@ -87,7 +87,7 @@ def _among(problem: Problem, ranked: Sequence[Integers], *known: Choice) -> Choi
 def _closer(problem: Problem, beliefs: Beliefs, best: Choice, budget: int) -> tuple[Choice, float]:
     """A choice at least as good as `best`, and a bound at least that of the messages."""
     value = objective(problem, best)
-    kept = _undercutting(problem, beliefs, best, value)
+    kept = undercutting(problem, beliefs, best, value)
     if sum(map(len, kept)) <= _FEWER * sum(len(node.seconds) for node in problem.nodes):
         small = narrowed(problem, kept)
         exact = minimum_within(small, Contents(small), budget_entries=budget)
@@ -113,7 +113,7 @@ def _best(problem: Problem, *choices: Choice) -> Choice:
     return min(choices, key=lambda choice: objective(problem, choice))
 
 
-def _undercutting(problem: Problem, beliefs: Beliefs, best: Choice, value: float) -> list[Integers]:
+def undercutting(problem: Problem, beliefs: Beliefs, best: Choice, value: float) -> list[Integers]:
     """The choices of each node that a plan of less than `value` may have, and those of `best`; alike for like nodes."""
     limit = value + TOLERANCE * abs(value)
     stays = [least <= limit for least in beliefs.marginals()]
@@ -132,13 +132,19 @@ def _undercutting(problem: Problem, beliefs: Beliefs, best: Choice, value: float
 
 def hubs(problem: Problem) -> frozenset[int]:
     """The values to cut off."""
+    low = cheap(problem)
+    readers = [len(value.consumers) for value in problem.values]
+    most = max((readers[v] for v in low), default=0)
+    return frozenset(v for v, count in enumerate(readers) if count > _MANY or (v in low and count == most))
+
+
+def cheap(problem: Problem) -> frozenset[int]:
+    """The values of several readers that can cost little beside what such values mostly can."""
     tables = {id(value.seconds): value.seconds for value in problem.values}
     known = {key: float(table[np.isfinite(table)].max(initial=0.0)) for key, table in tables.items()}
     shared = {v: known[id(value.seconds)] for v, value in enumerate(problem.values) if len(value.consumers) > 1}
     limit = _CHEAP * float(np.median(list(shared.values()) or [0.0]))
-    readers = {v: len(problem.values[v].consumers) for v in shared}
-    most = max((count for v, count in readers.items() if shared[v] < limit), default=0)
-    return frozenset(v for v, count in readers.items() if count > _MANY or (shared[v] < limit and count == most))
+    return frozenset(v for v, most in shared.items() if most < limit)
 
 
 def _without(problem: Problem, gone: frozenset[int]) -> Problem:

@@ -37,9 +37,9 @@ _CUTS = 96  # between two of them
 
 
 class LimitedSearch:
-    """`columns`: the plans met, in order. `bound`, in seconds, holds for those that fit."""
+    """`columns`: the plans met, in order. `exact`: exact tables are known to fit, and shares are not tried."""
 
-    def __init__(self, state: Incumbent, shares: ReaderShares, budget: int) -> None:
+    def __init__(self, state: Incumbent, shares: ReaderShares, budget: int, exact: bool = False) -> None:
         assert state.near is not None, "there is a plan that overflows"
         self.state, self.shares, self.budget = state, shares, budget
         self.problem = condensed(state.problem)
@@ -49,7 +49,9 @@ class LimitedSearch:
         self.columns += [column_of(self.problem, choice) for choice in shares.limited]
         self.times = [int(np.argmax(self.columns[0].bytes))]
         self.best: Floats = np.zeros(self.problem.horizon)  # prices of the bound
+        self.cheap = not exact  # shares are worth it, and fit
         self.exact = True  # such tables fit
+        self.pairs = _PAIRS
 
     def run(self) -> None:
         """Leaves the best plan that fits, where one is found, and the bound. Raises InfeasibleError where none fits."""
@@ -87,14 +89,14 @@ class LimitedSearch:
             prices, value = master_prices(finite, self.times, 1.0 / scale, self.capacity, unit, _PENALTY)
             multipliers = np.zeros(self.problem.horizon)
             multipliers[self.times] = prices * scale / unit
-            cheap = by_shares < _ROUNDS and exact == 0 and value < last * (1 - _STALLED)
+            cheap = self.cheap and exact == 0 and value < last * (1 - _STALLED)
             cheap |= not self.exact
             found = attempt(self._by_shares if cheap else self._least, multipliers)
             check()
-            if found is None:
-                if cheap or not self.exact:
+            if found is None:  # prices part layers that are alike without them: there are more tables then
+                self.cheap, self.exact = self.cheap and not cheap, self.exact and cheap
+                if not (self.cheap or self.exact):
                     return
-                self.exact = False
                 continue
             known = {own.choice for own in self.columns}
             reached = found.bound - float(multipliers.sum()) * self.capacity
@@ -115,13 +117,15 @@ class LimitedSearch:
             return own.seconds + float(self.best @ own.bytes)
 
         ranked = sorted((own for own in self.columns if math.isfinite(own.seconds)), key=least)
-        fit = [own for own in ranked if own.peak <= self.capacity][:_PAIRS]
-        over = [own for own in ranked if own.peak > self.capacity][:_PAIRS]
+        fit = [own for own in ranked if own.peak <= self.capacity][: self.pairs]
+        over = [own for own in ranked if own.peak > self.capacity][: self.pairs]
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:
                     for choice in mixtures(self.problem, first.choice, second.choice, _CUTS):
                         self._offer(choice)
+                if self.state.gap <= _NEAR:
+                    return
             check()
 
     def _offer(self, choice: Choice) -> None:
@@ -143,6 +147,6 @@ class LimitedSearch:
 
     def _least(self, multipliers: Floats, scale: float = 1.0) -> Minimum | None:
         """The minimum under prices, exact but for the hubs; None where its tables are too large."""
-        part = reader_terms.without_hubs(additive(self.problem, multipliers, scale))
+        part = reader_terms.without_hubs(additive(self.problem, multipliers, scale), self.shares.cut)
         self.contents.also(part)
         return minimum_within(part, self.contents, multipliers=multipliers, scale=scale, budget_entries=self.budget)

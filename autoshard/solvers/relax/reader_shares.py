@@ -10,27 +10,28 @@ for the readers. The best plan is that over the choices of all rounds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Floats, Integers, Problem, Value, objective
+from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax import hub_relaxation, reader_terms
 from autoshard.solvers.relax.pruned_start import kinds, narrowed
-from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.window_search import polished
 
 _ROUNDS = 8
 _ENTRIES = 20_000_000  # of the tables of a round, and of those over the choices of all rounds
 _HEAD_ENTRIES = 1_000_000
+_FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
+_FORESEEN_CUT = 2  # the same where there is nothing more to cut off
 NEAR = 1e-5  # relative gap that is not worth another round
 ROUGHLY = 1e-3  # the same where prices are rough or other plans are compared
 _LITTLE = 1e-4  # relative rise of the bound after which another round is not worth it
@@ -44,13 +45,13 @@ class ReaderShares:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        numbers: dict[Hashable, int] = {}
-        self.kind = [numbers.setdefault(_kind(value), len(numbers)) for value in problem.values]
+        self.kind = reader_terms.kinds(problem)
         self.alike = kinds(problem)
         self.shares: dict[int, Floats] = {}
         self.pool: list[Choice] = []
         self.limited: list[Choice] = []  # plans met under memory limits
-        self.heads = _upstream(problem)
+        self.cut = reader_terms.many(problem)  # values that are cut off
+        self.heads = _upstream(problem, self.cut)
 
     def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR) -> bool:
         """Leaves plans and bounds; False where even this takes tables that are too large, or time is over.
@@ -61,6 +62,11 @@ class ReaderShares:
             before, value = state.bound, state.value
             part = self.apart(problem)
             contents.also(part)
+            if not round_ and out_of_reach(part, contents, _FORESEEN * _ENTRIES):
+                part = self.apart(problem) if self.cut_more() else part
+                contents.also(part)
+                if out_of_reach(part, contents, _FORESEEN_CUT * _ENTRIES):
+                    return False
             found = attempt(minimum_within, part, contents, budget_entries=_ENTRIES)
             if found is None:
                 return round_ > 0
@@ -73,6 +79,14 @@ class ReaderShares:
         if state.gap > 0:
             state.offer(self.among(problem))
         return True
+
+    def cut_more(self) -> bool:
+        """Cuts off what is read by several and costs little too, such as each layer's own rotary table: it ties their
+        readers together. False where there is no more to cut."""
+        wider = self.cut | hub_relaxation.cheap(self.problem)
+        more = wider != self.cut
+        self.cut, self.heads = wider, _upstream(self.problem, wider)
+        return more
 
     def take(self, state: Incumbent, found: Minimum) -> None:
         state.raise_bound(found.bound)
@@ -107,15 +121,15 @@ class ReaderShares:
 
     def apart(self, problem: Problem, multipliers: Floats | None = None, scale: float = 1.0) -> Problem:
         """The pairs, each with its share of the seconds and, at these prices, of the bytes."""
-        return reader_terms.apart(additive(problem, multipliers, scale), self.kind, self.shares)
+        return reader_terms.apart(additive(problem, multipliers, scale), self.kind, self.shares, self.cut)
 
     def shift(self, choice: Sequence[int], step: float) -> None:
         """Shares part of the way to an even split among the readers that took a layout together, in the mean of alike
         values."""
         wanted: dict[int, tuple[Floats, Floats]] = {}
-        for value, kind in zip(self.problem.values, self.kind, strict=True):
+        for v, (value, kind) in enumerate(zip(self.problem.values, self.kind, strict=True)):
             count, layouts = len(value.consumers), value.seconds.shape[1]
-            if not 1 < count <= MANY:
+            if count == 1 or v in self.cut:
                 continue
             if kind not in wanted:
                 wanted[kind] = np.zeros((count, layouts)), np.zeros(layouts)
@@ -143,7 +157,7 @@ class ReaderShares:
         keep: list[Integers] = [few[alike] for alike in self.alike]
         part = replace(narrowed(problem, keep), capacity_bytes=float("inf"))
         if self.heads:  # layers fold without what all of them read
-            part = reader_terms.without_hubs(additive(part))
+            part = reader_terms.without_hubs(additive(part), self.cut)
         try:
             found = attempt(minimum_within, part, Contents(part), budget_entries=_ENTRIES)
         except InfeasibleError:
@@ -156,13 +170,13 @@ class ReaderShares:
         return best
 
 
-def _upstream(problem: Problem) -> frozenset[int]:
-    """The nodes that a value with many readers is made of; none where that is most of the problem."""
+def _upstream(problem: Problem, cut: Collection[int]) -> frozenset[int]:
+    """The nodes that values of `cut` are made of; none where that is most of the problem."""
     makers: list[list[int]] = [[] for _ in problem.nodes]
     for value in problem.values:
         for consumer in value.consumers:
             makers[consumer].append(value.producer)
-    waiting = [value.producer for value in problem.values if len(value.consumers) > MANY]
+    waiting = [problem.values[v].producer for v in cut]
     found: set[int] = set()
     while waiting:
         n = waiting.pop()
@@ -170,8 +184,3 @@ def _upstream(problem: Problem) -> frozenset[int]:
             found.add(n)
             waiting += makers[n]
     return frozenset(found) if len(found) < len(problem.nodes) / 4 else frozenset()
-
-
-def _kind(value: Value) -> Hashable:
-    """The same of values that are alike."""
-    return (id(value.seconds), id(value.source), *map(id, value.targets))

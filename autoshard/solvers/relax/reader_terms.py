@@ -7,7 +7,7 @@ layout's readers keep it for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,43 +30,55 @@ class _Once:
         return self.known[key][0]
 
 
-def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats]) -> Problem:
-    """All values by pairs, without memory: bytes are in the seconds, at their price.
+def many(problem: Problem) -> frozenset[int]:
+    """The values that are always cut off."""
+    return frozenset(v for v, value in enumerate(problem.values) if len(value.consumers) > MANY)
+
+
+def kinds(problem: Problem) -> list[int]:
+    """Of each value a number, the same of values that are alike."""
+    numbers: dict[Hashable, int] = {}
+    keys = [(id(value.seconds), id(value.source), *map(id, value.targets)) for value in problem.values]
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats], cut: Collection[int]) -> Problem:
+    """All values by pairs, without memory: bytes are in the seconds, at their price. Those of `cut` are cut off.
 
     `kinds[v]`: the same of values with the same `shares`, of shape (readers, targets); even ones where absent.
     """
     problem, once = sum_.problem, _Once()
     own = [_own(sum_, n, once) for n in range(len(problem.nodes))]
     values = []
-    for value, kind in zip(problem.values, kinds, strict=True):
+    for v, (value, kind) in enumerate(zip(problem.values, kinds, strict=True)):
         count = len(value.consumers)
         share = shares.get(kind)
         for i, (consumer, target) in enumerate(zip(value.consumers, value.targets, strict=True)):
             per_byte = charge(sum_, value.intervals[i])
-            if count == 1 and not per_byte and sum_.scale == 1.0:
+            if count == 1 and v not in cut and not per_byte and sum_.scale == 1.0:
                 values.append(value if value.intervals[0] == (0, 0) else _pair(value, consumer, target, value.seconds))
                 continue
             key = (id(value.seconds), id(value.bytes), kind, i, per_byte)
             even = 1.0 / count if share is None else share[i]
             pairs = once(key, lambda v=value, c=per_byte, s=even: _part(_priced(sum_, v, c), s), value)  # type: ignore[misc]
-            if count <= MANY:
-                values.append(_pair(value, consumer, target, pairs))
-            else:
+            if v in cut:
                 own[consumer] = _with_least(own[consumer], pairs, target, once)
+            else:
+                values.append(_pair(value, consumer, target, pairs))
     return _bare(problem, own, values)
 
 
-def without_hubs(sum_: Additive) -> Problem:
-    """Only values with many readers are taken apart; all else as it is, to be minimised under the same prices.
+def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
+    """Only the values of `cut` are taken apart; all else as it is, to be minimised under the same prices.
 
     Their bytes count in the seconds, and so not where the scale is 0.
     """
     problem, once = sum_.problem, _Once()
     own = [node.seconds for node in problem.nodes]
     values = []
-    for value in problem.values:
+    for v, value in enumerate(problem.values):
         count = len(value.consumers)
-        if count <= MANY:
+        if v not in cut:
             values.append(value)
             continue
         for consumer, target, span in zip(value.consumers, value.targets, value.intervals, strict=True):

@@ -2,8 +2,8 @@
 
 Sequential tree-reweighted message passing (Kolmogorov, TPAMI 2006), over layouts: a message costs the size of the table
 of a value, not the product of its ends' choices. Of a value with k consumers each pays a share of its target; the
-shares of a target add up to 1, so that the sum stays below what is paid once. At first they are even; then they move to
-those that need the target.
+shares of a target add up to 1, so that the sum stays below what is paid once. At first they are even, or follow what
+consumers are charged for bytes; then they move to those that need the target.
 
     M_{n -> m}(t) = min_r [ share x b_v(r, t) + min_{x in r} ( g_n belief_n(x) - M_{m -> n}(r) ) ]
 
@@ -25,6 +25,7 @@ from autoshard.solvers.elimination.weighted_sum import Additive, charge, scaled,
 
 _STEP = 0.5  # of the way to an even split among those that need a target, at first
 _SLOWER = 0.1  # a round
+_OTHERS = 0.05  # of the longest charge, for who keeps nothing
 _ROUNDING = 1e-9  # relative: sums in another order
 
 
@@ -52,9 +53,10 @@ class Beliefs:
         self.before: list[list[int]] = [[] for _ in own]
         self.after: list[list[int]] = [[] for _ in own]
         self.tables: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self.weights = [_weights(sum_, value) for value in sum_.problem.values]
         self.shares = {
-            v: np.full((len(value.consumers), len(value.bytes)), 1.0 / len(value.consumers))
-            for v, value in enumerate(sum_.problem.values)
+            v: np.repeat((own / own.sum())[:, None], len(value.bytes), axis=1)
+            for v, (own, value) in enumerate(zip(self.weights, sum_.problem.values, strict=True))
         }
         self.edges: list[_Edge] = []
         for v, value in enumerate(sum_.problem.values):
@@ -140,7 +142,7 @@ class Beliefs:
                 wanted = self.shares[v].copy()
                 chosen = np.array([t[favourite[c]] for c, t in zip(value.consumers, value.targets, strict=True)])
                 for target in np.unique(chosen):
-                    users = chosen == target
+                    users = (chosen == target) * self.weights[v]
                     wanted[:, target] = users / users.sum()
                 moved[v] = self.shares[v] + step * (wanted - self.shares[v])
         self.shares |= moved
@@ -148,6 +150,12 @@ class Beliefs:
             if edge.value in moved:
                 there, back = self.table(edge.value, self.sum.problem.values[edge.value], edge.position)
                 self.edges[e] = edge._replace(there=there, back=back)
+
+
+def _weights(sum_: Additive, value: Value) -> Floats:
+    """Of each consumer: who keeps a target for longest pays most of it, so that together they pay what is charged."""
+    charges = np.array([charge(sum_, interval) for interval in value.intervals])
+    return charges + _OTHERS * charges.max() if charges.any() else np.ones(len(charges))
 
 
 def _least(costs: Floats, layouts: Integers, count: int) -> Floats:
