@@ -54,7 +54,7 @@ def cases(data: Path) -> tuple[StepCase, ...]:
 
 
 def _case(row: steps.Row, name: str, seconds: float, hardware: Hardware, calibrated: bool = False) -> StepCase:
-    kind = step_kind(hardware, style_of(row.run), priced_as(row.run.software), row.run.devices, calibrated)
+    kind = step_kind(hardware, style_of(row.model, row.run), priced_as(row.run.software), row.run.devices, calibrated)
     return StepCase(kind, name, row.measured_seconds / seconds - 1)
 
 

@@ -61,16 +61,19 @@ def regression(kind: str, rows: int = 6) -> Built:
     return Regression(kind), (torch.randn(rows, 5), torch.rand(rows, 4))
 
 
-def mixtral(form: str = "batched_mm", experts: int = 4, batch: int = 4, sequence: int = 4) -> Built:
+def mixtral(
+    form: str = "batched_mm", experts: int = 4, batch: int = 4, sequence: int = 4, hidden: int = 16, inner: int = 12,
+    heads: int = 2, kv_heads: int = 1, vocabulary: int = 37,
+) -> Built:  # fmt: skip
     """The library's Mixtral with one layer; `form` is how its experts are written."""
     import transformers as hf
 
     from tests.models.common import language
 
     config = hf.MixtralConfig(
-        vocab_size=37, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=12, num_local_experts=experts, num_experts_per_tok=2, use_cache=False,
-        bos_token_id=0, eos_token_id=1, pad_token_id=None,
+        vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, intermediate_size=inner, num_local_experts=experts, num_experts_per_tok=2,
+        use_cache=False, bos_token_id=0, eos_token_id=1, pad_token_id=None,
     )  # fmt: skip
     config._experts_implementation = form
     return language(hf.MixtralForCausalLM(config), batch, sequence, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autoshard.cli.option_values import path, quantity, whole
+from autoshard.cli.option_values import factor, path, quantity, whole
 from autoshard.errors import UsageError
 from autoshard.estimate.run_space import FREE, RunSpace
 from autoshard.estimate.transformer import (
@@ -34,10 +34,15 @@ _DEGREES = {
     "tp": (1, "devices that share every layer, tensor parallelism"),
     "pp": (1, "pipeline stages"),
     "cp": (1, "devices that share every sequence, context parallelism: a ring of fused attention"),
+    "ep": (1, "replicas that share one set of experts, expert parallelism; a part of dp"),
     "interleave": (1, "model chunks a stage, for the interleaved schedule"),
     "shard": (0, "replicas that share one set of shards, as HSDP has it; default: all"),
     "kv-heads": (0, "of grouped-query attention; default: as many as heads"),
     "feedforward": (0, "width of the feed-forward layer; default 4 x hidden"),
+    "experts": (0, "experts of every layer, in place of its feed-forward layer"),
+    "top-k": (0, "experts that a token goes to; default 2"),
+    "expert-hidden": (0, "width of an expert; default that of the feed-forward layer"),
+    "shared-experts": (0, "experts that every token passes"),
 }
 _CHOICES = {
     "schedule": (SCHEDULES, "1f1b"),
@@ -60,7 +65,6 @@ _SWITCHES = {
 
 # What a cluster planner may ask for and `estimate` does not describe: what to try instead.
 _NOT_DESCRIBED = {
-    "experts": "`autoshard plan` with the model itself: its experts, and the tokens sent to them, are priced there",
     "fp8": "--precision bf16, an upper bound on its time",
     "offload": "--zero 3 or --recompute full, which save memory on the device",
 }
@@ -96,6 +100,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reduce", choices=("fp32", "bf16"), help="what gradients are summed in; default by precision")
     software = "whose whole steps the rates are of, see docs/estimate.md; default kernels: those of kernels alone"
     parser.add_argument("--software", default="kernels", metavar="NAME", help=software)
+    uneven = "pairs of token and expert on the fullest device, over those on one of average; default 1"
+    parser.add_argument("--imbalance", type=factor("--imbalance"), default=1.0, metavar="X", help=uneven)
     dispatch = quantity("--host-dispatch", "seconds", zero=True)
     time = 'host time per operator, such as "60 us"'
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
@@ -136,6 +142,11 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         not options.untied,
         options.dropout,
         options.fused_loss,
+        own["experts"],
+        own["top_k"],
+        own["expert_hidden"],
+        own["shared_experts"],
+        options.imbalance,
     )
     run = TrainingRun(
         options.batch,
@@ -156,6 +167,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         options.software,
         options.stage_layers,
         own["cp"],
+        own["ep"],
     )
     return model, run
 

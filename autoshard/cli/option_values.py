@@ -11,6 +11,7 @@ from autoshard.units import parse_quantity
 
 LARGEST = 10**12  # of a whole number
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+_DECIMAL = re.compile(r"[0-9]{1,30}([.][0-9]{1,30})?")
 
 
 def whole(option: str, least: int = 1, most: int = LARGEST) -> Callable[[str], int]:
@@ -21,6 +22,18 @@ def whole(option: str, least: int = 1, most: int = LARGEST) -> Callable[[str], i
         if number is None or not least <= number <= most:
             expected = f"at least {least}" if number is not None and number < least else f"from {least} to {most}"
             raise UsageError(f"{option} {text!r}: expected a whole number, {expected}", f"{option} {max(least, 8)}")
+        return number
+
+    return read
+
+
+def factor(option: str) -> Callable[[str], float]:
+    """A number without a unit, at least 1."""
+
+    def read(text: str) -> float:
+        number = float(text) if _DECIMAL.fullmatch(text.strip()) else 0.0
+        if number < 1:
+            raise UsageError(f"{option} {text!r}: expected a number, at least 1", f"{option} 1.2")
         return number
 
     return read

@@ -8,6 +8,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.compute import local_op_seconds
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.rules.operators.experts import imbalance
 
 EXPERTS = "autoshard.experts"
 Operands = tuple[LocalTensor | None, ...]
@@ -21,6 +22,8 @@ def expert_rows(op: Op, operands: Operands, variant: str) -> float:
     experts = op.attribute("experts")
     assert isinstance(experts, int)
     pairs = float(x.shape[0] * chosen.shape[1])
+    if variant:  # experts are cut: the fullest device
+        pairs *= imbalance(op)
     return pairs if variant == "dispatched_experts" else pairs * up.shape[0] / max(experts, 1)
 
 
@@ -50,8 +53,9 @@ def experts_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str
 
 
 def expert_share(graph: Graph, op: Op, operands: Operands) -> float:
-    """One device's part of all pairs; where tokens and experts are cut, as if by one axis (the larger part)."""
+    """One device's part of all pairs; where tokens and experts are cut, as if by one axis (the larger part), and
+    the fullest device's."""
     x, up = operands[:2]
     assert x is not None and up is not None
     tokens, experts = graph.tensor(op.operands[0] or "").shape[0], graph.tensor(op.operands[1] or "").shape[0]
-    return min(x.shape[0] / max(tokens, 1), up.shape[0] / max(experts, 1))
+    return imbalance(op) * min(x.shape[0] / max(tokens, 1), up.shape[0] / max(experts, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
@@ -13,8 +13,10 @@ from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import PRECISIONS
 from autoshard.units import format_bytes, format_seconds
 
-_HEADER = ("tp", "seq", "dp", "pp", "chunks", "micro", "recompute", "zero", "step", "of peak", "memory")
-_WIDTHS = (4, 4, 6, 5, 7, 6, 10, 5, 10, 8, 11)
+_WIDTHS = {
+    "tp": 4, "seq": 4, "dp": 6, "ep": 5, "pp": 5, "chunks": 7, "micro": 6, "recompute": 10, "zero": 5, "step": 10,
+    "of peak": 8, "memory": 10,
+}  # fmt: skip
 
 
 def text(found: BestRuns, hardware: Hardware) -> str:
@@ -25,8 +27,7 @@ def text(found: BestRuns, hardware: Hardware) -> str:
             f"transformer of {first.parameters / 1e9:.4g} billion parameters, {first.run.batch} sequences a step on "
             f"{first.run.devices} devices of {hardware.name}",
             "",
-            _row(_HEADER),
-            *(_row(_cells(made, hardware)) for made in found.best),
+            *_table([_cells(made, hardware) for made in found.best], first.model.experts > 0),
             "",
             f"error band of the first {first.band}",
             *_certainty(found),
@@ -34,18 +35,22 @@ def text(found: BestRuns, hardware: Hardware) -> str:
     )
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+def _table(rows: Sequence[Mapping[str, str]], experts: bool) -> list[str]:
+    """How experts are shared is shown where there are some."""
+    columns = [name for name in _WIDTHS if experts or name != "ep"]
+    header = {name: name for name in columns}
+    return ["".join(f"{row[name]:>{_WIDTHS[name]}}" for name in columns) for row in (header, *rows)]
 
 
-def _cells(made: Estimate, hardware: Hardware) -> tuple[str, ...]:
+def _cells(made: Estimate, hardware: Hardware) -> dict[str, str]:
     run = made.run
     share = made.flops_per_device / hardware.peak_flops(PRECISIONS[run.precision])
-    return (
-        str(run.tp), "yes" if run.sequence_parallel else "no", str(run.dp), str(run.pp), str(run.interleave),
-        str(run.micro_batch), run.recompute, str(run.zero), format_seconds(made.step_seconds), f"{share:.1%}",
-        format_bytes(made.memory.peak),
+    sizes = (run.dp, run.ep, run.pp, run.interleave, run.micro_batch)
+    shown = (
+        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), run.recompute, str(run.zero),
+        format_seconds(made.step_seconds), f"{share:.1%}", format_bytes(made.memory.peak),
     )  # fmt: skip
+    return dict(zip(_WIDTHS, shown, strict=True))
 
 
 def _certainty(found: BestRuns) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.stage_layers import part_layers
-from autoshard.estimate.step import Estimate
+from autoshard.estimate.step import Estimate, used_parameters
 from autoshard.estimate.transformer import PRECISIONS
 from autoshard.units import format_bytes, format_flop_rate, format_seconds
 
@@ -19,12 +19,14 @@ def text(made: Estimate, hardware: Hardware) -> str:
     """What is estimated, where a step's time goes, and what fills the memory."""
     model, run = made.model, made.run
     shared = f"cp={run.cp}," if run.cp > 1 else ""
+    shared += f"ep={run.ep} of dp," if run.ep > 1 else ""
     where = f"dp={run.dp},{shared}tp={run.tp},pp={run.pp} ({run.devices} devices) of {hardware.name}"
     lines = [
         f"transformer of {made.parameters / 1e9:.4g} billion parameters: {model.layers} layers, hidden {model.hidden}, "
         f"{model.heads} heads, sequence {model.sequence}",
         f"{run.batch} sequences a step on {where}, {run.precision}, {run.optimizer}: {run.micro_batches} micro-batches "
         f"of {run.micro_batch} a replica, {run.schedule}, recompute {run.recompute}, ZeRO {run.zero}",
+        *_experts(made),
         *_uneven(made),
         "",
         f"step {format_seconds(made.step_seconds)}: {made.tokens_per_second:,.0f} tokens/s, "
@@ -40,6 +42,19 @@ def text(made: Estimate, hardware: Hardware) -> str:
         *(f"  {name:<40} {format_bytes(size):>10}" for name, size in asdict(made.memory).items() if size),
     ]
     return "\n".join(lines)
+
+
+def _experts(made: Estimate) -> list[str]:
+    """What the layers have in place of a feed-forward layer."""
+    model = made.model
+    if not model.experts:
+        return []
+    shared = f", {model.shared_experts} more for every token" if model.shared_experts else ""
+    uneven = f", the fullest device with {model.imbalance:g} times the average" if model.imbalance != 1 else ""
+    return [
+        f"{model.experts} experts of {model.own_expert_hidden}, {model.own_top_k} a token{shared}{uneven}; "
+        f"a token passes {used_parameters(model) / 1e9:.4g} billion parameters"
+    ]
 
 
 def _uneven(made: Estimate) -> list[str]:
@@ -58,6 +73,7 @@ def _ignored(made: Estimate) -> list[str]:
     idle = {
         "--sequence-parallel": run.sequence_parallel and run.tp == 1,
         f"--zero {run.zero}": run.zero > 0 and run.replicas == 1,
+        f"--imbalance {made.model.imbalance:g}": made.model.imbalance != 1 and run.ep == 1,
         f"--schedule {run.schedule}": run.schedule != "1f1b" and run.pp == 1,
     }
     names = [name for name, holds in idle.items() if holds]

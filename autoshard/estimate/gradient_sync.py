@@ -4,7 +4,8 @@ ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 1 shards the optimizer, 
 and updated weights gathered once a step; stage 2 the gradients too, which are scattered after every micro-batch; stage
 3 the weights too, which are gathered for every forward and again for every backward. FSDP is stage 3 (or, where it
 reshards only after the backward, 2) with one block gathered ahead. With groups of `shard` replicas (HSDP) all that is
-within a group, and the shards of a gradient are summed over the groups afterwards.
+within a group, and the shards of a gradient are summed over the groups afterwards. Experts that replicas share (expert
+parallelism) are exchanged with those alone that hold the same ones.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.estimate.transformer import FSDP, TrainingRun
-from autoshard.estimate.transformer_graph import EMBEDDING, layer
+from autoshard.estimate.transformer_graph import EMBEDDING, is_of_experts, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import largest_shape
 from autoshard.ir.mesh import Mesh
@@ -26,7 +27,7 @@ from autoshard.ir.program import Collective, Compute, Program
 
 @dataclass(frozen=True)
 class Sync:
-    """Seconds of a piece's collectives over the data axis: its weights gathered, its gradients reduced.
+    """Seconds of a piece's collectives between replicas: its weights gathered, its gradients reduced.
 
     `reduce_seconds` is of a reduce-scatter where ZeRO is on, and of an all-reduce over what is replicated. `parameters`
     are those of a device. `cast_seconds`: FSDP's pass over a gradient before it is reduced, on the device itself.
@@ -58,29 +59,72 @@ def replica_mesh(run: TrainingRun) -> Mesh:
     return Mesh((("replica", run.replicas // run.shards), ("shard", run.shards), ("tp", run.tp)))
 
 
+def expert_mesh(run: TrainingRun) -> Mesh:
+    """The same for experts: all replicas that hold the same ones are one group, `ep` devices apart."""
+    return Mesh((("replica", 1), ("shard", run.dp // run.ep), ("ep", run.ep), ("cp", run.cp), ("tp", run.tp)))
+
+
+CONTEXT = 3  # axis of `expert_mesh`
+
+
 def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: str) -> Sync:
-    count, mesh = held(built, path), replica_mesh(run)
+    own = held(built, path)
+    experts = 0 if run.ep == 1 else own.experts
+    dense = own.all - experts
+    parts = (
+        _exchange(dense, run, hardware, replica_mesh(run), (SHARD,), run.shards),
+        _exchange(experts, run, hardware, expert_mesh(run), (SHARD, CONTEXT), run.expert_shards),
+    )
+    return Sync(own.all, *(sum(seconds) for seconds in zip(*parts, strict=True)))
+
+
+def _exchange(
+    count: int, run: TrainingRun, hardware: Hardware, mesh: Mesh, group: tuple[int, ...], shards: int
+) -> tuple[float, float, float]:
+    """Seconds of gathers, reductions and casts of `count` parameters, which a `group` of axes shards."""
     if not count:
-        return Sync(0, 0.0, 0.0)
+        return 0.0, 0.0, 0.0
 
     def seconds(axes: tuple[int, ...], kind: str, size: float) -> float:
         return joint_seconds(hardware, mesh, axes, kind, size)
 
     gradient = float(count * run.gradient_bytes)
     if not run.zero:
-        return Sync(count, 0.0, seconds((REPLICA, SHARD), "all_reduce", gradient))
-    scattered = seconds((SHARD,), "reduce_scatter", gradient)
-    summed = seconds((REPLICA,), "all_reduce", gradient / run.shards)
+        return 0.0, seconds((REPLICA, *group), "all_reduce", gradient), 0.0
+    scattered = seconds(group, "reduce_scatter", gradient)
+    summed = seconds((REPLICA,), "all_reduce", gradient / shards)
     bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
     cast = count * (run.weight_bytes + run.gradient_bytes) / bandwidth if run.precision == FSDP else 0.0
-    return Sync(count, seconds((SHARD,), "all_gather", float(count * run.weight_bytes)), scattered + summed, cast)
+    return seconds(group, "all_gather", float(count * run.weight_bytes)), scattered + summed, cast
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters on one device; `experts` are those of them that experts have."""
+
+    all: int
+    experts: int
+
+    def __add__(self, other: Held) -> Held:
+        return Held(self.all + other.all, self.experts + other.experts)
+
+    def times(self, count: int) -> Held:
+        return Held(self.all * count, self.experts * count)
+
+    def sharded(self, run: TrainingRun, cut: bool = True) -> float:
+        """How many where ZeRO cuts them."""
+        if not cut:
+            return float(self.all)
+        return (self.all - self.experts) / run.shards + self.experts / run.expert_shards
 
 
 @lru_cache(maxsize=4096)
-def held(built: BuiltTransformer, path: str) -> int:
+def held(built: BuiltTransformer, path: str) -> Held:
     """Parameters of a piece on one device."""
     own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
-    return sum(math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own)
+    sizes = [math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own]
+    experts = sum(size for p, size in zip(own, sizes, strict=True) if is_of_experts(p.path))
+    return Held(sum(sizes), experts)
 
 
 def parameter_collectives(program: Program) -> frozenset[int]:

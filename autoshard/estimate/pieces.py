@@ -10,7 +10,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.bands import family
 from autoshard.estimate.gradient_sync import parameter_collectives
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
-from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
+from autoshard.estimate.transformer_program import EXPERT, LAYERS, BuiltTransformer
 from autoshard.ir.program import Compute, Program
 from autoshard.simulation import simulate
 from autoshard.simulation.timeline import COMPUTE, Event
@@ -20,7 +20,8 @@ Families = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Seconds of one micro-batch; `communication_seconds` of both is what communication adds to computation.
+    """Seconds of one micro-batch; `communication_seconds` of both is what communication adds to computation, and
+    `dispatch_seconds` that part of it in which tokens go to their experts and back.
 
     `kernels`: how many operators and collectives the host starts. `families` are
     seconds by what prices them (see costs/bands.py); they add up to those of their direction.
@@ -34,6 +35,8 @@ class Piece:
     backward_kernels: int
     forward_families: Families = ()
     backward_families: Families = ()
+    forward_dispatch_seconds: float = 0.0
+    backward_dispatch_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def _piece(built: BuiltTransformer, events: tuple[Event, ...], path: str) -> Pie
         backward_kernels=_kernels(built.program, backward),
         forward_families=_families(built, forward),
         backward_families=_families(built, backward),
+        forward_dispatch_seconds=_dispatched(forward),
+        backward_dispatch_seconds=_dispatched(backward),
     )
 
 
@@ -107,3 +112,8 @@ def _seconds(events: Sequence[Event]) -> float:
 def _exposed(events: Sequence[Event]) -> float:
     """In which something is communicated and nothing computed."""
     return _seconds(events) - _seconds([event for event in events if event.stream == COMPUTE])
+
+
+def _dispatched(events: Sequence[Event]) -> float:
+    """In which nothing but tokens between experts is communicated, and nothing computed."""
+    return _exposed(events) - _exposed([event for event in events if EXPERT not in event.axes])

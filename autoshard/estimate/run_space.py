@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -10,7 +11,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 from autoshard.estimate.transformer import FSDP, RECOMPUTE, Schedule, TrainingRun, Transformer, is_possible
 
-FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "recompute", "zero")
+FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "recompute", "zero", "ep")
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,13 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
                 _choices(space, "micro_batch", [d for d in divisors(batch // dp) if d & (d - 1) == 0]),
                 _choices(space, "recompute", list(RECOMPUTE)),
                 _choices(space, "zero", _zeros(space.run, dp * cp)),
+                _choices(space, "ep", divisors(math.gcd(dp, model.experts)) if model.experts else [1]),
             )
-            for sequence_parallel, interleave, micro_batch, recompute, zero in product(*inner):
+            for sequence_parallel, interleave, micro_batch, recompute, zero, ep in product(*inner):
                 schedule: Schedule = "interleaved" if interleave > 1 else "1f1b"
                 made = replace(
                     space.run, dp=dp, tp=tp, pp=pp, micro_batch=micro_batch, schedule=schedule, interleave=interleave,
-                    recompute=recompute, zero=zero, sequence_parallel=sequence_parallel,
+                    recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, ep=ep,
                 )  # fmt: skip
                 if is_possible(model, made):
                     yield made

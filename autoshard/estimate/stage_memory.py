@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autoshard.estimate.gradient_sync import held
+from autoshard.estimate.gradient_sync import Held, held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
@@ -129,7 +129,7 @@ def _in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunk
 
 
 def stage_memory(
-    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: int, stage: int
+    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: Held, stage: int
 ) -> StageMemory:
     """Of a stage; the first one keeps what its embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
@@ -141,9 +141,10 @@ def stage_memory(
         "full": (own.input, own.layer),
     }[run.recompute]
     first, last = stage == 0, stage == run.pp - 1
-    # What the embedding gives its layer is that layer's input, which is counted there.
+    # A layer counts one end of the stream, as large as its input: the head keeps one more, and of the embedding it is
+    # that of the first layer.
     flight = in_flight(model, run, stage)
-    ends = (own.embedding - own.input) * flight.first_chunk * first + own.head * last
+    ends = (own.embedding - own.input) * flight.first_chunk * first + (own.head + own.input) * last
     software = held_bytes(run.software, run.precision)
     stage_ends = software.stage_tensors * (run.pp > 1)
     kept_bytes = flight.layers * each + ends + stage_ends * own.input * flight.chunks
@@ -151,7 +152,7 @@ def stage_memory(
     return StageMemory(weights, gradients, optimizer, kept_bytes, working)
 
 
-def _states(built: BuiltTransformer, run: TrainingRun, parameters: int, layers: int) -> tuple[float, ...]:
+def _states(built: BuiltTransformer, run: TrainingRun, parameters: Held, layers: int) -> tuple[float, ...]:
     """Bytes of weights, gradients and optimizer, and of what is gathered or scattered at the moment.
 
     ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps
@@ -159,11 +160,11 @@ def _states(built: BuiltTransformer, run: TrainingRun, parameters: int, layers: 
     """
     sizes: tuple[float, ...] = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     fsdp = run.precision == FSDP
-    shares = [run.shards if run.zero >= least else 1 for least in (2 if fsdp else 3, 2, 1)]
+    own = [parameters.sharded(run, run.zero >= least) for least in (2 if fsdp else 3, 2, 1)]
     software = held_bytes(run.software, run.precision)
     sizes = (sizes[0], sizes[1] if software.gradient is None else software.gradient, sizes[2])
-    weights, gradients, optimizer = (parameters * size / share for size, share in zip(sizes, shares, strict=True))
-    one = held(built, layer(LAYERS - 1))
+    weights, gradients, optimizer = (count * size for size, count in zip(sizes, own, strict=True))
+    one = held(built, layer(LAYERS - 1)).all
     gradients += one * run.weight_bytes * software.weight_gradient_buffers
     if run.replicas > 1:
         gradients += software.bucket * (run.zero > 0)

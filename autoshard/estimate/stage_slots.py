@@ -123,12 +123,17 @@ class Stages:
         own, again = self.made.layer, self.again
         count = sum(self.layers(stage, slot.chunk) for slot in order if slot.kind == "F")
         communication = own.forward_communication_seconds + own.backward_communication_seconds
+        dispatch = own.forward_dispatch_seconds + own.backward_dispatch_seconds + again.forward_dispatch_seconds
         compute = own.forward_seconds + own.backward_seconds - communication
         stalled = (compute + communication + again.forward_seconds) * (self.slowdown - 1)
         return (
             ("layers: compute", count * compute),
             ("layers: computed again", count * (again.forward_seconds - again.forward_communication_seconds)),
-            ("layers: tensor-parallel communication", count * (communication + again.forward_communication_seconds)),
+            (
+                "layers: tensor-parallel communication",
+                count * (communication + again.forward_communication_seconds - dispatch),
+            ),
+            ("layers: tokens to their experts and back", count * dispatch),
             ("layers: waiting for the host", count * stalled),
             ("embedding and head", sum(sum(self._end_parts(stage, slot)) for slot in order)),
             ("weights and gradients of each micro-batch", sum(self.replica_seconds(stage, slot) for slot in order)),

@@ -79,7 +79,7 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
         (stage_memory(built, model, run, counts[s], s) for s in range(run.pp)),
         key=lambda m: m.peak,
     )
-    kind = step_kind(hardware, style_of(run), priced_as(run.software), run.devices, host is not None)
+    kind = step_kind(hardware, style_of(model, run), priced_as(run.software), run.devices, host is not None)
     band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware, kind)
     return Estimate(
         model=model,
@@ -106,8 +106,10 @@ def _check_dtype(run: TrainingRun, hardware: Hardware) -> None:
         raise UsageError(f"--precision {run.precision}: {hardware.name} has no {dtype}", fitting)
 
 
-def style_of(run: TrainingRun) -> str:
-    """fsdp where weights are kept in shards, else megatron."""
+def style_of(model: Transformer, run: TrainingRun) -> str:
+    """fsdp where weights are kept in shards, else megatron; experts are a style of their own, which nobody measured."""
+    if model.experts:
+        return "experts"
     return "fsdp" if run.zero == 3 or run.precision == FSDP else "megatron"
 
 
@@ -139,23 +141,34 @@ def host_of(hardware: Hardware, software: str = KERNELS) -> Host:
     return Host(dispatch, hardware.constant("host.exponent"), stall)
 
 
-def _layer_weights(model: Transformer) -> int:
-    """In the matrices of a layer."""
+def _layer_weights(model: Transformer, experts: int) -> int:
+    """In the matrices of a layer, with that many of its experts."""
     width, own = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
-    inner = (3 if model.activation == "swiglu" else 2) * model.own_feedforward
-    return model.hidden * (2 * width + 2 * own + inner)
+    inner, matrices = model.own_feedforward, 3 if model.activation == "swiglu" else 2
+    if model.experts:
+        inner = (experts + model.shared_experts) * model.own_expert_hidden
+    return model.hidden * (2 * width + 2 * own + matrices * inner + model.experts)
 
 
 def parameter_count(model: Transformer) -> int:
     """Matrices and embeddings; biases and norms are left out (below 0.1 %)."""
+    return _parameters(model, model.experts)
+
+
+def used_parameters(model: Transformer) -> int:
+    """The same, of experts those that one token passes."""
+    return _parameters(model, model.own_top_k)
+
+
+def _parameters(model: Transformer, experts: int) -> int:
     tables = (1 if model.tied else 2) * model.vocabulary * model.hidden
     positions = model.sequence * model.hidden if model.positions == "learned" else 0
-    return model.layers * _layer_weights(model) + tables + positions
+    return model.layers * _layer_weights(model, experts) + tables + positions
 
 
 def model_flops(model: Transformer, run: TrainingRun) -> float:
     """2 per multiplication and addition, the backward twice the forward; attention counted whole (as in Megatron's
-    formula, Narayanan et al. 2021, equation 3, without its factor for recomputation)."""
+    formula, Narayanan et al. 2021, equation 3, without its factor for recomputation), of experts those of a token."""
     attention = 2 * model.sequence * model.heads * model.head_dim
-    each = model.layers * (_layer_weights(model) + attention) + model.hidden * model.vocabulary
+    each = model.layers * (_layer_weights(model, model.own_top_k) + attention) + model.hidden * model.vocabulary
     return 6.0 * run.batch * model.sequence * each

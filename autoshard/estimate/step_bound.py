@@ -27,9 +27,9 @@ _NO_SYNCS = Syncs(_NO_SYNC, _NO_SYNC, _NO_SYNC)
 
 
 def program_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
-    """The program whose pieces are priced: of one replica, for what one computes does not depend on their number; of
-    two where it is one device, whose loss alone would not be a sum over several."""
-    replicas = 1 if run.tp * run.cp > 1 else min(run.dp, 2)
+    """The program whose pieces are priced: of one replica, or of those that share experts, for what one computes does
+    not depend on their number; of two where it is one device, whose loss alone would not be a sum over several."""
+    replicas = run.ep if run.tp * run.cp * run.ep > 1 else min(run.dp, 2)
     return build(model, replace(run, dp=replicas, shard=0), hardware)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.costs.device_bytes import optimizer_bandwidth
-from autoshard.estimate.gradient_sync import held
+from autoshard.estimate.gradient_sync import Held, held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_slots import Part
 from autoshard.estimate.transformer import TrainingRun, Transformer
@@ -37,7 +37,7 @@ def tail(
     `replica_seconds`: what the step waits for its replicas once (`Stages.step_end_seconds`).
     """
     count = stage_parameters(built, model, run, stage)
-    own = count / (run.shards if run.zero else 1)
+    own = count.sharded(run, run.zero > 0)
     update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / optimizer_bandwidth(hardware)
     return (
         ("gradient synchronisation", replica_seconds + _tied_seconds(model, run, hardware, stage)),
@@ -71,13 +71,13 @@ def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> fl
     return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
 
 
-def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> int:
+def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> Held:
     """How many parameters a device of `stage` holds."""
-    total = held(built, layer(LAYERS - 1)) * sum(layers_of(model, run, stage))
+    total = held(built, layer(LAYERS - 1)).times(sum(layers_of(model, run, stage)))
     if stage == 0:
         total += held(built, EMBEDDING)
     if stage == run.pp - 1:
-        total += held(built, "head") + (table_size(model, run) if model.tied and run.pp > 1 else 0)
+        total += held(built, "head") + Held(table_size(model, run) if model.tied and run.pp > 1 else 0, 0)
     return total
 
 

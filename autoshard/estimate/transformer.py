@@ -33,6 +33,11 @@ LARGEST = {"layers": 10**6, "hidden": 10**7, "feedforward": 10**8, "vocabulary":
 class Transformer:
     """`kv_heads` and `feedforward` of 0 mean heads and 4 x hidden. `attention`: one fused kernel, or product, softmax
     and product apart. `dropout`: whether dropout operators are there at all.
+
+    `experts`: every layer has that many in place of its feed-forward layer, each as wide as `expert_hidden` (0: as
+    that layer), and a router sends a token to `top_k` (0: two) of them. `shared_experts`: as many more that every
+    token passes, one layer together. `imbalance`: pairs of token and expert on the fullest device, over those on one
+    of average.
     """
 
     layers: int
@@ -50,6 +55,11 @@ class Transformer:
     tied: bool = True
     dropout: bool = False
     fused_loss: bool = False
+    experts: int = 0
+    top_k: int = 0
+    expert_hidden: int = 0
+    shared_experts: int = 0
+    imbalance: float = 1.0
 
     @property
     def fused_attention(self) -> str:
@@ -63,6 +73,14 @@ class Transformer:
     @property
     def own_feedforward(self) -> int:
         return self.feedforward or 4 * self.hidden
+
+    @property
+    def own_top_k(self) -> int:
+        return (self.top_k or min(2, self.experts)) if self.experts else 0
+
+    @property
+    def own_expert_hidden(self) -> int:
+        return self.expert_hidden or self.own_feedforward
 
     @property
     def head_dim(self) -> int:
@@ -80,7 +98,8 @@ class TrainingRun:
     model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of
     neighbours. `reduced`: gradients are summed in. `stage_layers`: layers of each chunk of the pipeline, in the
     model's order; () for as even as they go. `cp`: devices that share every sequence (context parallelism): attention
-    passes keys and values around a ring of them.
+    passes keys and values around a ring of them. `ep`: replicas that share one set of experts (expert parallelism, a
+    part of `dp`): tokens are sent to their experts among them, and back.
     """
 
     batch: int
@@ -101,6 +120,7 @@ class TrainingRun:
     software: str = "kernels"
     stage_layers: tuple[int, ...] = ()
     cp: int = 1
+    ep: int = 1
 
     @property
     def replicas(self) -> int:
@@ -111,6 +131,16 @@ class TrainingRun:
     def shards(self) -> int:
         """Replicas over which ZeRO cuts."""
         return self.shard or self.replicas
+
+    @property
+    def expert_replicas(self) -> int:
+        """Devices that hold the same experts."""
+        return self.replicas // self.ep
+
+    @property
+    def expert_shards(self) -> int:
+        """Replicas of the experts over which ZeRO cuts."""
+        return self.shards if self.ep == 1 else self.expert_replicas
 
     @property
     def devices(self) -> int:
@@ -154,7 +184,7 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     chunks = run.pp * run.interleave
     sizes = {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "sequence": model.sequence,
              "vocabulary": model.vocabulary, "batch": run.batch, "micro-batch": run.micro_batch,
-             "dp": run.dp, "tp": run.tp, "pp": run.pp, "cp": run.cp, "interleave": run.interleave,
+             "dp": run.dp, "tp": run.tp, "pp": run.pp, "cp": run.cp, "ep": run.ep, "interleave": run.interleave,
              "shard": run.shards}  # fmt: skip
     positive = [(size > 0, f"{name} must be positive, got {size}") for name, size in sizes.items()]
     positive += [(getattr(model, name) <= most, f"{name} {getattr(model, name)}: expected at most {most}")
@@ -174,6 +204,7 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         ),
         (run.replicas % run.shards == 0, f"shard groups of {run.shard} do not divide {run.replicas} replicas"),
         *_shared_sequences(model, run),
+        *_experts(model, run),
         (
             run.precision != FSDP or run.zero >= 2 or run.replicas == 1,
             f"precision {FSDP} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
@@ -205,6 +236,25 @@ def _shared_sequences(model: Transformer, run: TrainingRun) -> list[tuple[bool, 
             run.cp == 1 or model.attention != "unfused",
             f"context parallelism (cp {run.cp}) needs a fused attention, got {model.attention}",
         ),
+    ]
+
+
+def _experts(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
+    if not model.experts:
+        given = {"top-k": model.top_k, "expert-hidden": model.expert_hidden, "shared-experts": model.shared_experts,
+                 "imbalance": model.imbalance != 1.0, "ep": run.ep != 1}  # fmt: skip
+        return [(not value, f"{name} says something of experts: how many are there?") for name, value in given.items()]
+    width, most = model.own_expert_hidden, float(model.experts)
+    return [
+        (
+            0 < model.own_top_k <= model.experts,
+            f"top-k {model.own_top_k}: expected 1 to {model.experts}, the experts there are",
+        ),
+        (model.experts % run.ep == 0, f"ep {run.ep} does not divide {model.experts} experts"),
+        (run.dp % run.ep == 0, f"ep {run.ep} does not divide dp {run.dp}: experts are shared among replicas"),
+        (width % run.tp == 0, f"tp {run.tp} does not divide expert width {width}"),
+        (1.0 <= model.imbalance <= most, f"imbalance {model.imbalance:g}: expected 1 (even) to {most:g} (one has all)"),
+        (run.ep == 1 or not run.shard, f"shard groups of {run.shard} and ep {run.ep}: give one of them"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoshard.estimate.transformer import HALF, MIXED, PRECISIONS, Transformer
@@ -14,7 +14,7 @@ from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import Graph, Op, Parameter, Tensor
 
-EMBEDDING, HEAD = "embedding", "head"
+EMBEDDING, HEAD, EXPERTS = "embedding", "head", "experts"  # modules; the last one of a layer
 
 
 def layer(index: int) -> str:
@@ -25,6 +25,11 @@ def layer(index: int) -> str:
 def core(index: int) -> str:
     """The module path of what selective recomputation runs again: scores, softmax, dropout, weighted sum."""
     return f"{layer(index)}.attention.core"
+
+
+def is_of_experts(path: str) -> bool:
+    """Whether a parameter is one of experts, which replicas may share among them."""
+    return f".{EXPERTS}." in path
 
 
 @dataclass(frozen=True)
@@ -178,11 +183,8 @@ class _TransformerWriter:
 
     def rotated(self, x: str, cosine: str, sine: str, path: str) -> str:
         """x cos + rotate_half(x) sin, as Hugging Face's Llama writes it."""
-        shape, half = self.shape(x), self.model.head_dim // 2
-        halves = (*shape[:-1], half)
-        low = self.add("aten.slice", (x,), halves, path, dim=3, start=0, end=half, step=1)
-        high = self.add("aten.slice", (x,), halves, path, dim=3, start=half, end=2 * half, step=1)
-        turned = self.add("aten.cat", (self.add("aten.neg", (high,), halves, path), low), shape, path, dim=-1)
+        shape = self.shape(x)
+        turned = self.add("autoshard.rotate_half", (x,), shape, path)
         straight = self.add("aten.mul", (x, cosine), shape, path)
         return self.sum(straight, self.add("aten.mul", (turned, sine), shape, path), path)
 
@@ -239,10 +241,52 @@ class _TransformerWriter:
 
     def feedforward(self, x: str, index: int) -> str:
         model, path = self.model, f"{layer(index)}.feedforward"
+        if not model.experts:
+            return self.dense(x, path, model.own_feedforward)
+        routed = self.routed(x, path, f"{layer(index)}.{EXPERTS}")
+        if not model.shared_experts:
+            return routed
+        shared = self.dense(x, f"{path}.shared", model.shared_experts * model.own_expert_hidden)
+        with self.splitting("P"):
+            return self.sum(routed, shared, path)
+
+    def routed(self, x: str, path: str, experts: str) -> str:
+        """Every token through the experts that a router chose, weighted; as Hugging Face's Mixtral has it."""
+        model, tokens, width, inner = self.model, math.prod(self.rows), self.model.hidden, self.model.own_expert_hidden
+        pairs = (tokens, model.own_top_k)
+        with self.splitting("R"):
+            rows = self.add("aten.reshape", (x,), (tokens, width), path, shape=(tokens, width))
+            scores = self.linear(rows, f"{path}.router", model.experts, bias=False)
+            shares = self.add("aten.softmax", (scores,), self.shape(scores), path, dim=1, dtype=None)
+            best, chosen = self.chosen(shares, pairs, path)
+            total = self.add("aten.sum", (best,), (tokens, 1), path, dim=(1,), keepdim=True, dtype=None)
+            weights = self.add("aten.div", (best, total), pairs, path)
+        gated = model.activation == "swiglu"
+        up = self.parameter(f"{experts}.up", model.experts, inner * (1 + gated), width)
+        down = self.parameter(f"{experts}.down", model.experts, width, inner)
+        more = {} if model.imbalance == 1.0 else {"imbalance": model.imbalance}
+        with self.splitting("P"):
+            made = self.add(
+                "autoshard.experts", (rows, up, down, chosen, weights), (tokens, width), experts,
+                experts=model.experts, activation=_EXPERT_ACTIVATIONS[model.activation], gated=gated, **more,
+            )  # fmt: skip
+            flat = (*self.rows, width)
+            return self.add("aten.reshape", (made,), flat, path, shape=flat)
+
+    def chosen(self, shares: str, pairs: tuple[int, int], path: str) -> tuple[str, str]:
+        """The largest of each row, and which they are."""
+        best, ids = self.add_several(
+            "aten.topk", (shares,), (pairs, pairs), path, k=pairs[1], dim=1, largest=True, sorted=True
+        )  # fmt: skip
+        self.tensors = [replace(t, dtype="int64") if t.name == ids else t for t in self.tensors]
+        return best, ids
+
+    def dense(self, x: str, path: str, width: int) -> str:
+        model = self.model
         with self.splitting("S2"):
-            up = self.linear(x, f"{path}.up", model.own_feedforward, model.bias)
+            up = self.linear(x, f"{path}.up", width, model.bias)
             if model.activation == "swiglu":
-                gate = self.linear(x, f"{path}.gate", model.own_feedforward, model.bias)
+                gate = self.linear(x, f"{path}.gate", width, model.bias)
                 active = self.add("aten.silu", (gate,), self.shape(up), path)
                 inner = self.add("aten.mul", (active, up), self.shape(up), path)
             else:
@@ -288,3 +332,4 @@ class _TransformerWriter:
 
 
 _ACTIVATIONS = {"gelu": _TransformerWriter.gelu, "gelu_new": _TransformerWriter.gelu_new}
+_EXPERT_ACTIVATIONS = {"gelu": "gelu_tanh", "gelu_new": "gelu_tanh", "swiglu": "silu"}

@@ -13,11 +13,12 @@ import numpy as np
 
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
+from autoshard.costs.expert_layers import EXPERTS
 from autoshard.estimate.transformer import TrainingRun, Transformer
-from autoshard.estimate.transformer_graph import TransformerGraph, transformer_graph
+from autoshard.estimate.transformer_graph import TransformerGraph, is_of_experts, transformer_graph
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph, Op
-from autoshard.ir.layout import Placement, Shard
+from autoshard.ir.layout import Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
 from autoshard.ir.program import Compute, Program
@@ -27,14 +28,15 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.operators import constants, record
 from autoshard.search.build_plan import Origin, plan_of
 
-DATA, CONTEXT, TENSOR = "dp", "cp", "tp"  # mesh axes; the middle one only where it cuts
+DATA, EXPERT, CONTEXT, TENSOR = "dp", "ep", "cp", "tp"  # mesh axes; the two in the middle only where they cut
 RING, BALANCED = "ring_attention", "balanced_ring_attention"
 LAYERS = 2  # of the program: the last one stands for every layer of the model
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltTransformer:
-    """The program of one micro-batch on one stage's devices, with its graph and mesh (dp, cp where it cuts, tp)."""
+    """The program of one micro-batch on one stage's devices, with its graph and mesh: dp, ep and cp where they cut, tp;
+    dp times ep are `TrainingRun.dp`."""
 
     program: Program
     graph: Graph
@@ -43,19 +45,20 @@ class BuiltTransformer:
 
 def build(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
     """The embedding, two layers and the loss of `model`, one micro-batch per device."""
-    short = replace(model, layers=LAYERS)
-    degrees = (run.dp, run.cp, run.tp)
+    uneven = min(model.imbalance, float(run.ep))  # a device has at most all pairs of those that share the experts
+    short = replace(model, layers=LAYERS, imbalance=uneven)
+    degrees = (run.dp, run.ep, run.cp, run.tp)
     return _built(short, run.micro_batch, degrees, run.sequence_parallel, run.precision, run.optimizer, hardware)
 
 
 @lru_cache(maxsize=1024)
 def _built(
-    model: Transformer, micro_batch: int, degrees: tuple[int, int, int], sequence_parallel: bool, precision: str,
+    model: Transformer, micro_batch: int, degrees: tuple[int, int, int, int], sequence_parallel: bool, precision: str,
     optimizer: str, hardware: Hardware,
 ) -> BuiltTransformer:  # fmt: skip
-    dp, cp, tp = degrees
+    dp, ep, cp, tp = degrees
     written = transformer_graph(model, micro_batch * dp, precision, optimizer)
-    mesh = Mesh(((DATA, dp), *[(CONTEXT, cp)] * (cp > 1), (TENSOR, tp)))
+    mesh = Mesh(((DATA, dp // ep), *[(EXPERT, ep)] * (ep > 1), *[(CONTEXT, cp)] * (cp > 1), (TENSOR, tp)))
     stream = "S1" if sequence_parallel else "R"
 
     def allowed(op: Op, strategy: Strategy) -> bool:
@@ -82,8 +85,11 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
         return True
     result = strategy.results[0].placements
     fixed = op.name in written.graph.once(_constants) or not _shape(written, op)
-    data, tensor = mesh.index(DATA), mesh.index(TENSOR)
-    if mesh.sizes[data] > 1 and not fixed and not _fits(result[data], "S0"):
+    tensor = mesh.index(TENSOR)
+    batch = [mesh.index(axis) for axis in (DATA, EXPERT) if axis in mesh.names]
+    if not fixed and not all(mesh.sizes[axis] == 1 or _fits(result[axis], "S0") for axis in batch):
+        return False
+    if op.target == EXPERTS and not _is_megatrons(strategy, mesh):
         return False
     if CONTEXT in mesh.names and not fixed and not _along_sequence(written, op, strategy, mesh):
         return False
@@ -92,6 +98,15 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
     if split == "vocabulary":
         return strategy.choices[tensor].factor == "vocabulary"
     return _fits(result[tensor], stream if split == "stream" else split)
+
+
+def _is_megatrons(strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether tokens go to experts over the expert axis alone, and the tensor axis cuts the inner dim of each."""
+    wanted = {DATA: "t", EXPERT: "t+e", CONTEXT: "t", TENSOR: "f"}
+    cut = [
+        (axis, choice) for axis, choice, size in zip(mesh.names, strategy.choices, mesh.sizes, strict=True) if size > 1
+    ]
+    return all(choice.factor == wanted[axis] for axis, choice in cut)
 
 
 def _along_sequence(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh) -> bool:
@@ -121,11 +136,24 @@ def _fits(placement: Placement, wanted: str) -> bool:
 
 
 def _stored_whole(formulation: Formulation) -> Formulation:
-    """Parameters are cut over the tensor axis alone: optimizer sharding is priced once a step, outside."""
+    """Parameters are cut over the tensor axis, and those of experts over theirs: optimizer sharding is priced once a
+    step, outside."""
+    mesh, experts = formulation.mesh, _expert_parameters(formulation.graph)
     nodes: list[Node] = []
     for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
         if site.kind == "parameter":
-            cut = np.array([any(isinstance(p, Shard) for p in layout.placements[:-1]) for layout in site.layouts])
-            node = replace(node, seconds=np.where(cut, np.inf, node.seconds))
+            cut = {EXPERT} & {*mesh.names} if site.name in experts else set()
+            wrong = [not _is_cut(layout, mesh, cut) for layout in site.layouts]
+            node = replace(node, seconds=np.where(wrong, np.inf, node.seconds))
         nodes.append(node)
     return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))
+
+
+def _is_cut(layout: Layout, mesh: Mesh, axes: set[str]) -> bool:
+    """Whether these axes cut it, and no other but the tensor axis."""
+    found = {axis for axis, p in zip(mesh.names, layout.placements, strict=True) if isinstance(p, Shard)}
+    return found - {TENSOR} == axes
+
+
+def _expert_parameters(graph: Graph) -> frozenset[str]:
+    return frozenset(p.tensor for p in graph.parameters if is_of_experts(p.path))

@@ -93,7 +93,7 @@ def test_optimizer_sharding_divides_states() -> None:
     """And holds whole what it works on: the gradient being scattered (2 and 3), the weights computed with (3)."""
     run = TrainingRun(16, 2, 4)
     sizes = [estimate(SMALL, replace(run, zero=zero), A100).memory for zero in range(4)]
-    each = held(build(SMALL, run, A100), "layers.1")
+    each = held(build(SMALL, run, A100), "layers.1").all
     assert sizes[1].optimizer == pytest.approx(sizes[0].optimizer / 4) and sizes[1].gradients == sizes[0].gradients
     assert sizes[2].gradients == pytest.approx(sizes[0].gradients / 4 + 4 * each)
     assert sizes[2].weights == sizes[0].weights

@@ -76,7 +76,7 @@ def test_what_can_not_be_shared_is_named() -> None:
         estimate(replace(LLAMA, attention="unfused"), run(2), H100)
 
 
-@pytest.mark.parametrize("words", [["--experts", "8"], ["--fp8"], ["--offload", "optimizer"]])
+@pytest.mark.parametrize("words", [["--fp8"], ["--offload", "optimizer"]])
 def test_what_is_not_described_is_refused_with_what_to_try(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_block_is_gathered_for_each_way_and_scattered_once_a_micro_batch() -> 
 
 def test_bf16_is_gathered_and_float32_reduced_and_updated() -> None:
     mesh = Mesh((("replica", 1), ("shard", 4), ("tp", 1)))
-    count = held(build(MODEL, RUN, A100), "layers.1")
+    count = held(build(MODEL, RUN, A100), "layers.1").all
     sync = stages(RUN).syncs.layer
     assert sync.gather_seconds == pytest.approx(collective_seconds(A100, mesh, 1, "all_gather", 2 * count))
     assert sync.reduce_seconds == pytest.approx(collective_seconds(A100, mesh, 1, "reduce_scatter", 4 * count))
@@ -60,7 +60,7 @@ def test_bf16_is_gathered_and_float32_reduced_and_updated() -> None:
 def test_what_fsdp_holds() -> None:
     """float32 shards of weights, gradients and two moments; the block in use in bf16, with `overlap` the next too; its
     gradient in bf16 and as it is reduced."""
-    one = held(build(MODEL, RUN, A100), "layers.1")
+    one = held(build(MODEL, RUN, A100), "layers.1").all
     plain = estimate(MODEL, RUN, A100).memory
     ahead = estimate(MODEL, replace(RUN, overlap=True), A100).memory
     kept = estimate(MODEL, replace(RUN, zero=2), A100).memory

@@ -1,7 +1,8 @@
 """Mixture of experts: t tokens, e experts, f their inner size, k experts a token (capture folds a block into one).
 
 Experts cut alone: every device has all tokens and adds its experts' part. Tokens and experts cut by one axis (`t+e`):
-tokens travel to their experts and back, all-to-all."""
+tokens travel to their experts and back, all-to-all. `imbalance`, of an operator that is priced and never run: how many
+more pairs of token and expert the fullest device has than one of average."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ def experts(call: OperatorCall) -> str:
     return f"t m, {up}, e n f, t k, t k -> t n | {options}"
 
 
+def imbalance(op: Op) -> float:
+    """1 where tokens are spread evenly."""
+    return float(dict(op.attributes).get("imbalance", 1.0))  # type: ignore[arg-type]
+
+
 def localise_experts(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     dispatch = local.axes("t+e")
     cut = local.axes("e", "t+e")
@@ -47,7 +53,7 @@ def dispatch_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: La
     x, _, down, chosen, _ = operands[:5]
     assert x is not None and down is not None and chosen is not None
     tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
-    pairs = x.shape[0] * chosen.shape[1]
+    pairs = x.shape[0] * chosen.shape[1] * imbalance(op)
     width = x.bytes / max(x.numel, 1)
     axes = sorted(tokens & experts)
     there = [(axis, "all_to_all", float(pairs * x.shape[1] * width)) for axis in axes]

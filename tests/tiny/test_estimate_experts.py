@@ -1,0 +1,165 @@
+"""`autoshard estimate` with experts: routed, shared among replicas, unevenly used; in the Program and the step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cli.commands import main
+from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import UsageError
+from autoshard.estimate.best_runs import best_runs
+from autoshard.estimate.gradient_sync import held, syncs
+from autoshard.estimate.pieces import pieces
+from autoshard.estimate.run_space import RunSpace, runs
+from autoshard.estimate.stage_slots import Host
+from autoshard.estimate.step import estimate, host_of, parameter_count, used_parameters
+from autoshard.estimate.step_bound import fullest, least_seconds, program_of
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer_program import build
+from autoshard.ir.program import Compute
+from autoshard.simulation import simulate
+
+H100 = load_hardware("h100-80g-sxm")
+MIXTRAL = Transformer(
+    4, 1024, 16, 2048, 32000, 4, 3584, "swiglu", "flash", "rotary", "rms_norm", False, False, experts=8
+)
+DENSE, EXPERT = 1024 * (2 * 1024 + 2 * 256) + 1024 * 8 + 2 * 1024, 3 * 1024 * 3584  # parameters of a layer
+
+
+def run(ep: int = 1, dp: int = 4, **rest: object) -> TrainingRun:
+    return replace(TrainingRun(8, 1, dp, ep=ep), **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("ep", "tp", "cp"), [(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_a_layer_sends_tokens_and_keeps_experts_where_they_are(ep: int, tp: int, cp: int, precision: str) -> None:
+    """A row of a token for each of its two experts, there and back, forward and backward; no weight moves."""
+    built = build(MIXTRAL, run(ep, tp=tp, cp=cp, sequence_parallel=tp > 1, precision=precision), H100)
+    events = [e for e in simulate(built.program, built.graph, H100).events if e.module.startswith("layers.1")]
+    sent = [(e.phase, e.collective, e.bytes) for e in events if "ep" in e.axes]
+    size = 2 * 2048 // cp * 1024 * 2
+    ways = ["forward", "forward", "backward", "backward"]
+    assert sent == [(way, "all_to_all", size) for way in ways if ep > 1]
+    own = held(built, "layers.1")
+    assert own.experts == 8 * EXPERT // ep // tp
+    (block,) = (
+        i
+        for i in built.program.instructions
+        if isinstance(i, Compute) and i.module == "layers.1.experts" and i.target == "autoshard.experts"
+    )
+    assert (block.variant == "dispatched_experts") == (ep > 1)
+
+
+def test_parameters_by_hand() -> None:
+    held_by = held(build(MIXTRAL, run(), H100), "layers.1")
+    assert (held_by.all, held_by.experts) == (DENSE + 8 * EXPERT, 8 * EXPERT)
+    tables = 2 * 32000 * 1024
+    assert parameter_count(MIXTRAL) == pytest.approx(4 * (DENSE + 8 * EXPERT) + tables, rel=1e-4)
+    assert used_parameters(MIXTRAL) == pytest.approx(4 * (DENSE + 2 * EXPERT) + tables, rel=1e-4)
+    shared = replace(MIXTRAL, experts=16, top_k=4, expert_hidden=512, shared_experts=2)
+    each = 3 * 1024 * 512
+    found = held(build(shared, run(4), H100), "layers.1")
+    assert found.all - found.experts == DENSE + 1024 * 8 + 2 * each  # eight more in the router; two for every token
+    assert found.experts == 16 * each // 4
+
+
+def test_what_replicas_exchange() -> None:
+    """Experts are reduced over those alone that hold the same ones: none where all replicas share them."""
+    alone, shared = (syncs(build(MIXTRAL, run(ep), H100), run(ep), H100).layer for ep in (1, 4))
+    dense = replace(MIXTRAL, experts=0, feedforward=8)  # attention and norms, with a layer of nothing to speak of
+    least = syncs(build(dense, run(), H100), run(), H100).layer
+    assert shared.parameters == DENSE + 2 * EXPERT and alone.parameters == DENSE + 8 * EXPERT
+    assert shared.reduce_seconds == pytest.approx(least.reduce_seconds, rel=0.05)
+    assert alone.reduce_seconds > 5 * shared.reduce_seconds
+    half = syncs(build(MIXTRAL, run(2), H100), run(2), H100).layer.reduce_seconds
+    assert shared.reduce_seconds < half < alone.reduce_seconds
+
+
+@pytest.mark.parametrize(("precision", "zeros"), [("bf16", (0, 1, 2, 3)), (FSDP, (2, 3))])
+def test_each_stage_of_zero_saves_memory_and_costs_time(precision: str, zeros: tuple[int, ...]) -> None:
+    made = [estimate(MIXTRAL, run(2, zero=zero, precision=precision), H100, Host()) for zero in zeros]
+    times, peaks = [one.step_seconds for one in made], [one.memory.peak for one in made]
+    assert sorted(times[1:]) == times[1:] and sorted(peaks, reverse=True) == peaks
+    if precision == "bf16":
+        states = 12 * (4 * DENSE + 2 * 32000 * 1024) / 4 + 12 * 4 * 4 * EXPERT / 2  # dense over four, experts over two
+        assert made[1].memory.optimizer == pytest.approx(states, rel=1e-3)
+
+
+def test_a_full_device_makes_all_wait() -> None:
+    """Half more pairs: half more bytes on their way, half more rows in products, half more kept for backward."""
+    even, uneven = (build(replace(MIXTRAL, imbalance=x), run(4), H100) for x in (1.0, 1.5))
+    sent = [
+        [e.bytes for e in simulate(b.program, b.graph, H100).events if e.collective == "all_to_all"]
+        for b in (even, uneven)
+    ]
+    assert sent[1] == [1.5 * size for size in sent[0]]
+    one, other = (pieces(b, H100).layer for b in (even, uneven))
+    for way in ("forward", "backward"):
+        assert getattr(other, f"{way}_dispatch_seconds") > 1.3 * getattr(one, f"{way}_dispatch_seconds") > 0
+        assert getattr(other, f"{way}_seconds") > 1.1 * getattr(one, f"{way}_seconds")
+    kept = [estimate(replace(MIXTRAL, imbalance=x), run(4), H100).memory.activations for x in (1.0, 1.5)]
+    rows = 4 * 2 * 2048 * 2 * (1024 + 2 * 3584 + 3584 + 1024)  # layers, pairs, bytes, what is between
+    assert kept[1] - kept[0] == pytest.approx(0.5 * rows)
+
+
+def test_no_device_has_more_than_all_pairs() -> None:
+    most, more = (estimate(replace(MIXTRAL, imbalance=x), run(2), H100).step_seconds for x in (2.0, 8.0))
+    assert most == more
+    alone, whole = (estimate(replace(MIXTRAL, imbalance=x), run(1), H100).step_seconds for x in (1.0, 8.0))
+    assert alone == whole
+
+
+def test_parts_add_up_with_experts() -> None:
+    made = estimate(MIXTRAL, run(4, dp=4, pp=2, recompute="full"), H100)
+    assert sum(seconds for _, seconds in made.parts) == pytest.approx(made.step_seconds)
+    assert dict(made.parts)["layers: tokens to their experts and back"] > 0
+    assert made.band.steps == 0 and made.band.error >= 0.6  # nobody measured such a step
+
+
+def test_a_search_shares_experts() -> None:
+    fixed = {"tp": 1, "pp": 1, "recompute": "none", "micro_batch": 1}
+    space = RunSpace(MIXTRAL, TrainingRun(8, 1), 8, fixed)
+    found = list(runs(space, H100))
+    assert {one.ep for one in found} == {1, 2, 4, 8}
+    for one in found:
+        built, made = program_of(MIXTRAL, one, H100), estimate(MIXTRAL, one, H100)
+        assert least_seconds(MIXTRAL, one, built, H100, host_of(H100)) <= made.step_seconds * (1 + 1e-9), one
+        assert fullest(MIXTRAL, one, built).peak == pytest.approx(made.memory.peak), one
+    best = best_runs(space, H100, 1).best[0]
+    assert best.step_seconds == min(estimate(MIXTRAL, one, H100).step_seconds for one in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "rest", "told"),
+    [
+        ({"top_k": 9}, {}, "top-k 9: expected 1 to 8, the experts there are"),
+        ({}, {"ep": 3}, "ep 3 does not divide 8 experts"),
+        ({}, {"ep": 8}, "ep 8 does not divide dp 4"),
+        ({"imbalance": 9.0}, {}, r"imbalance 9: expected 1 \(even\) to 8"),
+        ({"experts": 0, "shared_experts": 1}, {}, "shared-experts says something of experts: how many are there?"),
+        ({"experts": 0}, {"ep": 2}, "ep says something of experts"),
+        ({"expert_hidden": 1001}, {"tp": 2}, "tp 2 does not divide expert width 1001"),
+    ],
+)
+def test_what_does_not_fit_is_named(model: dict[str, int], rest: dict[str, int], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        estimate(replace(MIXTRAL, **model), run(**rest), H100)  # type: ignore[arg-type]
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 512, "vocabulary": 1000, "batch": 8, "dp": 4}
+    words = ["estimate", "--hardware", "h100-80g-sxm", *(w for k, v in sizes.items() for w in (f"--{k}", str(v)))]
+    assert main([*words, "--experts", "16", "--top-k", "4", "--ep", "4", "--imbalance", "1.25"]) == 0
+    told = capsys.readouterr().out
+    assert "dp=4,ep=4 of dp,tp=1,pp=1 (4 devices)" in told
+    assert "16 experts of 2048, 4 a token, the fullest device with 1.25 times the average" in told
+    assert main([*words, "--experts", "16", "--imbalance", "1.25", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["experts"] == 16
+    assert main([*words, "--experts", "16", "--imbalance", "1.25"]) == 0
+    assert "ignored: --imbalance 1.25" in capsys.readouterr().out
+    for wrong in ("0.5", "many", "inf"):
+        assert main([*words, "--experts", "16", "--imbalance", wrong]) == 2
+        assert f"--imbalance '{wrong}': expected a number, at least 1" in capsys.readouterr().err
