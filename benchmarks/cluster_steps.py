@@ -38,7 +38,7 @@ CALIBRATION_KERNELS, CALIBRATION_ATTENTIONS, KERNEL_DRAWS = 20, 5, 10
 
 @lru_cache(maxsize=4)
 def b200(data: Path) -> tuple[NamedRow, ...]:
-    """The dense rows: experts are not described by `estimate`."""
+    """The dense rows: those with experts are of DeepSeek, whose latent attention `estimate` does not describe."""
     hardware, found = load_hardware("b200-180g-sxm"), []
     for raw in read(data / "simumax_b200_steps.csv"):
         known = CASE.match(raw["case"])
@@ -128,8 +128,8 @@ def b200_steps(data: Path) -> list[str]:
         f"computed again. *As shipped*: constants of another host's kernels. *{CALIBRATION_KERNELS} kernels*:",
         f"two numbers, the rates of products and of attention, from {CALIBRATION_KERNELS - CALIBRATION_ATTENTIONS} "
         f"products and {CALIBRATION_ATTENTIONS} attentions of that host drawn by seed, {KERNEL_DRAWS} times; no",
-        "whole step is used. Memory is that of `--software megatron-core`. Rows with experts are left out: `estimate`",
-        "does not describe them.",
+        "whole step is used. Memory is that of `--software megatron-core`. Rows with experts are left out: they are",
+        "DeepSeek's, whose latent attention `estimate` does not describe.",
         "",
         f"| run | measured ms | as shipped | {CALIBRATION_KERNELS} kernels | peak GiB | predicted |",
         "|---|--:|--:|--:|--:|--:|",
@@ -336,7 +336,7 @@ def ascend_steps(data: Path) -> list[str]:
         f"in whole steps ({', '.join(f'{name} {value:.2f}' for name, value in rates.items())}), fitted to the",
         "rows marked",
         "so and judged on the others. The batch of BLOOM 7.1B is its yaml's, 16 micro-batches of 4. Left out:",
-        "Mixtral (experts), models that are no decoders, and Llama2 7B, whose split is not given.",
+        "Mixtral and Llama2 7B, whose splits are not given, and models that are no decoders.",
         "",
         "| run | profile | measured s | uncalibrated | mindspeed | |",
         "|---|---|--:|--:|--:|---|",
