@@ -12,6 +12,7 @@ from autoshard.estimate.transformer import (
     ACTIVATIONS,
     ATTENTIONS,
     NORMS,
+    OFFLOADS,
     POSITIONS,
     PRECISIONS,
     RECOMPUTE,
@@ -66,7 +67,6 @@ _SWITCHES = {
 # What a cluster planner may ask for and `estimate` does not describe: what to try instead.
 _NOT_DESCRIBED = {
     "fp8": "--precision bf16, an upper bound on its time",
-    "offload": "--zero 3 or --recompute full, which save memory on the device",
 }
 
 
@@ -105,6 +105,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dispatch = quantity("--host-dispatch", "seconds", zero=True)
     time = 'host time per operator, such as "60 us"'
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
+    away = "what the host keeps and updates, in its memory; default nothing"
+    parser.add_argument("--offload", choices=[name for name in OFFLOADS if name], help=away)
     for name in _NOT_DESCRIBED:
         parser.add_argument(f"--{name}", action=_NotDescribed, nargs="?", help=argparse.SUPPRESS)
     stages = "layers of each stage, or chunk of one, in the model's order, such as 5,6,6,5; default: as even as they go"
@@ -168,6 +170,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         options.stage_layers,
         own["cp"],
         own["ep"],
+        options.offload or "",
     )
     return model, run
 

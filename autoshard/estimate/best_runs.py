@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, nsmallest
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.costs.host_memory import host_of as host_of_node
 from autoshard.errors import InfeasibleError
 from autoshard.estimate.run_space import RunSpace, runs
 from autoshard.estimate.stage_slots import Host
@@ -56,6 +57,8 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
     """The `count` fastest of a space. InfeasibleError where none fits."""
     model = space.model
     priced = with_software(hardware, space.run.software, model.fused_attention, model.fused_loss)
+    if space.run.offload:
+        host_of_node(hardware)
     own_host = host or host_of(hardware, space.run.software)
     alone: dict[TrainingRun, float] = {}
     fitting: list[tuple[float, int, TrainingRun]] = []
@@ -65,9 +68,9 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
         if tried.hopeless(run):
             continue
         built = program_of(model, run, hardware)
-        peak = fullest(model, run, built).peak
-        least = min(least, peak)
-        if peak <= hardware.usable_memory_bytes:
+        memory = fullest(model, run, built)
+        least = min(least, memory.peak)
+        if memory.fits(hardware):
             tried.fits(run)
             key = replace(run, zero=0)
             if key not in alone:
@@ -110,6 +113,6 @@ def _none_fits(space: RunSpace, hardware: Hardware, possible: int, least: float)
     if not possible:
         return f"nothing divides: no configuration of {where} suits the model and the batch of {space.run.batch}"
     room = format_bytes(hardware.usable_memory_bytes)
-    return (
-        f"none of {possible} configurations fits {where}: the leanest needs {format_bytes(least)}, {room} may be used"
-    )
+    host = f", and {format_bytes(hardware.host_memory_bytes)} of its host" if space.run.offload else ""
+    needed = f"the leanest needs {format_bytes(least)}, {room} may be used{host}"
+    return f"none of {possible} configurations fits {where}: {needed}"

@@ -39,7 +39,11 @@ def text(made: Estimate, hardware: Hardware) -> str:
         *_ignored(made),
         "",
         f"memory of the fullest device {format_bytes(made.memory.peak)}: {_fits(made, hardware)}",
-        *(f"  {name:<40} {format_bytes(size):>10}" for name, size in asdict(made.memory).items() if size),
+        *(
+            f"  {name:<40} {format_bytes(size):>10}"
+            for name, size in asdict(made.memory).items()
+            if size and name != "host"
+        ),
     ]
     return "\n".join(lines)
 
@@ -89,8 +93,15 @@ def _utilisation(made: Estimate, hardware: Hardware) -> str:
 
 
 def _fits(made: Estimate, hardware: Hardware) -> str:
-    room, peak = hardware.usable_memory_bytes, made.memory.peak
-    verdict = "fits" if peak <= room else f"does not fit, {format_bytes(peak - room)} too much for"
+    own = made.memory
+    verdict = _verdict(own.peak, hardware.usable_memory_bytes)
+    if not own.host:
+        return verdict
+    return f"{verdict}; {format_bytes(own.host)} of its host: {_verdict(own.host, hardware.host_memory_bytes)}"
+
+
+def _verdict(size: float, room: float) -> str:
+    verdict = "fits" if size <= room else f"does not fit, {format_bytes(size - room)} too much for"
     return f"{verdict} the {format_bytes(room)} that may be used"
 
 
@@ -108,7 +119,7 @@ def as_dict(made: Estimate, hardware: Hardware) -> dict[str, Any]:
         "tokens_per_second": made.tokens_per_second,
         "flops_per_device": made.flops_per_device,
         "memory_bytes": asdict(made.memory) | {"peak": made.memory.peak},
-        "fits": made.memory.peak <= hardware.usable_memory_bytes,
+        "fits": made.memory.fits(hardware),
     }
 
 

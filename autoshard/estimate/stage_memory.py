@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import Held, held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
@@ -27,6 +28,8 @@ SGD_STATE_BYTES = {
     "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
     FSDP: (4, 4, 0),
 }  # fmt: skip
+ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
+HOST_STATE_BYTES = {"adamw": 12, "sgd": 4}  # float32 weights and moments, where the host updates them
 LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
 WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works in place and has none
 
@@ -45,17 +48,31 @@ class KeptBytes:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of the fullest device."""
+    """Bytes of the fullest device; `host`: of the memory of its host, for one device, where most is there."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
     working: float
+    host: float = 0.0
 
     @property
     def peak(self) -> float:
         return self.weights + self.gradients + self.optimizer + self.activations + self.working
+
+    def fits(self, hardware: Hardware) -> bool:
+        return self.peak <= hardware.usable_memory_bytes and self.host <= hardware.host_memory_bytes
+
+
+def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
+    """The device that holds most, and the host that does: devices of one stage may fill a node."""
+    return replace(max(stages, key=lambda memory: memory.peak), host=max(memory.host for memory in stages))
+
+
+def held_weight_bytes(run: TrainingRun) -> int:
+    """Of one parameter as a device holds it."""
+    return STATE_BYTES[run.precision][0]
 
 
 @lru_cache(maxsize=1024)
@@ -149,7 +166,8 @@ def stage_memory(
     stage_ends = software.stage_tensors * (run.pp > 1)
     kept_bytes = flight.layers * each + ends + stage_ends * own.input * flight.chunks
     working = again + own.working * last + software.outside
-    return StageMemory(weights, gradients, optimizer, kept_bytes, working)
+    host = parameters.sharded(run, run.zero > 0) * HOST_STATE_BYTES[run.optimizer] if run.offload else 0.0
+    return StageMemory(weights, gradients, 0.0 if run.offload else optimizer, kept_bytes, working, host)
 
 
 def _states(built: BuiltTransformer, run: TrainingRun, parameters: Held, layers: int) -> tuple[float, ...]:

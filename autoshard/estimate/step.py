@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.costs.bands import Band
+from autoshard.costs.host_memory import host_of as host_of_node
 from autoshard.errors import UsageError
 from autoshard.estimate.gradient_sync import syncs
 from autoshard.estimate.pieces import pieces
-from autoshard.estimate.stage_memory import StageMemory, stage_memory
+from autoshard.estimate.stage_memory import StageMemory, fullest_of, stage_memory
 from autoshard.estimate.stage_slots import Host, Part, Stages
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
 from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transformer, check
@@ -57,6 +58,8 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     check(model, run)
     _check_dtype(run, hardware)
     check_mesh(hardware, Mesh((("devices", run.devices),)))
+    if run.offload:
+        host_of_node(hardware)
     built = build(model, run, hardware)
     hardware = with_software(hardware, run.software, model.fused_attention, model.fused_loss)
     beside = hardware.constant("overlap.slowdown")
@@ -75,10 +78,7 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     bubble = ("pipeline bubble", ends(placed, run.pp)[last] - busy)
     parts = (*stages.parts(last, orders[last]), handed, bubble, *tails[last])
     counts = [stage_parameters(built, model, run, stage) for stage in range(run.pp)]
-    memory = max(
-        (stage_memory(built, model, run, counts[s], s) for s in range(run.pp)),
-        key=lambda m: m.peak,
-    )
+    memory = fullest_of([stage_memory(built, model, run, counts[s], s) for s in range(run.pp)])
     kind = step_kind(hardware, style_of(model, run), priced_as(run.software), run.devices, host is not None)
     band = _band(stages.families(last, orders[last]), (handed, *tails[last]), run, hardware, kind)
     return Estimate(
@@ -107,9 +107,10 @@ def _check_dtype(run: TrainingRun, hardware: Hardware) -> None:
 
 
 def style_of(model: Transformer, run: TrainingRun) -> str:
-    """fsdp where weights are kept in shards, else megatron; experts are a style of their own, which nobody measured."""
-    if model.experts:
-        return "experts"
+    """fsdp where weights are kept in shards, else megatron; of experts, and an optimizer on the host, nobody measured
+    steps: styles of their own."""
+    if model.experts or run.offload:
+        return "experts" if model.experts else "offload"
     return "fsdp" if run.zero == 3 or run.precision == FSDP else "megatron"
 
 
@@ -118,7 +119,7 @@ def _band(
 ) -> Band:
     """Of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's own."""
     for name, seconds in rest:
-        family = "memory" if name == "optimizer" else "collective"
+        family = "memory" if name.startswith("optimizer") else "collective"
         families[family] = families.get(family, 0.0) + seconds
     return whole_step_band(hardware, families, PRECISIONS[run.precision], kind)
 

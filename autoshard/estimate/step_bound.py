@@ -14,7 +14,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import Sync, Syncs, syncs
 from autoshard.estimate.pieces import pieces
 from autoshard.estimate.stage_layers import layers_of
-from autoshard.estimate.stage_memory import StageMemory, stage_memory
+from autoshard.estimate.stage_memory import StageMemory, fullest_of, stage_memory
 from autoshard.estimate.stage_slots import Host, Stages
 from autoshard.estimate.step import hands_on
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
@@ -108,4 +108,4 @@ def fullest(model: Transformer, run: TrainingRun, built: BuiltTransformer) -> St
     for stage in {kinds.index(kind) for kind in kinds}:  # of stages alike the first has most in flight
         count = stage_parameters(built, model, run, stage)
         found.append(stage_memory(built, model, run, count, stage))
-    return max(found, key=lambda memory: memory.peak)
+    return fullest_of(found)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.costs.device_bytes import optimizer_bandwidth
+from autoshard.costs.host_memory import link_seconds, memory_seconds
 from autoshard.estimate.gradient_sync import Held, held
 from autoshard.estimate.stage_layers import layers_of
+from autoshard.estimate.stage_memory import ACCUMULATED_BYTES, held_weight_bytes
 from autoshard.estimate.stage_slots import Part
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
@@ -38,10 +40,22 @@ def tail(
     """
     count = stage_parameters(built, model, run, stage)
     own = count.sharded(run, run.zero > 0)
-    update = own * TRAFFIC_BYTES[run.precision, run.optimizer] / optimizer_bandwidth(hardware)
     return (
         ("gradient synchronisation", replica_seconds + _tied_seconds(model, run, hardware, stage)),
-        ("optimizer", update),
+        *_update(own, run, hardware),
+    )
+
+
+def _update(own: float, run: TrainingRun, hardware: Hardware) -> tuple[Part, ...]:
+    """Seconds for `own` parameters. On the host: gradients down as the device sums them, the same passes through the
+    host's memory, which all devices of a node share, new weights up; one after the other, as nothing else runs."""
+    traffic = own * TRAFFIC_BYTES[run.precision, run.optimizer]
+    if not run.offload:
+        return (("optimizer", traffic / optimizer_bandwidth(hardware)),)
+    return (
+        ("optimizer: gradients to the host", link_seconds(hardware, own * ACCUMULATED_BYTES)),
+        ("optimizer: on the host", memory_seconds(hardware, traffic)),
+        ("optimizer: weights from the host", link_seconds(hardware, own * held_weight_bytes(run))),
     )
 
 

@@ -20,6 +20,7 @@ PRECISIONS = {  # computed in
 }  # fmt: skip
 MIXED = ("bf16-mixed", "fp16-mixed")  # cast at every use
 HALF = ("bf16", "fp16", FSDP)  # computed with half-precision weights, not cast at every use
+OFFLOADS = ("", "optimizer")
 REDUCED = ("", "fp32", "bf16")  # "": as the precision has it
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
@@ -99,7 +100,8 @@ class TrainingRun:
     neighbours. `reduced`: gradients are summed in. `stage_layers`: layers of each chunk of the pipeline, in the
     model's order; () for as even as they go. `cp`: devices that share every sequence (context parallelism): attention
     passes keys and values around a ring of them. `ep`: replicas that share one set of experts (expert parallelism, a
-    part of `dp`): tokens are sent to their experts among them, and back.
+    part of `dp`): tokens are sent to their experts among them, and back. `offload`: "optimizer" keeps its states and
+    float32 weights in the host's memory, where the host updates them.
     """
 
     batch: int
@@ -121,6 +123,7 @@ class TrainingRun:
     stage_layers: tuple[int, ...] = ()
     cp: int = 1
     ep: int = 1
+    offload: str = ""
 
     @property
     def replicas(self) -> int:
@@ -279,5 +282,6 @@ def _known(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         ("precision", run.precision, PRECISIONS),
         ("zero", run.zero, (0, 1, 2, 3)),
         ("reduced", run.reduced, REDUCED),
+        ("offload", run.offload, OFFLOADS),
     ]
     return [(v in known, f"{name} {v!r}: expected one of {', '.join(map(str, known))}") for name, v, known in given]
