@@ -235,11 +235,18 @@ def ring_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, res
     )
 
 
+def rotation_traffic(op: LocalOp) -> tuple[float, float]:
+    """One half is turned round, then both are put together, either way."""
+    half = op.results[0].bytes / 2
+    return 2 * half + 4 * half, 2 * half + 4 * half
+
+
 OPERATORS: dict[str, Operator] = {
     "autoshard.rotate_half": Operator(
         rule="... d -> ... d | whole: d | linear: 0",
         saves=NOTHING,
         bandwidth="elementwise",
+        traffic=rotation_traffic,
         spelling="rotate_half({0})",
         result_name="rotated",
     ),
