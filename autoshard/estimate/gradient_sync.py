@@ -99,17 +99,17 @@ def _exchange(
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldParameters:
     """Parameters on one device; `experts` are those of them that experts have."""
 
     all: int
     experts: int
 
-    def __add__(self, other: Held) -> Held:
-        return Held(self.all + other.all, self.experts + other.experts)
+    def __add__(self, other: HeldParameters) -> HeldParameters:
+        return HeldParameters(self.all + other.all, self.experts + other.experts)
 
-    def times(self, count: int) -> Held:
-        return Held(self.all * count, self.experts * count)
+    def times(self, count: int) -> HeldParameters:
+        return HeldParameters(self.all * count, self.experts * count)
 
     def sharded(self, run: TrainingRun, cut: bool = True) -> float:
         """How many where ZeRO cuts them."""
@@ -119,12 +119,12 @@ class Held:
 
 
 @lru_cache(maxsize=4096)
-def held(built: BuiltTransformer, path: str) -> Held:
+def held(built: BuiltTransformer, path: str) -> HeldParameters:
     """Parameters of a piece on one device."""
     own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
     sizes = [math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own]
     experts = sum(size for p, size in zip(own, sizes, strict=True) if is_of_experts(p.path))
-    return Held(sum(sizes), experts)
+    return HeldParameters(sum(sizes), experts)
 
 
 def parameter_collectives(program: Program) -> frozenset[int]:
