@@ -99,17 +99,17 @@ def _exchange(
 
 
 @dataclass(frozen=True)
-class HeldParameters:
+class ParameterCounts:
     """Parameters on one device; `experts` are those of them that experts have."""
 
     all: int
     experts: int
 
-    def __add__(self, other: HeldParameters) -> HeldParameters:
-        return HeldParameters(self.all + other.all, self.experts + other.experts)
+    def __add__(self, other: ParameterCounts) -> ParameterCounts:
+        return ParameterCounts(self.all + other.all, self.experts + other.experts)
 
-    def times(self, count: int) -> HeldParameters:
-        return HeldParameters(self.all * count, self.experts * count)
+    def times(self, count: int) -> ParameterCounts:
+        return ParameterCounts(self.all * count, self.experts * count)
 
     def sharded(self, run: TrainingRun, cut: bool = True) -> float:
         """How many where ZeRO cuts them."""
@@ -119,12 +119,12 @@ class HeldParameters:
 
 
 @lru_cache(maxsize=4096)
-def held(built: BuiltTransformer, path: str) -> HeldParameters:
+def held(built: BuiltTransformer, path: str) -> ParameterCounts:
     """Parameters of a piece on one device."""
     own = [p for p in built.program.parameters if p.path.startswith(f"{path}.")]
     sizes = [math.prod(largest_shape(p.shape, p.layout, built.mesh)) for p in own]
     experts = sum(size for p, size in zip(own, sizes, strict=True) if is_of_experts(p.path))
-    return HeldParameters(sum(sizes), experts)
+    return ParameterCounts(sum(sizes), experts)
 
 
 def parameter_collectives(program: Program) -> frozenset[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.estimate.gradient_sync import HeldParameters, held
+from autoshard.estimate.gradient_sync import ParameterCounts, held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
@@ -146,7 +146,7 @@ def _in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunk
 
 
 def stage_memory(
-    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: HeldParameters, stage: int
+    built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: ParameterCounts, stage: int
 ) -> StageMemory:
     """Of a stage; the first one keeps what its embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
@@ -170,7 +170,7 @@ def stage_memory(
     return StageMemory(weights, gradients, 0.0 if run.offload else optimizer, kept_bytes, working, host)
 
 
-def _states(built: BuiltTransformer, run: TrainingRun, parameters: HeldParameters, layers: int) -> tuple[float, ...]:
+def _states(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> tuple[float, ...]:
     """Bytes of weights, gradients and optimizer, and of what is gathered or scattered at the moment.
 
     ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps

@@ -6,7 +6,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.costs.device_bytes import optimizer_bandwidth
 from autoshard.costs.host_memory import link_seconds, memory_seconds
-from autoshard.estimate.gradient_sync import HeldParameters, held
+from autoshard.estimate.gradient_sync import ParameterCounts, held
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.stage_memory import ACCUMULATED_BYTES, held_weight_bytes
 from autoshard.estimate.stage_slots import Part
@@ -85,13 +85,13 @@ def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> fl
     return joint_seconds(hardware, mesh, (0,), "send_receive", size / run.tp) + gathered
 
 
-def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> HeldParameters:
+def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> ParameterCounts:
     """How many parameters a device of `stage` holds."""
     total = held(built, layer(LAYERS - 1)).times(sum(layers_of(model, run, stage)))
     if stage == 0:
         total += held(built, EMBEDDING)
     if stage == run.pp - 1:
-        total += held(built, "head") + HeldParameters(table_size(model, run) if model.tied and run.pp > 1 else 0, 0)
+        total += held(built, "head") + ParameterCounts(table_size(model, run) if model.tied and run.pp > 1 else 0, 0)
     return total
 
 
