@@ -20,6 +20,7 @@ import numpy as np
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
+from autoshard.ir.problem import Floats
 from autoshard.joint.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.block_measure import block_costs, sharded_costs
@@ -38,13 +39,15 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.objectives import MEMORY, SPEED
-from autoshard.simulation.step_timeline import simulate_step
+from autoshard.simulation.step_timeline import StepTimeline, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
+from autoshard.solvers.stages.stage_problem import StagePlan
 
 INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
 REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
+BISECTED = 4  # times, of the room that is withheld for that
 FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
@@ -274,18 +277,43 @@ def _simulated(
     problem: StepProblem, split: BlockSplit | None, solution: StageSolution | None, best: float
 ) -> StepFound | None:
     """The fastest of its plans that fits as it is simulated. Where none does, a stage is given as much less room as it
-    needs more: several chunks of a stage keep more than their mean while one of them runs ahead."""
-    own, found = problem, solution
+    needs more: several chunks of a stage keep more than their mean while one of them runs ahead. Between what is too
+    little and what is enough the least is then sought."""
+    own, found, room = problem, solution, problem.withheld_bytes
     for attempt in range(REPAIRS):
-        if found is None or found.plans[0].seconds * FAR >= best:
+        if solution is None or found is None or found.plans[0].seconds * FAR >= best:
             return None
-        made = [(plan, simulate_step(problem.step_costs(plan))) for plan in found.plans]
-        fitting = [each for each in made if max(each[1].peak_bytes) <= problem.capacity_bytes]
-        if fitting:
-            assert solution is not None
-            plan, timeline = min(fitting, key=lambda each: each[1].step_seconds)
-            return StepFound(problem, split, plan, solution, timeline)
-        over = np.maximum(np.array(made[0][1].peak_bytes) - problem.capacity_bytes, 0.0)
+        fastest, first = _fastest_fitting(problem, found)
+        if fastest is not None:
+            made = StepFound(problem, split, fastest[0], solution, fastest[1])
+            return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room)
+        over = np.maximum(np.array(first.peak_bytes) - problem.capacity_bytes, 0.0)
+        room = own.withheld_bytes
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
         found = solve_stages(own.stage_problem, SIMULATED, TOLERANCE)
     return None
+
+
+def _with_more_room(made: StepFound, enough: float | Floats, too_little: float | Floats) -> StepFound:
+    """`made` or a faster one that fits: bytes withheld of the stages are bisected."""
+    for _ in range(BISECTED):
+        middle = (np.asarray(enough) + too_little) / 2
+        own = replace(made.problem, withheld_bytes=middle)
+        found = solve_stages(own.stage_problem, SIMULATED, TOLERANCE)
+        fastest = _fastest_fitting(made.problem, found)[0] if found is not None else None
+        if fastest is None:
+            too_little = middle
+            continue
+        enough = middle
+        if fastest[1].step_seconds < made.seconds:
+            made = replace(made, plan=fastest[0], timeline=fastest[1])
+    return made
+
+
+def _fastest_fitting(
+    problem: StepProblem, found: StageSolution
+) -> tuple[tuple[StagePlan, StepTimeline] | None, StepTimeline]:
+    """The fastest of its plans that fits, and the first of all, as they are simulated."""
+    made = [(plan, simulate_step(problem.step_costs(plan))) for plan in found.plans]
+    fitting = [each for each in made if max(each[1].peak_bytes) <= problem.capacity_bytes]
+    return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]

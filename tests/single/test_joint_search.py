@@ -23,13 +23,14 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
 from autoshard.ir.plan_json import load
+from autoshard.joint.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.block_line import block_line, shortened
 from autoshard.joint.block_measure import block_costs
 from autoshard.joint.block_splits import block_splits
 from autoshard.joint.found_steps import JointResult, fastest_of_each
 from autoshard.joint.joint_plan import joint_plan, step_seconds
-from autoshard.joint.joint_search import FrontStore, joint_search, measured_replicas
-from autoshard.joint.outer_space import OuterSpace, outer_choices
+from autoshard.joint.joint_search import FrontStore, best_of, joint_search, measured_replicas
+from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
@@ -39,6 +40,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
+from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
 
@@ -95,6 +97,9 @@ def every_step(result_space: OuterSpace, graph: Graph, capacity: float) -> Itera
     line = block_line(graph)
     replicas = measured_replicas(outer_choices(result_space, hardware()))
     store, kinds = FrontStore(line, hardware(), replicas=replicas), tuple(block.kind for block in line.blocks)
+    for choice in sorted(outer_choices(result_space, hardware()), key=lambda choice: -choice.micro_batch):
+        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero else ():
+            store.sharded(own)  # what shards change is measured with the largest micro-batch
     named = {block.kind for block in line.blocks if block.module}
     keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     for choice in outer_choices(result_space, hardware()):
@@ -113,15 +118,12 @@ def every_step(result_space: OuterSpace, graph: Graph, capacity: float) -> Itera
                 yield made.step_seconds, max(made.peak_bytes)
 
 
-TAIL = "two micro-batches: the form that ranks cuts counts the optimizer with each, and misses a plan 2.6 % faster"
-
-
 @pytest.mark.parametrize(
     ("room", "batch"),
     [
         pytest.param(1.0, 8, marks=pytest.mark.slow),
         (0.7, 16),
-        pytest.param(0.7, 8, marks=[pytest.mark.slow, pytest.mark.xfail(reason=TAIL)]),
+        pytest.param(0.7, 8, marks=pytest.mark.slow),
     ],
 )
 def test_the_searched_step_is_the_best_of_all_or_within_half_a_percent(room: float, batch: int) -> None:
@@ -134,6 +136,35 @@ def test_the_searched_step_is_the_best_of_all_or_within_half_a_percent(room: flo
     assert found.best.peak_bytes <= capacity
     assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
     assert found.bound_seconds <= best * (1 + 1e-9)
+
+
+def block_of(kept: float, lean: float) -> BlockCosts:
+    """Three seconds of which nothing is held but what is kept for backward; or four."""
+    nothing = HeldParameters()
+    kept_bytes, working = (("all", kept), ("input", lean)), (("all", 0.0), ("input", 0.0))
+    return BlockCosts(1.0, 2.0, (("all", 0.0), ("input", 1.0)), kept_bytes, working, 0.0, nothing, nothing)
+
+
+@pytest.mark.parametrize("room", [11e9, 13e9, 14e9, 18e9, 20e9, 21e9, 23e9])
+def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(room: float) -> None:
+    """Two parts on each of two stages; the first one keeps most and runs ahead. Every plan simulated is the oracle."""
+    costs = (block_of(3e9, 3e9), block_of(1e9, 2e8), block_of(1e8, 1e8))
+    choice = OuterChoice(2, 2, "interleaved", 1, 1, 1, 8, 0)
+    keeps = (("all",), ("all", "input"), ("all",))
+    problem = StepProblem(choice, (0, *[1] * 8, 2), costs, keeps, hardware(), room)
+    solution = solve_stages(problem.stage_problem, 2, 1e-3)
+    assert solution is not None
+    peak = max(simulate_step(problem.step_costs(solution.plans[0])).peak_bytes)
+    assert (peak > room) == (room < 22e9)  # the form counts the mean of both parts
+    steps = (simulate_step(problem.step_costs(plan)) for plan in every_plan(problem.stage_problem))
+    fitting = [step.step_seconds for step in steps if max(step.peak_bytes) <= room]
+    log = Divided()
+    if not fitting:
+        with pytest.raises(InfeasibleError):
+            best_of([(problem, None)], block_line(gpt2()), log, 1, 1, lambda text: None)
+        return
+    found = best_of([(problem, None)], block_line(gpt2()), log, 1, 1, lambda text: None).best
+    assert found.peak_bytes <= room and found.seconds == pytest.approx(min(fitting))
 
 
 def test_at_level_1_no_plan_of_the_space_holds_less() -> None:
