@@ -24,6 +24,7 @@ from autoshard.rules.operator_table import bound, instance, rule_text
 from autoshard.rules.operators import record
 
 _ONE = Mesh((("all", 1),))
+_IN_ORDER = ("aten.unsqueeze", "aten.view", "aten.reshape", "aten.to")  # of what has one dim that is not 1
 _SIZES = ("size", "shape")  # arguments of what is made from nothing
 
 
@@ -107,6 +108,7 @@ def _followed(graph: Graph, batch: int) -> set[_Place]:
     """Every dim with the batch in it."""
     own, touched = _signatures(graph), touching(graph)
     stored = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
+    picked = _picked(graph, batch)
     starts = [_Place(name, 0, 1, 1) for name in graph.inputs if graph.tensor(name).shape[:1] == (batch,)]
     found, queue = set(starts), deque(starts)
     dims = {(place.tensor, place.dim): place for place in starts}
@@ -116,13 +118,52 @@ def _followed(graph: Graph, batch: int) -> set[_Place]:
             told = f"{stored[place.tensor]} has the size of the batch, which can't change alone"
             raise UsageError(told, "capture it at that batch")
         for op, slot in touched[place.tensor]:
-            for other in _spread(op, own[op.name], slot, place, batch):
+            picks = picked.get(op.name, {})
+            if slot == 0 and place.dim in picks:
+                continue
+            sources = [_Place(str(op.operands[0]), dim, 1, 1) for dim, index in picks.items() if index == slot]
+            for other in (*_spread(op, own[op.name], slot, place, batch), *sources):
                 if dims.setdefault((other.tensor, other.dim), other) != other:
                     raise _lost(op)
                 if other not in found:
                     found.add(other)
                     queue.append(other)
+    _check_picked(graph, picked, found)
     return found
+
+
+def _picked(graph: Graph, batch: int) -> dict[str, dict[int, int]]:
+    """Op that picks samples by their numbers, `x[torch.arange(batch), ...]` -> dim of x -> the operand that picks."""
+    found: dict[str, dict[int, int]] = {}
+    for op in graph.ops:
+        if op.target == "aten.index" and op.operands[0] is not None:
+            shape = graph.tensor(op.operands[0]).shape
+            indices = [(dim, name) for dim, name in enumerate(op.operands[1:]) if name is not None]
+            own = {dim: dim + 1 for dim, name in indices if shape[dim] == batch and _counts(graph, name, batch)}
+            found |= {op.name: own} if own else {}
+    return found
+
+
+def _counts(graph: Graph, name: str, batch: int) -> bool:
+    """Are these the numbers from 0 to `batch`, in order?"""
+    op = graph.producers.get(name)
+    while op is not None and op.target in _IN_ORDER and op.operands[0] is not None:
+        if graph.tensor(op.results[0]).numel != batch:
+            return False
+        op = graph.producers.get(op.operands[0])
+    if op is None or op.target != "aten.arange" or graph.tensor(op.results[0]).shape != (batch,):
+        return False
+    return (op.attribute("start") or 0, op.attribute("step") or 1) == (0, 1)
+
+
+def _check_picked(graph: Graph, picked: dict[str, dict[int, int]], places: Iterable[_Place]) -> None:
+    """What is picked holds the batch where its numbers do, and else not."""
+    dims = {(place.tensor, place.dim) for place in places}
+    held = {tensor for tensor, _ in dims}
+    for name, picks in picked.items():
+        op = graph.by_op[name]
+        if any(((op.operands[0], dim) in dims) != (op.operands[index] in held) for dim, index in picks.items()):
+            raise _lost(op)
 
 
 def _spread(op: Op, signature: Signature, slot: int, place: _Place, batch: int) -> Iterator[_Place]:

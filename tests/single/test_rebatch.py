@@ -14,7 +14,7 @@ from autoshard.rules.rebatch import rebatched
 from tests.models import NAMES, missing_library
 
 
-@pytest.mark.parametrize("name", ["t5", "swin", "vae", "small_resnet"])
+@pytest.mark.parametrize("name", ["t5", "swin", "vae", "small_resnet", "gemma3"])
 def test_the_graph_at_another_batch_is_the_one_captured_there(name: str) -> None:
     if missing_library(name):
         pytest.skip(f"{missing_library(name)} is not installed")
@@ -71,6 +71,35 @@ def test_samples_that_are_compared_with_each_other_stay_together() -> None:
     graph = capture(f"{__name__}:towers", {"batch": 4})
     assert rebatched(graph, 4) is graph
     with pytest.raises(UsageError, match="compares the samples of a batch with each other"):
+        rebatched(graph, 8)
+
+
+class Picking(nn.Module):
+    """Each sample's last word, by the numbers of samples; or by numbers that are as many by chance."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layer, self.count = nn.Linear(3, 3), count
+
+    def forward(self, x: Tensor, last: Tensor) -> Tensor:
+        x = self.layer(x)
+        if not self.count:
+            return x[torch.arange(len(x)), last].square().sum()
+        return x[torch.arange(self.count)].square().sum() + last.sum()
+
+
+def picking(batch: int = 4, count: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    return Picking(count), (torch.randn(batch, 5, 3), torch.full((batch,), 2))
+
+
+def test_samples_that_are_picked_by_their_numbers_are_followed() -> None:
+    made, larger = (capture(f"{__name__}:picking", {"batch": batch}) for batch in (4, 6))
+    assert dumps(rebatched(made, 6)) == dumps(larger)
+
+
+def test_the_first_samples_are_not_all_of_them() -> None:
+    graph = capture(f"{__name__}:picking", {"count": 4})
+    with pytest.raises(UsageError, match="joins the batch with something else"):
         rebatched(graph, 8)
 
 
