@@ -218,7 +218,7 @@ def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:
         ([ids], "a batch must hold 2 tensors (ids, labels), got 1 tensors"),
         ([ids, [1]], "input 'labels': expected a tensor, got list"),
         ([ids, ids.float()], "input 'labels': expected torch.int64, got torch.float32"),
-        ([ids, ids[:3]], "expected the global shape (4, 6) or the local (4, 6), got (3, 6)"),
+        ([ids, ids[:3]], "expected the global shape (4, 6) or the local (4, 6), got (3, 6)\n  try: drop_last=True"),
     ):
         with pytest.raises(train.BatchError, match=re.escape(words)):
             checked(batch, whole)

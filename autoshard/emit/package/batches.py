@@ -108,7 +108,8 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
     fits = len(x.shape) == len(shape) and all(n in either for n, *either in zip(x.shape, shape, own, strict=True))
     if not fits:
         got = tuple(x.shape)
-        raise BatchError(f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}")
+        told = f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}"
+        raise BatchError(f"{told}\n  try: drop_last=True in the loader; for another batch or length, a plan of its own")
     return local_part(name, x, mesh).to(dtype=dtype)
 
 
