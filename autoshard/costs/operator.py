@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
@@ -70,6 +71,16 @@ def compute_seconds(
         there, back = (size / bandwidth for size in known.more_traffic(local))
         forward, backward = forward + there, backward + back
     return forward, backward if graph.loss is not None else 0.0
+
+
+def weight_seconds(
+    hardware: Hardware, graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...]
+) -> float:
+    """Of the backward seconds of a linear, those of the gradients of its weight and bias."""
+    first = operands[0]
+    assert first is not None
+    constant = replace(first, requires_grad=False)
+    return compute_seconds(hardware, graph, op, (constant, *operands[1:]), results)[1]
 
 
 def extra_bytes(graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...]) -> float:

@@ -16,6 +16,7 @@ from autoshard.emit.header import Header
 from autoshard.emit.user_operators import registering_lines
 from autoshard.ir.layout import PARTIAL
 from autoshard.ir.program import Compute, Program
+from autoshard.program.early_reductions import ALONE, SHARED, with_column_parallel
 from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import parameter_paths
@@ -30,6 +31,7 @@ RUNTIME_NAMES = frozenset({
     "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter",
     "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
     "register_operators", "to_device", "to_host",
+    ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
     "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES", "Holder", "INPUTS", "LABEL_COUNTS",
@@ -76,7 +78,7 @@ def operator_lines(program: Program, text: str, other: Program | None = None) ->
 
 def context(program: Program, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
     """`free`: reserved names that a class of this program may take. `title`: what its root is."""
-    tree = module_tree(program, _NO_CLASS - free)
+    tree = with_column_parallel(module_tree(program, _NO_CLASS - free))
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})
     operators = [ins for ins in program.instructions if isinstance(ins, Compute)]

@@ -14,6 +14,7 @@ from autoshard.emit.let_go import Holding
 from autoshard.emit.nested_calls import with_brackets
 from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
+from autoshard.program.early_reductions import IN_OUT, ColumnParallel
 from autoshard.program.module_scopes import RANDOM, random_index, results_of
 from autoshard.program.module_tree import Loop, ModuleCall
 from autoshard.rules.host_tables import TABLE
@@ -71,12 +72,13 @@ class Body:
 
     def _again(self, op: Compute) -> list[str]:
         """What the backward of this operator gathers before all else. It follows the operator at once."""
-        made = [self.names[v] for v in results_of(op) if self.program.value(v).requires_grad and self.names[v] != "_"]
+        results = results_of(op)[-1:] if isinstance(op, ColumnParallel) else results_of(op)
+        made = [self.names[v] for v in results if self.program.value(v).requires_grad and self.names[v] != "_"]
         weights = ", ".join(map(self.owner.operand, op.again))
         if len(made) == 1:
             return statement(f"regather_before({made[0]}, {weights})", 2)
-        results = ", ".join(made)
-        return statement(f"{results} = regather_before(({results}), {weights})", 2) if made else []
+        several = ", ".join(made)
+        return statement(f"{several} = regather_before(({several}), {weights})", 2) if made else []
 
     def text(self, value: str | None) -> str:
         return "None" if value is None else self.owner.operand(value)
@@ -127,6 +129,8 @@ class Body:
             self.owner.uses_labels = True
             expression = f"counted({expression}, {self.owner.ours('labels')})"
         results = list(results_of(op))
+        if isinstance(op, ColumnParallel) and op.moves is not None:
+            return statement(f"{self._left(op)} = {expression}", 2, self._reason(op.moves))
         if len(results) == 1:
             left = self._left(op)
             if left != self.names[results[0]]:
@@ -165,6 +169,8 @@ class Body:
 
     def _variant(self, op: Compute) -> str:
         """A call of the runtime."""
+        if isinstance(op, ColumnParallel) and op.moves is not None:
+            return self._column_parallel(op, op.moves)
         operands = [str(text) for text in self._sent(op, [v and self.text(v) for v in op.operands])]
         if op.variant == "random_attention":
             operands += ["None"] * (4 - len(operands))
@@ -226,6 +232,16 @@ class Body:
             name = "regather" if step.again else "gather_once"
         arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != _GRAD_DEFAULTS[name] else []
         return f"{name}({', '.join(arguments)})"
+
+    def _column_parallel(self, op: ColumnParallel, moves: Collective) -> str:
+        """The axis, then the weight and what is added, then how the input is gathered where it is."""
+        first, weight, *added = op.operands
+        turned = ".t()" if op.target == IN_OUT else ""
+        arguments = [self.text(first), self.owner.axis(*moves.axes), self.text(weight) + turned]
+        arguments += [self.text(value) for value in added if value is not None]
+        if moves.joined is not None:
+            arguments += [f"dim={moves.joined.dim}", *self._cut(moves, moves.joined, "", True)]
+        return f"{op.variant}({', '.join(arguments)})"
 
     def _by_index(self, step: Collective, arguments: list[str]) -> str:
         """An exchange: the global shape, and how the tensor lies before and after."""

@@ -21,7 +21,7 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
-from autoshard.ir.program import Compute, Program
+from autoshard.ir.program import Collective, Compute, Program
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.operator_record import Work
 from autoshard.rules.algebra.strategy import Strategy
@@ -67,7 +67,7 @@ def _built(
     formulation = _stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed))
     solution = solvers.solve(formulation.problem)
     plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
-    return BuiltTransformer(_balanced(lower(plan, written.graph)), written.graph, mesh)
+    return BuiltTransformer(_in_a_row(_balanced(lower(plan, written.graph))), written.graph, mesh)
 
 
 def _balanced(program: Program) -> Program:
@@ -76,6 +76,12 @@ def _balanced(program: Program) -> Program:
         replace(i, variant=BALANCED) if isinstance(i, Compute) and i.variant == RING else i
         for i in program.instructions
     )
+    return replace(program, instructions=tuple(own))
+
+
+def _in_a_row(program: Program) -> Program:
+    """Reductions of activations' gradients that nothing stands beside, as the rates of published steps were fitted."""
+    own = (replace(i, early=False) if isinstance(i, Collective) else i for i in program.instructions)
     return replace(program, instructions=tuple(own))
 
 

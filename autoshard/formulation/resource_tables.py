@@ -16,7 +16,7 @@ from autoshard.costs.collective import per_byte_seconds
 from autoshard.costs.host_memory import TO_DEVICE, host_tasks
 from autoshard.costs.links import joint_link
 from autoshard.costs.moving import gradient_dtype
-from autoshard.costs.operator import compute_seconds
+from autoshard.costs.operator import compute_seconds, weight_seconds
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
@@ -24,6 +24,7 @@ from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
+from autoshard.program.early_reductions import LINEARS
 from autoshard.program.weight_buckets import SMALL_BYTES, block_of
 from autoshard.redistribute.way_parts import (
     AGAIN,
@@ -205,13 +206,40 @@ class ResourceTables:
             consumer.kind == "op" and consumer.name in self.path.needed,
             self._block_again(v, position) != "",
         )
-        return self._once((id(value.seconds), id(site.sources), *facts), lambda: self._part(v, *facts))
+        beside = self._beside(v)
+        key = (id(value.seconds), id(site.sources), *facts, beside.tobytes())
+        return self._once(key, lambda: self._part(v, *facts, beside))
 
     def whole(self, v: int) -> Floats:
         """(2 R, sources, targets): a way as it probably runs."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
         again = any(self._made_again(site.tensor, consumer) for consumer in value.consumers)
-        return self._once(("whole", id(value.seconds), id(site.sources), again), lambda: self._whole(v, again))
+        beside = self._beside(v)
+        key = ("whole", id(value.seconds), id(site.sources), again, beside.tobytes())
+        return self._once(key, lambda: self._whole(v, again, beside))
+
+    def _beside(self, v: int) -> Floats:
+        """(targets,): the most seconds of a weight product beside which the gradient of what a target holds is summed,
+        as `program.early_reductions` has it: any linear that reads it may be the one."""
+        value, site = self.formulation.problem.values[v], self.formulation.values[v]
+        found = np.zeros(len(site.targets))
+        for consumer, targets in zip(value.consumers, value.targets, strict=True):
+            reader = self.formulation.sites[consumer]
+            op = self.graph.by_op[reader.name] if reader.kind == "op" else None
+            if op is not None and op.target in LINEARS and op.operands[0] == site.tensor:
+                np.maximum.at(found, targets, self._weight_products(op, reader.strategies))
+        return found
+
+    def _weight_products(self, op: Op, strategies: Sequence[Strategy]) -> Floats:
+        """(choices,): the seconds of a linear's gradients of weight and bias."""
+
+        def product(strategy: Strategy) -> float:
+            plain = not (strategy.variant or strategy.host)
+            return weight_seconds(self.hardware, self.graph, op, *self._locals(op, strategy)) if plain else 0.0
+
+        tensors = tuple(self.graph.tensor(name) for name in op.operands if name is not None)
+        facts = tuple((x.shape, x.dtype, x.requires_grad) for x in tensors)
+        return self._once(("weight", id(strategies), facts), lambda: np.array([product(s) for s in strategies], float))
 
     def _gathers_again(self, tensor: str, consumer: int) -> bool:
         """Whether the backward of a reader surely makes anew what was gathered of a weight."""
@@ -231,19 +259,26 @@ class ResourceTables:
         values = [self.formulation.problem.values[v] for v in self.values_of.get(made, [])]
         return any(self._made_again(made, reader) for value in values for reader in value.consumers)
 
-    def _part(self, v: int, count: int, on_path: bool, needed: bool, again: bool) -> Floats:
+    def _part(self, v: int, count: int, on_path: bool, needed: bool, again: bool, beside: Floats) -> Floats:
         found = self._empty(v)
         if self.formulation.values[v].tied or not needed:
             return found
         if self.formulation.values[v].tensor in self.graph.weights:
             return self._weight_part(found, v, count, again)
-        parts = self._parts(v)
+        parts, summed = self._parts(v), np.zeros(found.shape[1:])
         for (phase, axes), seconds in parts.seconds.items():
             backward = phase != FORWARD
-            if phase not in PARTS:
-                found[self._rows(axes, backward)] += seconds / count
-                found[self._row(IN_ROW, backward)] += seconds / count * self.in_order
-                found[self._row(PATH, backward)] += seconds * on_path
+            if phase in PARTS:
+                continue
+            found[self._rows(axes, backward)] += seconds / count
+            if backward and axes:
+                summed += seconds
+                continue
+            found[self._row(IN_ROW, backward)] += seconds / count * self.in_order
+            found[self._row(PATH, backward)] += seconds * on_path
+        exposed = np.maximum(0.0, summed - beside)
+        found[self._row(IN_ROW, True)] += exposed / count * self.in_order
+        found[self._row(PATH, True)] += exposed * on_path
         for phase, tasks in parts.tasks.items():
             if phase not in PARTS:
                 found[self._row(HOST, phase != FORWARD)] += self.dispatch_seconds * tasks / count
@@ -301,18 +336,21 @@ class ResourceTables:
         most: Floats = np.max([np.zeros(2 * self.count), *found.values()], axis=0)
         return most
 
-    def _whole(self, v: int, again: bool) -> Floats:
+    def _whole(self, v: int, again: bool, beside: Floats) -> Floats:
         found = self._empty(v)
         if self.formulation.values[v].tied:
             return found
         tensor, parts = self.formulation.values[v].tensor, self._parts(v)
         weight, late = tensor in self.graph.weights, tensor in self.parameters
+        summed = np.zeros(found.shape[1:])
         for (phase, axes), seconds in parts.seconds.items():
             if phase not in PARTS or (phase in AGAIN and again):
                 seconds = seconds * self.of_step if phase == SUM and late else seconds
                 hidden = weight and axes != () and phase == SUM and late
                 found[self._rows(axes, phase != FORWARD)] += seconds
                 found[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
+                summed += seconds if phase != FORWARD and axes and not weight else 0.0
+        found[self._row(IN_ROW, True)] -= (1 - EXPOSED[SUM]) * np.minimum(summed, beside)
         if weight and self.graph.tensor(tensor).bytes >= SMALL_BYTES:
             self._add_together(found, v, parts, again)
         for phase, tasks in parts.tasks.items():

@@ -11,7 +11,8 @@ follows its own forward alone (`follows`).
 What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
 own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts at the rate
 of large messages, beside everything else; a weight of a block is gathered again for backward, but in the block that is
-used last, and so that of one block is taken off.
+used last, and so that of one block is taken off. Of the sum of an input's gradient counts what the weight product of a
+linear that reads it can't hide.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class Collective:
 
     `again`: it gathers a weight for use; what autograd keeps is what is stored. `once`: it gathers a weight for all
     micro-batches of a step, in a bucket. `gradient_dtype`: the one in which the gradient is moved and summed, "" for
-    the value's own.
+    the value's own. `early`: of what a linear reads; its backward starts as soon as that linear has made its part of
+    the gradient, and is waited for after the gradients of the linear's weight and bias: see `program.early_reductions`.
     """
 
     axes: tuple[str, ...]  # in mesh order
@@ -88,6 +89,7 @@ class Collective:
     again: bool = False
     gradient_dtype: str = ""
     once: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)

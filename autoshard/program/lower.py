@@ -23,12 +23,12 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OUTPUT, OpPlan, Plan, PlanStep, RedistributionPlan
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.collective_reasons import reason
+from autoshard.program.early_reductions import with_early_reductions
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.label_counts import label_counts
 from autoshard.program.short_lived import short_lived
 from autoshard.program.weight_buckets import gathered_once, given_at, weight_buckets
-from autoshard.program.weight_way import weight_way
-from autoshard.program.weights import with_gathers
+from autoshard.program.weights import weight_way, with_gathers
 from autoshard.redistribute import Step
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -75,6 +75,8 @@ class _Lowering:
         whole = plan.step.zero < 3 and graph.loss is not None
         once = gathered_once(parameters, self.instructions, self.values) if whole else frozenset()
         instructions = with_gathers(self.instructions, self.values, stored, graph, again, once)
+        if graph.loss is not None:
+            instructions = with_early_reductions(instructions, self.values, stored)
         fixed = (*inputs, *stored, *(b.value for b in buffers))
         together = weight_buckets(parameters, instructions, self.values, self.mesh, plan.fusion) if graph.loss else ()
         return Program(

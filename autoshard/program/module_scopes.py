@@ -222,7 +222,7 @@ class Scopes:
         types = tuple(self._type(v) for v in results_of(ins))
         if isinstance(ins, Collective):
             placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
-            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype, ins.once)
+            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype, ins.once, ins.early)
             return (ins.axes, *placements, *does, types)
         attributes = [(k, v) for k, v in ins.attributes if not (k == "index" and ins.variant in RANDOM)]
         return (ins.target, repr(attributes), ins.variant, ins.axes, len(ins.operands), types)
@@ -282,7 +282,7 @@ class Scopes:
             if not run.path or known[self.key(run)] > 1:
                 continue
             start = run.start
-            while start + 1 < run.stop and isinstance(self.program.instructions[start], Collective):
+            while start + 1 < run.stop and _may_leave(self.program.instructions[start]):
                 start += 1
                 if self.key(ModuleVisit(run.path, start, run.stop, ())) in known:
                     self.assigned[run.start : start] = [self._chain(run.path)[-2]] * (start - run.start)
@@ -307,3 +307,8 @@ class Scopes:
         for run in strays:
             for i in range(run.start, run.stop):
                 self.assigned[i] = parent
+
+
+def _may_leave(first: Instruction) -> bool:
+    """A collective, but none that is part of the call of the linear that reads it."""
+    return isinstance(first, Collective) and not first.early

@@ -6,10 +6,11 @@ from autoshard import redistribute
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, REPLICATE, REPLICATE_PARTIAL, Layout, Shard, local_sizes
 from autoshard.ir.program import Collective, Compute, Program, ProgramParameter
+from autoshard.program.early_reductions import LINEARS, early_linears
 from autoshard.program.gradient_buckets import backward_ends
-from autoshard.program.module_scopes import operands_of
+from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.weight_buckets import given_at, parameter_paths
-from autoshard.program.weights import GATHERS
+from autoshard.program.weights import GATHERS, weight_steps
 from autoshard.rules.algebra.strategy import Strategy
 
 
@@ -29,6 +30,7 @@ def check(program: Program, graph: Graph, strategies: dict[str, Strategy]) -> No
     _check_ends(program)
     _check_gradients(program)
     _check_weight_buckets(program)
+    _check_early(program)
 
 
 def _check_values(program: Program, graph: Graph) -> None:
@@ -102,6 +104,19 @@ def _check_gradients(program: Program) -> None:
         )
         assert partial == (reduced.get(parameter.path, ()) if parameter.trainable else ()), parameter.path
         _check_storage(parameter, entered)
+
+
+def _check_early(program: Program) -> None:
+    """Each early reduction belongs to the linear that runs next, but for what makes that one's weight and bias."""
+    early = [i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.early]
+    linears = early_linears(program.instructions)
+    assert sorted(linears.values()) == early, "an early reduction without its linear"
+    parameters = [p.value for p in program.parameters]
+    ways = weight_steps(program.instructions, parameters, program.by_name)
+    for linear, start in linears.items():
+        step, between = program.instructions[linear], program.instructions[start + 1 : linear]
+        assert isinstance(step, Compute) and step.target in LINEARS and not step.variant, step
+        assert all(results_of(other)[0] in ways for other in between), step
 
 
 def _check_weight_buckets(program: Program) -> None:

@@ -3,9 +3,9 @@
 One compute stream, one communication stream per mesh axis, and the host that issues them (see stream_schedule.py). As
 in the emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run
 beside its computation); the all-reduce of a gradient bucket starts where the program says, beside the rest of backward,
-and the optimizer waits for all; weights that go together are gathered a block ahead and scattered beside backward (see
-weight_streams.py). Look-ups on the host hold it up, and the device waits for them. Nothing else overlaps. Not
-modelled: gradient clipping.
+and the optimizer waits for all; an early reduction runs beside the weight product of its linear; weights that go
+together are gathered a block ahead and scattered beside backward (see weight_streams.py). Look-ups on the host hold it
+up, and the device waits for them. Nothing else overlaps. Not modelled: gradient clipping.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Program
+from autoshard.program.early_reductions import early_linears
 from autoshard.simulation.instruction_tasks import TaskPricer
 from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
 from autoshard.simulation.stream_schedule import Schedule
@@ -32,6 +33,8 @@ def simulate(
     schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
     pricer = TaskPricer(program, graph, hardware, free)
     weights = WeightStreams(program, schedule, pricer, among)
+    early = early_linears(program.instructions)
+    reduced = frozenset(early.values())
     starts: list[float] = []
     for index, instruction in enumerate(program.instructions):
         starts.append(schedule.now)
@@ -42,7 +45,9 @@ def simulate(
         for index, instruction in reversed(list(enumerate(program.instructions))):
             starts.append(schedule.now)
             weights.gather_again(index)
-            if not weights.scatter(index):
+            if index in early:
+                _reduce_early(schedule, pricer, index, early[index])
+            elif index not in reduced and not weights.scatter(index):
                 schedule.run_in_order(pricer.tasks(index, instruction, "backward"))
             for bucket in () if among else pricer.buckets(index):
                 schedule.run_in_order([bucket.copy])
@@ -53,6 +58,17 @@ def simulate(
         schedule.run_in_order(pricer.optimizer(), tuple(sent))
     memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
     return _timeline(program, memory, schedule, starts or [0.0])
+
+
+def _reduce_early(schedule: Schedule, pricer: TaskPricer, linear: int, collective: int) -> None:
+    """The backward of a linear: its input's gradient, whose reduction then runs beside those of weight and bias."""
+    own, weight = pricer.linear_backward(linear)
+    schedule.run_in_order(own)
+    *packing, reduction = pricer.tasks(collective, pricer.program.instructions[collective], "backward")
+    schedule.run_in_order(packing)
+    sent = schedule.start(reduction)
+    schedule.run_in_order([weight])
+    schedule.wait_for(sent)
 
 
 def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: list[float]) -> Timeline:

@@ -12,7 +12,7 @@ from autoshard.costs.device_bytes import optimizer_seconds
 from autoshard.costs.host_memory import LOOK_UP, TO_DEVICE, host_tasks
 from autoshard.costs.links import joint_link
 from autoshard.costs.moving import local_pass
-from autoshard.costs.operator import compute_seconds
+from autoshard.costs.operator import compute_seconds, weight_seconds
 from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.local_op import LocalTensor
@@ -55,6 +55,19 @@ class TaskPricer:
         if phase == "backward":
             yield from self._gathers_again(index)
         yield from self._compute(index, instruction, phase)
+
+    def linear_backward(self, index: int) -> tuple[list[StreamTask], StreamTask]:
+        """Of a linear: all up to its input's gradient, and those of its weight and bias."""
+        instruction = self.program.instructions[index]
+        assert isinstance(instruction, Compute)
+        *before, whole = self.tasks(index, instruction, "backward")
+        operands = tuple(None if name is None else self.local(name) for name in instruction.operands)
+        results = tuple(self.local(name) for name in instruction.results)
+        op = self.graph.by_op[instruction.op]
+        rest = weight_seconds(self.hardware, self.graph, op, operands, results)
+        made = float(sum(x.bytes for x in operands[1:] if x is not None and x.requires_grad))
+        weight = replace(whole, name=f"{whole.name}: weight", seconds=rest, bytes=made, continues=True)
+        return [*before, replace(whole, seconds=max(0.0, whole.seconds - rest))], weight
 
     def _gathers_again(self, index: int) -> Iterator[StreamTask]:
         """The gathers of weights that the backward of this instruction needs whole, and their casts; but for those that

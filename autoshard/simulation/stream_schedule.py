@@ -19,6 +19,7 @@ class StreamTask:
 
     One `beside` the task before it does not wait for that one. `collective` is what it communicates over `axes`, "" for
     a computation. `link`: the level of the cluster that limits it. `held_up`: the host is, until it has ended.
+    `continues`: the host issued it with the task before, of which it is a part.
     """
 
     name: str
@@ -34,6 +35,7 @@ class StreamTask:
     axes: tuple[str, ...] = ()
     link: str = ""
     held_up: bool = False
+    continues: bool = False
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Schedule:
 
     def start(self, task: StreamTask, after: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Places a task that nothing waits for yet; gives its position. One that takes no time costs the host alone."""
-        self.host += self.dispatch_seconds
+        self.host += 0.0 if task.continues else self.dispatch_seconds
         if task.seconds == 0:
             return after
         waits = tuple(sorted({*self.waits, *after}))

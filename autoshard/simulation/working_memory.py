@@ -15,6 +15,7 @@ from autoshard.ir.layout import LocalSize
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, LocalValue, Program
+from autoshard.program.early_reductions import early_linears
 from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
 from autoshard.simulation.shared_storage import Storage
 
@@ -36,7 +37,8 @@ def local_bytes(value: LocalValue, mesh: Mesh) -> float:
 
 def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
     """Bytes of each instruction."""
-    found = []
+    found: list[Temporary] = []
+    early = early_linears(program.instructions)
     together = {position for bucket in program.weight_buckets for position in bucket.gathers}  # see weight_spans.py
     for index, instruction in enumerate(program.instructions):
         if index in together:
@@ -48,7 +50,8 @@ def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
         else:
             own = _operator(program, graph, instruction)
             again = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
-            found.append(Temporary(own.forward, max(own.backward, again)))
+            also = _reducing(program, early[index]) if index in early else 0.0
+            found.append(Temporary(own.forward, max(own.backward, again) + also))
     return found
 
 
@@ -86,6 +89,14 @@ def _moving(program: Program, step: Collective) -> Temporary:
         return own
     wide = replace(given, dtype=step.gradient_dtype), replace(made, dtype=step.gradient_dtype)
     return Temporary(own.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
+
+
+def _reducing(program: Program, collective: int) -> float:
+    """Of an early reduction, beside the gradients that its linear makes: what it sends, and what it receives."""
+    step = program.instructions[collective]
+    assert isinstance(step, Collective)
+    received = local_bytes(program.value(step.operand), program.mesh) if step.forward else 0.0  # else in place
+    return _moving(program, step).backward + received
 
 
 def _gathering(program: Program, instruction: Compute, steps: Sequence[int]) -> float:

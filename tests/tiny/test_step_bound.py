@@ -187,6 +187,15 @@ def test_that_it_could_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_hold(step_resources(formulation), formulation, best) > 1
 
 
+def test_that_early_reductions_could_make_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of inputs' gradients, counted as if no weight product stood beside them, are above the step."""
+    beside = ResourceTables._beside
+    monkeypatch.setattr(ResourceTables, "_beside", lambda own, v: 0 * beside(own, v))
+    formulation = made("dp=2,tp=2", *SIZES[1], 16)
+    best = StepSearch(formulation).first()
+    assert best is not None and all_hold(step_resources(formulation), formulation, best) > 1
+
+
 @pytest.mark.parametrize("mesh", MESHES[:2])
 def test_the_bound_is_below_every_step_and_the_means_below_their_least_plan(mesh: str) -> None:
     formulation = made(mesh, *SIZES[1])
@@ -219,7 +228,7 @@ def test_other_plans_are_found_between_and_beside() -> None:
 
 def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
-    search = StepSearch(made("dp=2,tp=2", *SIZES[1]))
+    search = StepSearch(made("dp=2,tp=8", *SIZES[1]))
     assert search.first() is not None and len(search.found) > 1
     assert len(list(search.others())) > 0
 

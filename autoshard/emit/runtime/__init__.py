@@ -21,6 +21,7 @@ from .checkpoint import (
     put_in_place,
     save_checkpoint,
 )
+from .column_parallel import column_parallel, shared_column_parallel
 from .compiling import compile_blocks
 from .convolution import (
     halo_avg_pool,
@@ -114,6 +115,7 @@ __all__ = [
     "assign",
     "cast_weight",
     "clip_gradients",
+    "column_parallel",
     "compile_blocks",
     "copy",
     "counted",
@@ -183,6 +185,7 @@ __all__ = [
     "shard_parameter",
     "shard_size",
     "sharding",
+    "shared_column_parallel",
     "slice_shard",
     "synchronised_batch_norm",
     "to_device",

@@ -19,7 +19,7 @@ from .flat_weights import Weight, weight_of
 from .weights import Cast, Map, cast_of, gathered_of, note_cast, note_gathered
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
     dim: int
     size: int
     blocks: int
@@ -30,52 +30,58 @@ class _Cut(NamedTuple):
         return [shard_size(self.size // self.blocks, axis, 1, self.unit, i) for i in range(axis.size)]
 
 
-def _cut(x: Tensor, axis: Axis, dim: int, size: int | None, blocks: int, unit: Unit, whole: bool) -> _Cut:
+def cut_of(x: Tensor, axis: Axis, dim: int, size: int | None, blocks: int, unit: Unit, whole: bool) -> Cut:
     if size is None:
         size = x.shape[dim] if whole else x.shape[dim] * axis.size
-    cut = _Cut(dim % x.dim(), size, blocks, unit)
+    cut = Cut(dim % x.dim(), size, blocks, unit)
     expected = size if whole else shard_size(size, axis, blocks, unit)
     if x.shape[dim] != expected or size % blocks:
         raise ValueError(f"dim {dim} of {tuple(x.shape)}: expected length {expected} ({cut} over {axis.name})")
     return cut
 
 
-def _blocks_first(x: Tensor, cut: _Cut) -> Tensor:
+def _blocks_first(x: Tensor, cut: Cut) -> Tensor:
     """Splits the dim into (blocks, length) and moves the length to the front."""
     return x.unflatten(cut.dim, (cut.blocks, x.shape[cut.dim] // cut.blocks)).movedim(cut.dim + 1, 0).contiguous()
 
 
-def _blocks_back(x: Tensor, cut: _Cut) -> Tensor:
+def _blocks_back(x: Tensor, cut: Cut) -> Tensor:
     return x.movedim(0, cut.dim + 1).flatten(cut.dim, cut.dim + 1).contiguous()
 
 
-def _gather(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+def gather_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
     return _blocks_back(axis.transport.all_gather(_blocks_first(x, cut), cut.lengths(axis)), cut)
 
 
-def _scatter(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+def _scatter(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
     return _blocks_back(axis.transport.reduce_scatter(_blocks_first(x, cut), cut.lengths(axis)), cut)
 
 
-def _part(x: Tensor, axis: Axis, cut: _Cut, index: int | None = None) -> Tensor:
+def start_scatter(x: Tensor, axis: Axis, cut: Cut) -> Callable[[], Tensor]:
+    """The sum over the axis, of which each device gets its part once the returned function is called."""
+    wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), cut.lengths(axis))
+    return lambda: _blocks_back(wait(), cut)
+
+
+def _part(x: Tensor, axis: Axis, cut: Cut, index: int | None = None) -> Tensor:
     """A view of what one device holds, the dim as (blocks, length)."""
     start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit, index)
     return x.unflatten(cut.dim, (cut.blocks, cut.size // cut.blocks)).narrow(cut.dim + 1, start, stop - start)
 
 
-def _slice(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+def _slice(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
     part = _part(x, axis, cut).clone(memory_format=torch.contiguous_format)  # a view would keep the whole alive
     return part.flatten(cut.dim, cut.dim + 1)
 
 
-def _pad(x: Tensor, axis: Axis, cut: _Cut) -> Tensor:
+def _pad(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
     start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit)
     whole = x.new_zeros((*x.shape[: cut.dim], cut.blocks, cut.size // cut.blocks, *x.shape[cut.dim + 1 :]))
     whole.narrow(cut.dim + 1, start, stop - start).copy_(x.unflatten(cut.dim, (cut.blocks, stop - start)))
     return whole.flatten(cut.dim, cut.dim + 1)
 
 
-def _exchange(x: Tensor, axis: Axis, joined: _Cut, cut: _Cut) -> Tensor:
+def _exchange(x: Tensor, axis: Axis, joined: Cut, cut: Cut) -> Tensor:
     sent = [_part(x, axis, cut, i) for i in range(axis.size)]
     shape = list(sent[axis.index].flatten(cut.dim, cut.dim + 1).shape)
     lengths = joined.lengths(axis)
@@ -178,31 +184,31 @@ def all_gather(
     x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1, grad: str = "slice"
 ) -> Tensor:
     """S -> R (`grad="slice"`) or S -> R+ (`grad="reduce_scatter"`)."""
-    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
-    return redistributed(x, _gather, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
+    cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
+    return redistributed(x, gather_whole, {"slice": _slice, "reduce_scatter": _scatter}[grad], axis=axis, cut=cut)
 
 
 def slice_shard(
     x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: Unit = 1, grad: str = "all_gather"
 ) -> Tensor:
     """R -> S (`grad="all_gather"`) or R+ -> S (`grad="zero_pad"`)."""
-    cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
-    return redistributed(x, _slice, {"all_gather": _gather, "zero_pad": _pad}[grad], axis=axis, cut=cut)
+    cut = cut_of(x, axis, dim, None, blocks, unit, whole=True)
+    return redistributed(x, _slice, {"all_gather": gather_whole, "zero_pad": _pad}[grad], axis=axis, cut=cut)
 
 
 def reduce_scatter(
     x: Tensor, axis: Axis, dim: int, *, blocks: int = 1, unit: Unit = 1, grad: str = "all_gather"
 ) -> Tensor:
     """P -> S."""
-    cut = _cut(x, axis, dim, None, blocks, unit, whole=True)
-    return redistributed(x, _scatter, {"all_gather": _gather}[grad], axis=axis, cut=cut)
+    cut = cut_of(x, axis, dim, None, blocks, unit, whole=True)
+    return redistributed(x, _scatter, {"all_gather": gather_whole}[grad], axis=axis, cut=cut)
 
 
 def zero_pad(
     x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1, grad: str = "slice"
 ) -> Tensor:
     """S -> P."""
-    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
     return redistributed(x, _pad, {"slice": _slice}[grad], axis=axis, cut=cut)
 
 
@@ -212,8 +218,8 @@ def all_to_all(
     cut_blocks: int = 1, cut_unit: Unit = 1,
 ) -> Tensor:  # fmt: skip
     """S -> S of another dim: `joined_dim` becomes whole over the axis, `cut_dim` is cut by it."""
-    joined = _cut(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
-    cut = _cut(x, axis, cut_dim, None, cut_blocks, cut_unit, whole=True)
+    joined = cut_of(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
+    cut = cut_of(x, axis, cut_dim, None, cut_blocks, cut_unit, whole=True)
     forward, backward = partial(_exchange, joined=joined, cut=cut), partial(_exchange, joined=cut, cut=joined)
     return redistributed(x, forward, backward, axis=axis)
 
@@ -238,25 +244,25 @@ def regather(
     grad: str = "reduce_scatter",
 ) -> Tensor:  # fmt: skip
     """`all_gather` of a weight for its use, which is not kept for backward: see `regather_before`."""
-    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
     backward = {"slice": _slice, "reduce_scatter": _scatter}[grad]
     if torch.compiler.is_compiling():
-        return redistributed(x, _gather, backward, axis=axis, cut=cut)
+        return redistributed(x, gather_whole, backward, axis=axis, cut=cut)
     low = cast_of(x)
     weight = weight_of(x if low is None else low.source)
     if weight is not None and weight.bucket.axis is axis:
         return _together(x, weight, axis, cut)
-    return redistributed(x, _gather, backward, again=True, axis=axis, cut=cut)
+    return redistributed(x, gather_whole, backward, again=True, axis=axis, cut=cut)
 
 
 def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1) -> Tensor:
     """`all_gather` of a weight for its use in all micro-batches of a step: in the first one within `gathered_together`,
     which also says when its gradient is scattered. Elsewhere as often as it is called."""
-    cut = _cut(x, axis, dim, size, blocks, unit, whole=False)
+    cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
     low = cast_of(x)
     weight = None if torch.compiler.is_compiling() else weight_of(x if low is None else low.source)
     if weight is None or weight.bucket.axis is not axis:
-        return redistributed(x, _gather, _scatter, axis=axis, cut=cut)
+        return redistributed(x, gather_whole, _scatter, axis=axis, cut=cut)
     assemble = _assembling(x, axis, cut)
 
     def scattered(grad: Tensor) -> None:
@@ -265,7 +271,7 @@ def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blo
     return cast(Tensor, _Redistribution.apply(x, lambda _: weight.gather_once(assemble), scattered))
 
 
-def _assembling(x: Tensor, axis: Axis, cut: _Cut) -> Callable[[list[Tensor]], Tensor]:
+def _assembling(x: Tensor, axis: Axis, cut: Cut) -> Callable[[list[Tensor]], Tensor]:
     """What makes a weight of the flat parts of all devices; `x` is this one's."""
     shapes = [[*x.shape[: cut.dim], cut.blocks, n, *x.shape[cut.dim + 1 :]] for n in cut.lengths(axis)]
 
@@ -276,7 +282,7 @@ def _assembling(x: Tensor, axis: Axis, cut: _Cut) -> Callable[[list[Tensor]], Te
     return assemble
 
 
-def _together(x: Tensor, weight: Weight, axis: Axis, cut: _Cut) -> Tensor:
+def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
     """`regather` of a weight that is gathered, and whose gradient is scattered, with others."""
     assemble = _assembling(x, axis, cut)
 

@@ -1,0 +1,90 @@
+"""Linears whose weight is cut along its outputs. The gradient of their input is a sum over the axis, which runs beside
+the gradients of weight and bias.
+
+(Megatron-LM: `linear_with_grad_accumulation_and_async_allreduce`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .axis import Axis, Unit
+from .redistribution import Cut, all_gather, copy, cut_of, gather_whole, start_scatter
+
+
+def column_parallel(
+    x: Tensor, axis: Axis, weight: Tensor, bias: Tensor | None = None, *,
+    dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1,
+) -> Tensor:  # fmt: skip
+    """`F.linear(x, weight, bias)`, whose gradient for `x` is summed over `axis`: R -> R+ of `x`. With `dim` each device
+    holds a part of that dim, which is gathered, and of whose gradient each gets its part: S -> R+ (`size`, `blocks` and
+    `unit` as of `all_gather`)."""
+    if _decided_elsewhere(x):
+        return F.linear(_moved(x, axis, dim, size, blocks, unit), weight, bias)
+    cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
+    return cast(Tensor, _Linear.apply(x, weight, bias, axis, cut, False))
+
+
+def shared_column_parallel(
+    x: Tensor, axis: Axis, weight: Tensor, bias: Tensor | None = None, *,
+    dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gives, before the result, what others read of `x`: each of them adds its part to the gradient first."""
+    if _decided_elsewhere(x):
+        whole = _moved(x, axis, dim, size, blocks, unit)
+        return whole, F.linear(whole, weight, bias)
+    cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
+    return cast("tuple[Tensor, Tensor]", _Linear.apply(x, weight, bias, axis, cut, True))
+
+
+def _decided_elsewhere(x: Tensor) -> bool:
+    """Whether autocast decides on the precision of each operator."""
+    return bool(torch.is_autocast_enabled(x.device.type))
+
+
+def _moved(x: Tensor, axis: Axis, dim: int | None, size: int | None, blocks: int, unit: Unit) -> Tensor:
+    if dim is None:
+        return copy(x, axis)
+    return all_gather(x, axis, dim, size=size, blocks=blocks, unit=unit, grad="reduce_scatter")
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, cut: Cut | None, shared: bool
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        whole = x if cut is None else gather_whole(x, axis, cut)
+        ctx.save_for_backward(whole, weight)
+        ctx.axis, ctx.cut = axis, cut
+        result = F.linear(whole, weight, bias)
+        return (whole.view_as(whole), result) if shared else result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        inputs, rows = x.reshape(-1, x.shape[-1]), grads[-1].reshape(-1, weight.shape[0])
+        wait = None
+        if ctx.needs_input_grad[0]:
+            others = grads[0].reshape(inputs.shape) if len(grads) > 1 else None
+            summed = rows @ weight if others is None else torch.addmm(others, rows, weight)
+            wait = _start_sum(summed.view(x.shape), ctx.axis, ctx.cut)
+        of_weight = rows.t() @ inputs if ctx.needs_input_grad[1] else None
+        of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return wait and wait(), of_weight, of_bias, None, None, None
+
+
+def _start_sum(grad: Tensor, axis: Axis, cut: Cut | None) -> Callable[[], Tensor]:
+    if cut is not None:
+        return start_scatter(grad, axis, cut)
+    done = axis.transport.all_reduce(grad)
+
+    def wait() -> Tensor:
+        done()
+        return grad
+
+    return wait

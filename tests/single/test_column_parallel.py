@@ -1,0 +1,164 @@
+"""Linears whose input's gradient is summed beside the weight product: the order in backward, and the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.emit import emit
+from autoshard.emit.runtime.axis import Axis
+from autoshard.emit.runtime.column_parallel import column_parallel, shared_column_parallel
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.mesh import Mesh
+from autoshard.program.early_reductions import early_linears
+from autoshard.program.lower import chosen_strategies, lower
+from autoshard.program.program_check import check
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.verification.case import check_files, make_case
+
+MODELS = Path(__file__).parents[1] / "models"
+LLAMA, GPT2 = f"{MODELS / 'decoders.py'}:llama", f"{MODELS / 'decoders.py'}:gpt2"
+
+
+class Told:
+    """A transport of two devices that hold the same: what it is asked, in order; nothing is there before the wait."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
+        total = 2 * x
+        x.fill_(math.nan)
+        self.log.append("start")
+        return lambda: (self.log.append("wait"), x.copy_(total))
+
+    def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        return torch.cat([x, x])
+
+    def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
+        part = 2 * x[: lengths[0]]
+        self.log.append("start")
+        return lambda: (self.log.append("wait"), part)[1]
+
+
+class Products(TorchDispatchMode):
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.log.append("product")
+        return op(*args, **(kwargs or {}))
+
+
+def made() -> tuple[Axis, Told, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    told = Told()
+    axis = Axis("tp", 2, 0, told, cast(Any, None), ("tp",))  # type: ignore[arg-type]
+    shapes = ((3, 4, 5), (6, 5), (6,))
+    x, weight, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
+    return axis, told, x, weight, bias
+
+
+def backward(told: Told, result: Tensor) -> list[str]:
+    told.log.clear()
+    with Products(told.log):
+        (result * torch.linspace(0, 1, result.numel(), dtype=result.dtype).view(result.shape)).sum().backward()
+    return told.log
+
+
+def gradients(*tensors: Tensor) -> list[Tensor]:
+    found = [cast(Tensor, x.grad).clone() for x in tensors]
+    for x in tensors:
+        x.grad = None
+    return found
+
+
+def test_the_sum_starts_before_the_weight_product_and_is_waited_for_after_it() -> None:
+    axis, told, x, weight, bias = made()
+    assert backward(told, column_parallel(x, axis, weight, bias)) == ["product", "start", "product", "wait"]
+    own = gradients(x, weight, bias)
+    backward(told, F.linear(x, weight, bias))
+    wanted = gradients(x, weight, bias)
+    torch.testing.assert_close(own, [2 * wanted[0], *wanted[1:]])
+
+
+def test_what_others_add_is_summed_with_it() -> None:
+    axis, told, x, weight, bias = made()
+
+    def use(whole: Tensor, result: Tensor) -> Tensor:
+        return result.tanh() + F.linear(whole.sin(), weight)
+
+    assert backward(told, use(*shared_column_parallel(x, axis, weight, bias)))[-3:] == ["start", "product", "wait"]
+    own = gradients(x, weight, bias)
+    backward(told, use(x, F.linear(x, weight, bias)))
+    wanted = gradients(x, weight, bias)
+    torch.testing.assert_close(own, [2 * wanted[0], *wanted[1:]])
+
+
+def test_of_a_gathered_input_each_device_gets_its_part() -> None:
+    axis, told, x, weight, _ = made()
+    assert backward(told, column_parallel(x, axis, weight, dim=1)) == ["product", "start", "product", "wait"]
+    own = gradients(x, weight)
+    whole = torch.cat([x.detach(), x.detach()], 1).requires_grad_()
+    backward(told, F.linear(whole, weight))
+    wanted = gradients(whole, weight)
+    torch.testing.assert_close(own, [2 * wanted[0][:, :4], wanted[1]])
+
+
+@pytest.mark.parametrize("frozen", ["x", "weight"])
+def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
+    axis, told, x, weight, bias = made()
+    {"x": x, "weight": weight}[frozen].requires_grad_(False)
+    log = backward(told, column_parallel(x, axis, weight, bias))
+    assert log == (["product"] if frozen == "x" else ["product", "start", "wait"])
+    assert (x.grad is None, weight.grad is None) == (frozen == "x", frozen == "weight")
+
+
+def test_within_autocast_it_is_a_copy_and_a_linear() -> None:
+    axis, _, x, weight, bias = made()
+    low = [t.detach().float().requires_grad_() for t in (x, weight, bias)]
+    with torch.autocast("cpu", torch.bfloat16):
+        result = column_parallel(low[0], axis, low[1], low[2])
+    result.float().sum().backward()
+    assert result.dtype == torch.bfloat16 and all(t.grad is not None and t.grad.dtype == torch.float32 for t in low)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mesh", "style", "precision", "call"),
+    [
+        (GPT2, "tp=2", "megatron", "fp32", "column_parallel("),
+        (LLAMA, "tp=2", "megatron-sp", "fp32", "dim=1)"),
+        (LLAMA, "dp=2,tp=2", "fsdp-tp", "bf16-mixed", "shared_column_parallel("),
+        (GPT2, "tp=3", "megatron-sp", "bf16-mixed", "column_parallel("),
+    ],
+)
+def test_packages_compute_what_the_model_does(spec: str, mesh: str, style: str, precision: str, call: str) -> None:
+    graph = capture(spec, {"batch": 6}, precision)
+    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse(mesh), strategy=style))
+    program = lower(plan, graph)
+    check(program, graph, chosen_strategies(plan, graph))
+    files = emit(program, plan, graph)
+    code = files["model_parallel.py"]
+    assert len(early_linears(program.instructions)) >= 4 and call in code
+    proof = check_files(make_case(spec, {"batch": 6}, graph), program, files)
+    assert proof.passed, proof.failure
+
+
+def test_without_such_sums_linears_stay_as_they_are() -> None:
+    graph = capture(GPT2, {"batch": 4}, "fp32")
+    for mesh in ("dp=1", "dp=2"):
+        plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse(mesh), strategy="dp"))
+        code = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
+        assert "F.linear(" in code and "column_parallel" not in code
