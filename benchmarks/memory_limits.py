@@ -2,8 +2,8 @@
 
 python benchmarks/memory_limits.py [--only "GPT-2, 12 layers"] [--mesh dp=8,tp=8] [--seconds 60] [--write]
 
-Each model and mesh is a process of its own; capture and formulation are apart. --write puts the table into
-benchmarks/README.md.
+Each model and mesh is a process of its own; capture and formulation are apart. --write puts the rows into the table in
+benchmarks/README.md as they come; those of other models and meshes stay.
 """
 
 from __future__ import annotations
@@ -84,6 +84,42 @@ def write(text: str) -> None:
     path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
 
 
+def together(new: list[str]) -> list[str]:
+    """The rows of the last table with those of `new` in place of the same model's and mesh's."""
+    old = (ROOT / "benchmarks" / "README.md").read_text()
+    last = re.search(re.escape(BEGIN) + ".*?" + re.escape(END), old, re.DOTALL)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for part in (last[0].splitlines() if last else [], new):
+        known: dict[tuple[str, ...], list[str]] = {}
+        for line in part:
+            cells = [cell.strip() for cell in line.strip("| ").split("|")]
+            if len(cells) == 6 and cells[0] in MODELS:
+                known.setdefault(tuple(cells[:2]), []).append(line)
+        rows |= known
+    order = [(model, mesh.replace(",", " ")) for model in MODELS for mesh in MESHES]
+    return [line for key in order for line in rows.get(key, [])]
+
+
+def section(rows: list[str], seconds: float) -> str:
+    """The text of the table, of more runs than one where these measured parts of it."""
+    return "\n".join([
+        BEGIN,
+        "## Plans within a memory limit",
+        "",
+        "`python benchmarks/memory_limits.py --write`",
+        "",
+        "CPU seconds of one thread for one solve of the sum of costs by `auto`, at most",
+        f"{seconds:.0f} s of computing each; profile {HARDWARE}, bf16-mixed, load average",
+        f"{os.getloadavg()[0]:.1f} at the end, which adds to them. *limit*: GiB that the fastest plan needs,",
+        "then parts of it. *gap*: proved; where no plan fits, whether that is.",
+        "",
+        "| model | mesh | limit | solve s | sum ms | gap |",
+        "|---|---|--:|--:|--:|--:|",
+        *rows,
+        END,
+    ])  # fmt: skip
+
+
 def captured(folder: Path, model: str) -> Path:
     from autoshard.graph_capture.capture import capture
     from autoshard.ir.graph_json import save
@@ -119,24 +155,8 @@ def main() -> None:
                 done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
                 table += lines(model, mesh, json.loads(done.stdout))
                 print("\n".join(table[-1 - len(SHARES) :]), flush=True)
-    text = "\n".join([
-        BEGIN,
-        "## Plans within a memory limit",
-        "",
-        "`python benchmarks/memory_limits.py --write`",
-        "",
-        "CPU seconds of one thread for one solve of the sum of costs by `auto`, at most",
-        f"{arguments.seconds:.0f} s of computing each; profile {HARDWARE}, bf16-mixed, load average",
-        f"{os.getloadavg()[0]:.1f} at the end. *limit*: GiB that the fastest plan needs, then",
-        "parts of it. *gap*: proved; where no plan fits, whether that is.",
-        "",
-        "| model | mesh | limit | solve s | sum ms | gap |",
-        "|---|---|--:|--:|--:|--:|",
-        *table,
-        END,
-    ])  # fmt: skip
-    if arguments.write:
-        write(text)
+                if arguments.write:
+                    write(section(together(table), arguments.seconds))
 
 
 if __name__ == "__main__":

@@ -143,12 +143,11 @@ def _auto(state: Incumbent, options: Options) -> None:
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
     loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
-    if not exact and not shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ())):
-        check()
-        if suits(problem) and not options.rough:
-            attempt(wide_choices.search, state, shares, budget, loose)
+    fits = exact or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
+    check()
+    if not fits and suits(problem) and not options.rough:
+        attempt(wide_choices.search, state, shares, budget, loose)
     elif state.near is not None and state.gap > loose:  # what is best without the limit overflows
-        check()
         attempt(LimitedSearch(state, shares, budget, exact).run)
     check()
     if state.choice is None and state.near is not None:

@@ -12,12 +12,14 @@ import pytest
 from autoshard import solvers
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Problem, memory, objective
-from autoshard.solvers import Clock, Options
+from autoshard.solvers import Clock, Options, portfolio
+from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, FalseProof, Solution, proved
 from autoshard.solvers.common.seen_plans import SeenPlans
 from autoshard.solvers.common.solver_options import Looks
 from autoshard.solvers.pairwise import quadratise
-from autoshard.solvers.relax import hub_relaxation, pruned_start
+from autoshard.solvers.relax import hub_relaxation, pruned_start, wide_choices
+from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.random_problems import hub_problem, limited, random_problem
 
 FIRST = 12  # limits that are tried one by one; then each is 1.4 times the last
@@ -92,6 +94,28 @@ def test_nor_where_nodes_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruned_start, "_FEW", 1)
     for problem in problems(15):
         judged_at_every_look(problem, "dp")
+
+
+def only_few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the tables of all but narrowed problems were too large."""
+    search, whole = ReaderShares.search, {}
+
+    def small(self: ReaderShares, state: Incumbent, *more: float) -> bool:
+        sizes = tuple(len(node.seconds) for node in state.problem.nodes)
+        most = whole.setdefault(tuple(node.name for node in state.problem.nodes), sizes)
+        return sizes != most and search(self, state, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ReaderShares, "search", small)
+    monkeypatch.setattr(portfolio, "_exact_soon", lambda state, options: False)
+    monkeypatch.setattr(pruned_start, "_WIDE", 0)
+    monkeypatch.setattr(wide_choices, "_FEW", 1)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_nor_where_messages_choose(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    only_few_choices(monkeypatch)
+    problem = list(problems(seed + 1))[-1]
+    judged_at_every_look(problem, "auto")
 
 
 def test_nor_where_large_problems_go(monkeypatch: pytest.MonkeyPatch) -> None:
