@@ -83,7 +83,8 @@ def _problem_key(
 
 
 class KeptAnswers:
-    """What was found of one problem, by name. `save` adds what is new to the file."""
+    """What was found of one problem, by name: in this search, and in earlier ones where there is a cache. `save` adds
+    what is new to its file."""
 
     def __init__(self, cache: DiskCache | None, key: str) -> None:
         self.cache, self.key = cache, key
@@ -102,8 +103,9 @@ class KeptAnswers:
         return self.known.get(name)
 
     def put(self, name: str, value: Any) -> None:
+        self.known[name] = value
         if self.cache is not None:
-            self.known[name] = self.new[name] = value
+            self.new[name] = value
 
     def save(self) -> None:
         """Beside what other processes found meanwhile."""

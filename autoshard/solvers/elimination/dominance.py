@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,8 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
 
     Raises InfeasibleError where a node has none left.
     """
-    kept = finite(sum_.problem, allowed)
     nodes = _Comparisons(sum_, contents)
+    kept = [nodes.same(some) for some in finite(sum_.problem, allowed)]
     for _ in range(_ROUNDS):
         before = sum(map(len, kept))
         pace = Pace(len(kept))
@@ -44,11 +45,12 @@ def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integ
 
     All nodes are looked at together in a round, each against what the others had before it.
     """
-    kept = [np.flatnonzero(np.isfinite(node.seconds)) for node in sum_.problem.nodes]
+    nodes = _Comparisons(sum_, contents)
+    finite_ = {id(node.seconds): np.flatnonzero(np.isfinite(node.seconds)) for node in sum_.problem.nodes}
+    kept = [nodes.same(finite_[id(node.seconds)]) for node in sum_.problem.nodes]
     for node, some in zip(sum_.problem.nodes, kept, strict=True):
         if not len(some):
             raise InfeasibleError(f"{node.name}: none of its {len(node.seconds)} strategies is allowed")
-    nodes = _Comparisons(sum_, contents)
     for _ in range(rounds):
         before, pace = kept, Pace(len(kept))
         kept = []
@@ -63,20 +65,49 @@ def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[
     return [np.flatnonzero(flag) for flag in Fences(problem, allowed).flags]
 
 
+class _Part(NamedTuple):
+    """What a value says of the strategies of a node at one end: `of[s]`, the layout of a strategy; `layouts`, those of
+    the kept ones; least[a, b]: the least that the a-th of them can cost more than the b-th."""
+
+    layouts: Integers
+    of: Integers
+    least: Floats
+
+
 class _Comparisons:
-    """How much cheaper one strategy of a node can be than another over its values; equal questions are asked once."""
+    """How much cheaper one strategy of a node can be than another over its values; equal questions are asked once.
+
+    Lists `kept` are of arrays that `same` gave: alike nodes have one object, and are told by its address.
+    """
 
     def __init__(self, sum_: Additive, contents: Contents) -> None:
         self.sum, self.contents = sum_, contents
-        self.unary = [unary(sum_, n) for n in range(len(sum_.problem.nodes))]
+        self.arrays: dict[tuple[str, bytes], Integers] = {}
+        owns: dict[bytes, Floats] = {}
+        unaries = (unary(sum_, n) for n in range(len(sum_.problem.nodes)))
+        self.unary = [owns.setdefault(own.tobytes(), own) for own in unaries]
         self.produced: list[list[Value]] = [[] for _ in self.unary]
         self.consumed: list[list[tuple[Value, int]]] = [[] for _ in self.unary]
         for value in sum_.problem.values:
             self.produced[value.producer].append(value)
             for position, c in enumerate(value.consumers):
                 self.consumed[c].append((value, position))
+        self.chosen: dict[tuple[int, int], Integers] = {}
+        self.parts: dict[tuple[object, ...], _Part] = {}
         self.least: dict[tuple[object, ...], Floats] = {}
         self.answers: dict[tuple[object, ...], Integers] = {}
+        self.kept: dict[tuple[int, ...], Integers] = {}
+
+    def same(self, kept: Integers) -> Integers:
+        """Of equal arrays the first."""
+        return self.arrays.setdefault((kept.dtype.str, kept.tobytes()), kept)
+
+    def layouts(self, of: Integers, kept: Integers) -> Integers:
+        """The distinct layouts of the kept strategies, ascending."""
+        key = (id(of), id(kept))
+        if key not in self.chosen:
+            self.chosen[key] = self.same(np.unique(of[kept]))
+        return self.chosen[key]
 
     def undominated(self, n: int, kept: Sequence[Integers]) -> Integers:
         """The strategies of node n without a rival in `kept` that never costs more; of equals the lowest stays."""
@@ -85,49 +116,62 @@ class _Comparisons:
             return alive
         parts = [self.as_producer(value, kept) for value in self.produced[n]]
         parts += [self.as_consumer(value, position, kept) for value, position in self.consumed[n]]
-        own = self.unary[n][alive]
-        rows = [np.searchsorted(layouts, of[alive]) for layouts, of, _ in parts]
-        key = (own.tobytes(), *((id(least), r.tobytes()) for (_, _, least), r in zip(parts, rows, strict=True)))
+        known = (id(self.unary[n]), id(alive), *map(id, parts))
+        if known not in self.kept:
+            self.kept[known] = self.same(alive[self.answer(self.unary[n][alive], alive, parts)])
+        return self.kept[known]
+
+    def answer(self, own: Floats, alive: Integers, parts: Sequence[_Part]) -> Integers:
+        """The places in `alive`, of strategies that cost `own` by themselves, that stay."""
+        rows = [np.searchsorted(part.layouts, part.of[alive]) for part in parts]
+        key = (own.tobytes(), *((id(part.least), r.tobytes()) for part, r in zip(parts, rows, strict=True)))
         if key not in self.answers:
             excess = own[:, None] - own[None, :]
             with np.errstate(invalid="ignore"):
-                for (_, _, least), r in zip(parts, rows, strict=True):
-                    excess = excess + least[np.ix_(r, r)]
+                for part, r in zip(parts, rows, strict=True):
+                    excess = excess + part.least[np.ix_(r, r)]
             self.answers[key] = _survivors(excess)
-        return alive[self.answers[key]]
+        return self.answers[key]
 
-    def as_producer(self, value: Value, kept: Sequence[Integers]) -> tuple[Integers, Integers, Floats]:
-        """(layouts, layout of each strategy, least[a, b]: the least that layout a can cost more than layout b)."""
-        rows = np.unique(value.source[kept[value.producer]])
-        cols = [np.unique(t[kept[c]]) for c, t in zip(value.consumers, value.targets, strict=True)]
-        key = ("producer", self.contents.number(value.seconds), rows.tobytes(), *(c.tobytes() for c in cols))
-        if key not in self.least:
-            seconds = scaled(self.sum, value.seconds)
-            differences = [_least(seconds[np.ix_(rows, c)]) for c in cols]
-            if len(differences) > 1:  # a target may be shared: then only its cheaper side is certain
-                differences = [np.minimum(d, 0.0) for d in differences]
-            self.least[key] = np.sum(differences, axis=0)
-        return rows, value.source, self.least[key]
+    def as_producer(self, value: Value, kept: Sequence[Integers]) -> _Part:
+        """Of the layouts that the producer leaves."""
+        ends = [(id(t), id(kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
+        known = (id(value.seconds), id(value.source), id(kept[value.producer]), *ends)
+        if known not in self.parts:
+            rows = self.layouts(value.source, kept[value.producer])
+            cols = [self.layouts(t, kept[c]) for c, t in zip(value.consumers, value.targets, strict=True)]
+            key = ("producer", self.contents.number(value.seconds), id(rows), *map(id, cols))
+            if key not in self.least:
+                seconds = scaled(self.sum, value.seconds)
+                differences = [_least(seconds[np.ix_(rows, c)]) for c in cols]
+                if len(differences) > 1:  # a target may be shared: then only its cheaper side is certain
+                    differences = [np.minimum(d, 0.0) for d in differences]
+                self.least[key] = np.sum(differences, axis=0)
+            self.parts[known] = _Part(rows, value.source, self.least[key])
+        return self.parts[known]
 
-    def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> tuple[Integers, Integers, Floats]:
-        """The same for the target layouts of consumer i."""
-        targets = value.targets[i]
-        rows = np.unique(value.source[kept[value.producer]])
-        cols = np.unique(targets[kept[value.consumers[i]]])
+    def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> _Part:
+        """Of the target layouts of consumer i."""
+        targets, mine = value.targets[i], kept[value.consumers[i]]
         shared = len(value.consumers) > 1
         per_byte = charge(self.sum, hull(value) if shared else value.intervals[i])
-        sizes = self.contents.number(value.bytes) if per_byte else -1
-        key = ("consumer", self.contents.number(value.seconds), shared, per_byte, sizes, rows.tobytes(), cols.tobytes())
-        if key not in self.least:
-            pay = scaled(self.sum, value.seconds)[np.ix_(rows, cols)]
-            pay = pay + per_byte * value.bytes[cols] if per_byte else pay
-            if shared:  # the more expensive target may be there for another consumer already, the cheaper one may not
-                least = np.broadcast_to(-pay.max(axis=0), (len(cols), len(cols))).copy()
-                np.fill_diagonal(least, 0.0)
-            else:
-                least = _least(pay.T)
-            self.least[key] = least
-        return cols, targets, self.least[key]
+        prices = (id(value.seconds), shared, per_byte, id(value.bytes) if per_byte else -1)
+        known = (*prices, id(value.source), id(kept[value.producer]), id(targets), id(mine))
+        if known not in self.parts:
+            rows, cols = self.layouts(value.source, kept[value.producer]), self.layouts(targets, mine)
+            sizes = self.contents.number(value.bytes) if per_byte else -1
+            key = ("consumer", self.contents.number(value.seconds), shared, per_byte, sizes, id(rows), id(cols))
+            if key not in self.least:
+                pay = scaled(self.sum, value.seconds)[np.ix_(rows, cols)]
+                pay = pay + per_byte * value.bytes[cols] if per_byte else pay
+                if shared:  # the dearer target may be there for another consumer already, the cheaper one may not
+                    least = np.broadcast_to(-pay.max(axis=0), (len(cols), len(cols))).copy()
+                    np.fill_diagonal(least, 0.0)
+                else:
+                    least = _least(pay.T)
+                self.least[key] = least
+            self.parts[known] = _Part(cols, targets, self.least[key])
+        return self.parts[known]
 
 
 def _least(pay: Floats) -> Floats:

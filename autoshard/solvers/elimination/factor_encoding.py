@@ -96,11 +96,16 @@ class _Encoder:
         self.known: dict[tuple[object, ...], int] = {}
         self.sets: dict[tuple[object, ...], list[int]] = {}
         self.merged: dict[int, tuple[int, list[Integers]]] = {}
+        self.products: dict[tuple[object, ...], CostTerm | None] = {}
 
     def encoded(self) -> Encoded:
-        for n, some in enumerate(self.kept):
-            table = self.store.base(unary(self.sum, n)[some])
-            self.terms.append(CostTerm((n,), (self.store.map_id(np.arange(len(some))),), table))
+        tables: dict[tuple[int, float, int, int], tuple[tuple[int, ...], int]] = {}
+        for n, (node, some) in enumerate(zip(self.sum.problem.nodes, self.kept, strict=True)):
+            alike = (id(node.seconds), charge(self.sum, node.interval), id(node.bytes), id(some))
+            if alike not in tables:
+                every = self.store.map_id(np.arange(len(some)))
+                tables[alike] = (every,), self.store.base(unary(self.sum, n)[some])
+            self.terms.append(CostTerm((n,), *tables[alike]))
         origins = [-1] * len(self.terms)
         pace = Pace(len(self.sum.problem.values))
         for v, value in enumerate(self.sum.problem.values):
@@ -112,6 +117,10 @@ class _Encoder:
         )
 
     def add_value(self, v: int, value: Value) -> None:
+        alike = self.alike(value)
+        if alike in self.products:
+            self.add_product(value, self.products[alike])
+            return
         ends = self.ends(value)
         product = len(ends.rows) * math.prod(map(len, ends.columns)) if len(ends.columns) < _MOST_AXES else math.inf
         sets = self.count_sets(ends) if len(ends.columns) > 2 else math.inf
@@ -125,9 +134,16 @@ class _Encoder:
         elif set_fits and (product > self.largest or (self.style == "sets" and sets < product / len(ends.rows))):
             self.add_set(v, ends)
         elif product <= self.largest:
-            self.add_product(ends)
+            self.products[alike] = self.product(ends)
+            self.add_product(value, self.products[alike])
         else:
             self.add_relaxed(v, ends)
+
+    def alike(self, value: Value) -> tuple[object, ...]:
+        """The same of values of which the same is known: by the arrays themselves, which are kept alive."""
+        ends = [(id(t), id(self.kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
+        prices = (id(value.seconds), id(value.bytes), self.charges(value))
+        return (*prices, id(value.source), id(self.kept[value.producer]), *ends)
 
     def ends(self, value: Value) -> _KeptEnds:
         rows, source = np.unique(value.source[self.kept[value.producer]], return_inverse=True)
@@ -145,12 +161,18 @@ class _Encoder:
             free &= value.bytes == 0
         return np.where(free, int(np.argmax(free)), np.arange(len(free)))[targets] if free.any() else targets
 
-    def add_product(self, ends: _KeptEnds) -> None:
-        value = ends.value
-        key = self.key(ends, self.charges(value))
+    def add_product(self, value: Value, known: CostTerm | None) -> None:
+        """`known`: over the positions of the ends."""
+        if known is not None:
+            scope = (value.producer, *value.consumers)
+            self.terms.append(known._replace(scope=tuple(scope[position] for position in known.scope)))
+
+    def product(self, ends: _KeptEnds) -> CostTerm | None:
+        """The term over (producer, all consumers), by their positions; None where it is zero."""
+        key = self.key(ends, self.charges(ends.value))
         if key not in self.known:
             self.known[key] = self.store.base(_product(self.sum, ends))
-        self.add_term(ends.scope, ends.maps, self.known[key])
+        return self.term(range(len(ends.maps)), ends.maps, self.known[key])
 
     def add_set(self, v: int, ends: _KeptEnds) -> None:
         value, variable = ends.value, len(self.domains)
@@ -248,15 +270,22 @@ class _Encoder:
     def add_term(
         self, scope: Sequence[int], classes: Sequence[Integers], table: int, gates: tuple[tuple[int, int], ...] = ()
     ) -> None:
-        """Joins the rows of each axis that are equal, and leaves out axes of one row and terms that are zero."""
+        term = self.term(scope, classes, table, gates)
+        if term is not None:
+            self.terms.append(term)
+
+    def term(
+        self, scope: Sequence[int], classes: Sequence[Integers], table: int, gates: tuple[tuple[int, int], ...] = ()
+    ) -> CostTerm | None:
+        """Rows of each axis that are equal are joined, axes of one row left out; None where all of it is zero."""
         if table not in self.merged:
             self.merged[table] = self.merge(self.store.table(table))
         number, rows = self.merged[table]
         if not self.store.table(number).any():
-            return
+            return None
         axes = [i for i, row in enumerate(rows) if row.any()]
         maps = tuple(self.store.map_id(rows[i][classes[i]]) for i in axes)
-        self.terms.append(CostTerm(tuple(scope[i] for i in axes), maps, number, gates))
+        return CostTerm(tuple(scope[i] for i in axes), maps, number, gates)
 
     def merge(self, cost: Floats) -> tuple[int, list[Integers]]:
         """The table without repeated rows and without axes of one row; old row -> new row, of each axis."""

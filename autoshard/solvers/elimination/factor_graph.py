@@ -66,6 +66,8 @@ class TermGraph:
     def cost(self, variable: int) -> int:
         """Joint entries that eliminating it takes."""
         terms = [self.terms[t] for t in self.of[variable]]
+        if not any(term.gates for term in terms):
+            return self.joint(variable, terms)[0]
         if self.settings(variable, terms) > _MOST_SETTINGS:
             return _HOPELESS
         return sum(self.joint(variable, active)[0] for _, active in self.by_setting(variable, terms))
@@ -76,6 +78,9 @@ class TermGraph:
     def by_setting(self, variable: int, terms: Sequence[CostTerm]) -> Iterator[tuple[Gates, list[CostTerm]]]:
         """Every setting of the other gates in `terms`, with the terms that count under it."""
         gates = sorted({g for term in terms for g, _ in term.gates if g != variable})
+        if not gates:
+            yield (), list(terms)
+            return
         for values in product(*(range(self.domains[g]) for g in gates)):
             fixed = dict(zip(gates, values, strict=True))
             yield tuple(fixed.items()), [t for t in terms if all(fixed.get(g, v) == v for g, v in t.gates)]
