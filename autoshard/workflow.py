@@ -16,6 +16,7 @@ from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS, check_spec
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
+from autoshard.system.garbage import seldom_searched
 
 if TYPE_CHECKING:
     from autoshard.cluster.hardware import Hardware
@@ -136,6 +137,7 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
         wanted.of_one_stage()
 
 
+@seldom_searched()
 def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for.
 

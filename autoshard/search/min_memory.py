@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
@@ -52,17 +53,24 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     )
 
 
-def others(task: SearchTask, best: Solution) -> Iterator[tuple[str, Choice]]:
-    """What may need less memory than `best`, the solver's plan of least memory, once it is a program."""
+def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Iterator[tuple[str, Choice]]:
+    """What may need less memory than `best`, the solver's plan of least memory, once it is a program.
+
+    `smallest_bytes`: see `between`."""
     fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
     yield "optimum", fastest.choice
-    yield from between(task, best.peak_bytes, fastest.peak_bytes)
+    yield from between(task, best.peak_bytes, fastest.peak_bytes, smallest_bytes)
     own = parts(task.formulation, best.choice)
     yield from contenders(task.formulation, best.choice, own, float("inf"), task.quickly)
 
 
-def between(task: SearchTask, least_bytes: float, most_bytes: float) -> Iterator[tuple[str, Choice]]:
-    """Optima under limits in between: the program needs memory that the additive model does not know."""
+def between(
+    task: SearchTask, least_bytes: float, most_bytes: float, smallest_bytes: float = inf
+) -> Iterator[tuple[str, Choice]]:
+    """Optima under limits in between: the program needs memory that the additive model does not know.
+
+    Wider limits are not tried once a program needs more than `smallest_bytes`, which another one needs.
+    """
     for share in SHARES if least_bytes < most_bytes else ():
         target = least_bytes * (most_bytes / least_bytes) ** share
         try:
@@ -70,3 +78,5 @@ def between(task: SearchTask, least_bytes: float, most_bytes: float) -> Iterator
         except InfeasibleError:
             continue
         yield f"optimum within {format_bytes(target, 3)}", found.choice
+        if smallest_bytes < inf and task.plan(found).predicted_peak_bytes > smallest_bytes:
+            return

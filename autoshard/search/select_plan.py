@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.host_offers import check_host_memory
+from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Candidate, Certificate, Plan, Search
@@ -25,6 +28,8 @@ from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.styles.known_styles import STYLES
 from autoshard.units import format_bytes, format_seconds
+
+_PRICED = 2  # contenders under a limit, beside those of a step
 
 
 def search(
@@ -128,7 +133,7 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
         return
     best = found.levelled.solution
     if task.level == MEMORY:
-        yield from others(task, best)
+        yield from others(task, best, found.plan.predicted_peak_bytes)
         return
     if found.target_bytes > task.memory_limit_bytes:  # no plan fits by the solver's count, some programs do
         fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
@@ -139,8 +144,21 @@ def _others(task: SearchTask, found: Found) -> Iterator[tuple[str, Choice]]:
         yield from task.steps.others()
         yield from _styles(task)
         return
+    limited = bool(task.by_step and task.steps.found)
+    if limited:
+        yield from _within_limit(task, found.target_bytes)
     own = parts(task.formulation, best.choice)
-    yield from contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
+    priced = contenders(task.formulation, best.choice, own, found.target_bytes, task.quickly)
+    yield from islice(priced, _PRICED if limited else None)
+
+
+def _within_limit(task: SearchTask, target_bytes: float) -> Iterator[tuple[str, Choice]]:
+    """Within a limit that the first plan of a step overflows: by what it weighed, and the plans found without one."""
+    with contextlib.suppress(InfeasibleError):
+        costs = replace(task.steps.weighed(), capacity_bytes=target_bytes)
+        yield "least of a step within the limit", task.quickly(costs).choice
+    yield from task.steps.others()
+    yield from _styles(task)
 
 
 def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:

@@ -41,7 +41,7 @@ from autoshard.solvers.relax.reader_terms import MANY
 from autoshard.solvers.relax.window_search import improved
 
 _LOOSE = 1e-3  # relative gap that is worth more work
-_LOOSE_LIMITED = 5e-3  # the same under a memory limit: what one layer weighs
+_LOOSE_SHARES = 5e-3  # the same of what shares leave, under a memory limit or no clock: what one layer weighs
 _ROUGH_ENTRIES = 20_000_000  # of tables, where a good plan is enough
 _SOON_ENTRIES = 1_000_000  # the same, where every layer is another one
 _ROUGH_ROUNDS = 2  # of shares, where a good plan is enough
@@ -142,7 +142,8 @@ def _auto(state: Incumbent, options: Options) -> None:
     shares = options.kept.get("shares")
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
         shares = options.kept["shares"] = ReaderShares(problem)
-    loose = _LOOSE if math.isinf(problem.capacity_bytes) else _LOOSE_LIMITED
+    given_time = math.isfinite(options.clock.limit_seconds) and math.isinf(problem.capacity_bytes)
+    loose = _LOOSE if given_time else _LOOSE_SHARES
     fits = exact or shares.search(state, *((_ROUGH_ROUNDS, ROUGHLY) if options.rough else ()))
     check()
     if not fits and suits(problem) and not options.rough:

@@ -19,8 +19,9 @@ from autoshard.solvers.elimination import min_plus
 from autoshard.solvers.elimination.block_doubling import solve_short
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.dominance import finite, reduce
+from autoshard.solvers.elimination.dominance import _Comparisons, finite, reduce
 from autoshard.solvers.elimination.encoding_choice import best, encodings, fitting
+from autoshard.solvers.elimination.factor_encoding import _Encoder
 from autoshard.solvers.elimination.minimise import minimise
 from autoshard.solvers.elimination.repeated_blocks import runs
 from autoshard.solvers.elimination.weighted_sum import additive
@@ -233,3 +234,32 @@ def test_shares_of_a_hub_bound_the_optimum(seed: int) -> None:
 def test_most_random_problems_with_blocks_fold() -> None:
     folded = [shortened(additive(p), Contents(p)) is not None for p in (repeated(seed, 30) for seed in range(60))]
     assert np.mean(folded) > 0.8
+
+
+def test_what_is_alike_is_compared_and_written_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of both grows with the blocks that differ, not with the layers."""
+    called: list[str] = []
+    answer, product = _Comparisons.answer, _Encoder.product
+    monkeypatch.setattr(_Comparisons, "answer", lambda *a: (called.append("compared"), answer(*a))[1])
+    monkeypatch.setattr(_Encoder, "product", lambda *a: (called.append("written"), product(*a))[1])
+    counts = []
+    for blocks in (8, 24):
+        called.clear()
+        problem = chain_of_layers(blocks)
+        sum_, contents = additive(problem), Contents(problem)
+        assert list(encodings(sum_, reduce(sum_, contents), contents, 1_000_000))
+        counts.append((called.count("compared"), called.count("written")))
+    assert counts[0] == counts[1] and min(counts[0]) > 0
+
+
+def chain_of_layers(count: int) -> Problem:
+    """Layers of two nodes, alike but for the first and the last, whose arrays are the same objects."""
+    draw = np.random.default_rng(5)
+    own = [draw.random(4) for _ in range(2)]
+    ways = [draw.random((4, 4)) for _ in range(2)]
+    each, none = np.arange(4), np.zeros(4)
+    nodes = tuple(Node(f"n{n}", own[n % 2], none, (0, 0)) for n in range(2 * count))
+    values = tuple(
+        Value(f"v{n}", n, (n + 1,), each, (each,), ways[n % 2], none, ((0, 0),)) for n in range(2 * count - 1)
+    )
+    return Problem(nodes, values)

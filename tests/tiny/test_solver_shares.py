@@ -11,6 +11,7 @@ from autoshard import solvers
 from autoshard.ir.problem import Node, Problem, Value, objective
 from autoshard.solvers import portfolio
 from autoshard.solvers.common.incumbent import Incumbent
+from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.relax import reader_shares
@@ -117,3 +118,21 @@ def test_tables_that_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert not ReaderShares(problem).search(Incumbent(problem))
     found = solvers.solve(problem)
     assert found.lower_bound <= found.objective
+
+
+def test_a_small_gap_is_searched_under_a_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, called = hub_problem(3, layers=12, forbid=0.0), []
+    choice = solvers.solve(problem).choice
+
+    def near(_: ReaderShares, state: Incumbent, *__: object) -> bool:
+        state.offer(choice)
+        state.raise_bound(objective(problem, choice) * 0.997)
+        return True
+
+    monkeypatch.setattr(ReaderShares, "search", near)
+    monkeypatch.setattr(portfolio, "_FEW_CHOICES", 0)
+    monkeypatch.setattr(portfolio, "_search", lambda *_: called.append(1))
+    solvers.solve(problem)
+    assert not called
+    solvers.solve(problem, options=Options(Clock(60.0)))
+    assert called

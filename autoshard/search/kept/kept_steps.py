@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.step_resources import StepResources
+from autoshard.ir.problem import Problem
 from autoshard.search.kept.kept_search import KeptAnswers, choice_of, unhurried
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.solver_options import Clock
@@ -34,19 +37,27 @@ class KeptSteps:
         self.found: list[Named] = []
         self._began = False
         self._bound_seconds: float | None = None
+        self._weights: list[float] | None = None
 
     def first(self) -> Choice | None:
         """See `StepSearch.first`."""
         self._began = True
         known = self._known(_FIRST)
         if known is not None:
-            self.found = self._named(known["found"])
+            self.found, self._weights = self._named(known["found"]), known["weights"]
             return choice_of(self.formulation.problem, known["choice"])
         choice = self._search.first()
         self.found = self._search.found
         if choice is not None:
-            self._keep(_FIRST, {"choice": _numbers(choice), "found": _said(self.found)})
+            self._weights = self._search.weights.tolist()
+            said = {"choice": _numbers(choice), "found": _said(self.found), "weights": self._weights}
+            self._keep(_FIRST, said)
         return choice
+
+    def weighed(self) -> Problem:
+        """What a step roughly takes by the weights that the first plan ended with, to be solved within a limit."""
+        assert self._weights is not None, "the first plan ends with weights"
+        return self._made.resources.likely(np.array(self._weights))
 
     def others(self) -> Iterator[Named]:
         """See `StepSearch.others`."""
@@ -84,7 +95,7 @@ class KeptSteps:
         known = self._known(_STYLES)
         if known is not None:
             return self._named(known["styles"])
-        found = list(solved(self._search.resources))
+        found = list(solved(self._made.resources))
         self._keep(_STYLES, {"styles": _said(found)})
         return found
 
@@ -94,11 +105,14 @@ class KeptSteps:
         return "_search" not in vars(self)
 
     @cached_property
+    def _made(self) -> StepSearch:
+        return self.make()
+
+    @cached_property
     def _search(self) -> StepSearch:
-        made = self.make()
         if self._began and self.found:  # its first plan was known
-            made.first()
-        return made
+            self._made.first()
+        return self._made
 
     def _known(self, name: str) -> dict[str, Any] | None:
         """What was found before, where all of it is of this problem."""
@@ -110,8 +124,10 @@ class KeptSteps:
                 self._named(said.get(own, []))
             if "choice" in said:
                 choice_of(self.formulation.problem, said["choice"])
+                if not all(type(weight) is float and math.isfinite(weight) for weight in said["weights"]):
+                    return None
             fits = not ("bound" in said and not (type(said["bound"]) is float and math.isfinite(said["bound"])))
-        except (ValueError, TypeError):
+        except (KeyError, ValueError, TypeError):
             return None
         return said if fits else None
 

@@ -65,7 +65,7 @@ def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[
     return [np.flatnonzero(flag) for flag in Fences(problem, allowed).flags]
 
 
-class _Part(NamedTuple):
+class _EndExcess(NamedTuple):
     """What a value says of the strategies of a node at one end: `of[s]`, the layout of a strategy; `layouts`, those of
     the kept ones; least[a, b]: the least that the a-th of them can cost more than the b-th."""
 
@@ -93,7 +93,7 @@ class _Comparisons:
             for position, c in enumerate(value.consumers):
                 self.consumed[c].append((value, position))
         self.chosen: dict[tuple[int, int], Integers] = {}
-        self.parts: dict[tuple[object, ...], _Part] = {}
+        self.parts: dict[tuple[object, ...], _EndExcess] = {}
         self.least: dict[tuple[object, ...], Floats] = {}
         self.answers: dict[tuple[object, ...], Integers] = {}
         self.kept: dict[tuple[int, ...], Integers] = {}
@@ -121,7 +121,7 @@ class _Comparisons:
             self.kept[known] = self.same(alive[self.answer(self.unary[n][alive], alive, parts)])
         return self.kept[known]
 
-    def answer(self, own: Floats, alive: Integers, parts: Sequence[_Part]) -> Integers:
+    def answer(self, own: Floats, alive: Integers, parts: Sequence[_EndExcess]) -> Integers:
         """The places in `alive`, of strategies that cost `own` by themselves, that stay."""
         rows = [np.searchsorted(part.layouts, part.of[alive]) for part in parts]
         key = (own.tobytes(), *((id(part.least), r.tobytes()) for part, r in zip(parts, rows, strict=True)))
@@ -133,7 +133,7 @@ class _Comparisons:
             self.answers[key] = _survivors(excess)
         return self.answers[key]
 
-    def as_producer(self, value: Value, kept: Sequence[Integers]) -> _Part:
+    def as_producer(self, value: Value, kept: Sequence[Integers]) -> _EndExcess:
         """Of the layouts that the producer leaves."""
         ends = [(id(t), id(kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
         known = (id(value.seconds), id(value.source), id(kept[value.producer]), *ends)
@@ -147,10 +147,10 @@ class _Comparisons:
                 if len(differences) > 1:  # a target may be shared: then only its cheaper side is certain
                     differences = [np.minimum(d, 0.0) for d in differences]
                 self.least[key] = np.sum(differences, axis=0)
-            self.parts[known] = _Part(rows, value.source, self.least[key])
+            self.parts[known] = _EndExcess(rows, value.source, self.least[key])
         return self.parts[known]
 
-    def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> _Part:
+    def as_consumer(self, value: Value, i: int, kept: Sequence[Integers]) -> _EndExcess:
         """Of the target layouts of consumer i."""
         targets, mine = value.targets[i], kept[value.consumers[i]]
         shared = len(value.consumers) > 1
@@ -170,7 +170,7 @@ class _Comparisons:
                 else:
                     least = _least(pay.T)
                 self.least[key] = least
-            self.parts[known] = _Part(cols, targets, self.least[key])
+            self.parts[known] = _EndExcess(cols, targets, self.least[key])
         return self.parts[known]
 
 
