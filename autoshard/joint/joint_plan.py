@@ -50,7 +50,14 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
         )
         told += "of the plans searched can take by these costs, in any order of undivided forwards and backwards"
     search = replace(
-        made.search, level=found.level, notes=(*made.search.notes, told, *other_averages(line.graph, step.samples))
+        made.search,
+        level=found.level,
+        notes=(
+            *made.search.notes,
+            told,
+            *other_averages(line.graph, step.samples),
+            *kept_counts(line.graph, step.samples),
+        ),
     )
     return graph, _certified(predicted(replace(made, search=search), graph))
 
@@ -121,3 +128,20 @@ def other_averages(graph: Graph, samples: int) -> list[str]:
         return []
     norms = counted(len(averaging), "batch norm")
     return [f"{norms} of {samples} samples together, where the model was captured with {own}: other averages"]
+
+
+def kept_counts(graph: Graph, samples: int) -> list[str]:
+    """That a factor of a product is the captured batch, or the elements of an input: no rule tells whether Python
+    counted it (`loss / len(x)`), and it stays as it is."""
+    own = batch_size(graph)
+    if samples == own:
+        return []
+    counts = {own, *(graph.tensor(name).numel for name in graph.inputs if graph.tensor(name).shape[:1] == (own,))}
+    factors = {factor for count in counts if count for factor in (float(count), 1 / count)}
+    found: dict[str, None] = {}
+    for op in graph.ops:
+        number = next((value for name, value in op.attributes if name in ("self", "other")), None)
+        if op.target in ("aten.mul", "aten.div") and isinstance(number, int | float) and float(number) in factors:
+            found[f"{op.target.partition('.')[2]} by {number:g} at {op.source or op.module}"] = None
+    told = f"captured with {own} samples and planned with {samples}; if that number counts them, it is wrong here: "
+    return [f"{where}: {told}capture the model at {samples}, or verify" for where in found]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph_json import dumps
-from autoshard.joint.joint_plan import other_averages
+from autoshard.joint.joint_plan import kept_counts, other_averages
 from autoshard.rules.rebatch import rebatched
 from tests.models import NAMES, missing_library
 
@@ -117,3 +117,20 @@ def test_batch_norm_over_fewer_samples_is_told() -> None:
     assert other_averages(graph, 8) == []
     assert "1 batch norm of 4 samples together, where the model was captured with 8" in other_averages(graph, 4)[0]
     assert other_averages(capture_model(*normalised(), training=False), 4) == []
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x) / 2).square().sum() / len(x)
+
+
+def test_a_number_that_python_counted_is_told() -> None:
+    """No rule says that it is the batch: it stays, and the plan says so."""
+    graph = capture_model(Counted(), (torch.randn(4, 3),))
+    (told,) = kept_counts(graph, 8)
+    assert told.startswith("div by 4 at ") and "capture the model at 8, or verify" in told
+    assert kept_counts(graph, 4) == []
