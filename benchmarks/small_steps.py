@@ -1,0 +1,140 @@
+"""Whole steps on few devices: the searched plan against every plan of the space, each simulated.
+
+python benchmarks/small_steps.py [--devices 4] [--write]      (--write puts the table into benchmarks/README.md)
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from autoshard.cluster.hardware import Hardware, load_hardware  # noqa: E402
+from autoshard.graph_capture.capture import capture  # noqa: E402
+from autoshard.ir.graph import Graph  # noqa: E402
+from autoshard.joint.block_line import block_line  # noqa: E402
+from autoshard.joint.joint_search import FrontStore, joint_search, measured_replicas  # noqa: E402
+from autoshard.joint.outer_space import OuterSpace, outer_choices  # noqa: E402
+from autoshard.joint.step_costs import StepProblem  # noqa: E402
+from autoshard.simulation.step_timeline import simulate_step  # noqa: E402
+from autoshard.solvers.stages.stage_brute_force import every_plan  # noqa: E402
+
+BEGIN, END = "<!-- small_steps: written by the command below -->", "<!-- small_steps end -->"
+PROFILE = "a100-80g-sxm"
+ALLOWED = 1.005  # of the best step
+
+
+@dataclass(frozen=True)
+class Case:
+    """`room`: of the memory that the fastest step needs."""
+
+    title: str
+    devices: int
+    batch: int
+    layers: int
+    width: int
+    room: float
+
+
+CASES = tuple(
+    Case(f"{layers} layers of {width}", devices, batch, layers, width, room)
+    for devices, batch, layers, width in ((4, 8, 3, 256), (4, 16, 3, 1024), (8, 16, 3, 1024), (16, 16, 2, 2048))
+    for room in (1.0, 0.7)
+)
+
+
+def every_step(space: OuterSpace, graph: Graph, hardware: Hardware, capacity: float) -> Iterator[tuple[float, float]]:
+    """(seconds, bytes of the fullest device) of every plan; equal blocks of a part can be exchanged."""
+    line = block_line(graph)
+    choices = list(outer_choices(space, hardware))
+    store = FrontStore(line, hardware, replicas=measured_replicas(choices))
+    for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # shards are measured with the largest one
+        for own in store.costs(choice.tensor, choice.micro_batch) if choice.zero else ():
+            store.sharded(own)
+    kinds = tuple(block.kind for block in line.blocks)
+    named = {block.kind for block in line.blocks if block.module}
+    keeps = tuple(space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
+    for choice in choices:
+        for own in store.costs(choice.tensor, choice.micro_batch):
+            sharded = store.sharded(own) if choice.zero else ()
+            problem = StepProblem(choice, kinds, own.costs, keeps, hardware, capacity, None, sharded)
+            seen = set()
+            for plan in every_plan(problem.stage_problem):
+                counted = tuple((part.first, *sorted(plan.points[part.first : part.stop])) for part in plan.parts)
+                if counted not in seen:
+                    seen.add(counted)
+                    made = simulate_step(problem.step_costs(plan))
+                    yield made.step_seconds, max(made.peak_bytes)
+
+
+def row(case: Case) -> tuple[str, bool]:
+    """A line of the table, and whether the searched plan is near enough to the best."""
+    sizes = {"batch": 4, "sequence": 128, "n_layer": case.layers, "n_embd": case.width, "n_head": 4, "vocabulary": 1000}
+    graph, hardware = capture(str(ROOT / "examples/gpt2.py:build"), sizes, "bf16-mixed"), load_hardware(PROFILE)
+    line = block_line(graph)
+    space = OuterSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
+    capacity = case.room * joint_search(graph, hardware, space, hardware.usable_memory_bytes).best.peak_bytes
+    begun = time.process_time()
+    found = joint_search(graph, hardware, space, capacity)
+    seconds = time.process_time() - begun
+    fitting = [own for own, peak in every_step(space, graph, hardware, capacity) if peak <= capacity]
+    ratio, bound = found.best.seconds / min(fitting), found.bound_seconds / min(fitting)
+    text = (
+        f"| {case.title}, batch {case.batch} | {case.devices} | {case.room:.0%} | {len(fitting):,} | {seconds:.1f} s | "
+        f"{found.best.problem.choice} | {found.best.seconds * 1e3:.3f} ms | {ratio - 1:.2%} | {1 - bound:.2%} |"
+    )
+    return text, 1 - 1e-9 <= ratio <= ALLOWED and bound <= 1 + 1e-9
+
+
+def section(rows: list[str]) -> str:
+    return "\n".join([
+        BEGIN,
+        "## Whole steps against every plan",
+        "",
+        "`python benchmarks/small_steps.py --write`",
+        "",
+        "Small GPT-2s of 128 tokens, bf16-mixed, " + PROFILE + ": every outer choice with every cut and every point of",
+        "its fronts simulated by the costs of blocks. *memory*: of what the fastest step needs. *above*: the searched",
+        "step above the best that fits. *bound*: how far the search's bound is below that.",
+        "",
+        "| model | devices | memory | plans that fit | search | chosen | step | above | bound |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|",
+        *rows,
+        END,
+    ])  # fmt: skip
+
+
+def write(text: str) -> None:
+    """Replaces this benchmark's section of benchmarks/README.md, or adds it."""
+    path = ROOT / "benchmarks" / "README.md"
+    old = path.read_text()
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    path.write_text(pattern.sub(lambda _: text, old) if pattern.search(old) else f"{old.rstrip()}\n\n{text}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--devices", type=int, help="cases of so many devices alone")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    options = parser.parse_args()
+    rows, good = [], True
+    for case in CASES:
+        if options.devices in (None, case.devices):
+            text, near = row(case)
+            rows.append(text)
+            good &= near
+            print(text, flush=True)
+    if options.write:
+        write(section(rows))
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
