@@ -48,13 +48,15 @@ def build(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTran
     uneven = min(model.imbalance, float(run.ep))  # a device has at most all pairs of those that share the experts
     short = replace(model, layers=LAYERS, imbalance=uneven)
     degrees = (run.dp, run.ep, run.cp, run.tp)
-    return _built(short, run.micro_batch, degrees, run.sequence_parallel, run.precision, run.optimizer, hardware)
+    return _built(
+        short, run.micro_batch, degrees, run.sequence_parallel, run.precision, run.optimizer, run.overlap, hardware
+    )
 
 
 @lru_cache(maxsize=1024)
 def _built(
     model: Transformer, micro_batch: int, degrees: tuple[int, int, int, int], sequence_parallel: bool, precision: str,
-    optimizer: str, hardware: Hardware,
+    optimizer: str, overlap: bool, hardware: Hardware,
 ) -> BuiltTransformer:  # fmt: skip
     dp, ep, cp, tp = degrees
     written = transformer_graph(model, micro_batch * dp, precision, optimizer)
@@ -67,7 +69,8 @@ def _built(
     formulation = _stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed))
     solution = solvers.solve(formulation.problem)
     plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
-    return BuiltTransformer(_in_a_row(_balanced(lower(plan, written.graph))), written.graph, mesh)
+    program = _balanced(lower(plan, written.graph))
+    return BuiltTransformer(program if overlap else _in_a_row(program), written.graph, mesh)
 
 
 def _balanced(program: Program) -> Program:
@@ -80,7 +83,7 @@ def _balanced(program: Program) -> Program:
 
 
 def _in_a_row(program: Program) -> Program:
-    """Reductions of activations' gradients that nothing stands beside, as the rates of published steps were fitted."""
+    """Without overlap, reductions of activations' gradients have nothing beside them."""
     own = (replace(i, early=False) if isinstance(i, Collective) else i for i in program.instructions)
     return replace(program, instructions=tuple(own))
 
