@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from autoshard.code_text import fresh, identifier
 from autoshard.ir.program import Collective, Compute, Program
+from autoshard.program.early_reductions import ColumnParallel
 from autoshard.program.module_scopes import operands_of, reads_of, results_of
 from autoshard.program.module_tree import Definition, Item, Loop, ModuleCall
 from autoshard.rules.algebra.operator_record import Work
@@ -105,7 +106,9 @@ class _Namer:
                 continue
             if inherited:
                 self.from_parameter[value] = inherited
-            wanted = self._wanted(value, item, dying if len(results) == 1 else [])
+            moved = isinstance(item, ColumnParallel) and value != _made(item, results)
+            given = names.get(operands[0], "") if moved else ""
+            wanted = given or self._wanted(value, item, dying if len(results) == 1 else [])
             self._bind(value, self._free(wanted))
 
     def _inherited(self, item: Compute | Collective | None, operands: tuple[str, ...]) -> str:
@@ -228,16 +231,16 @@ class _Namer:
         for item in reversed(self.definition.body):
             if isinstance(item, ModuleCall | Loop):
                 continue
-            result = results_of(item)[0]
+            result = _made(item, results_of(item))
             passing = found.get(result, "") if self._on_the_way(item) else self._variable(result)
             for operand in operands_of(item):
-                if operand is not None and passing and uses[operand] == 1:
+                if operand is not None and passing and uses[operand] == 1 and len(results_of(item)) == 1:
                     found[operand] = passing
-        made = {results_of(i)[0]: i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}
+        made = {_made(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}
         return {value: name for value, name in found.items() if value in made and self._on_the_way(made[value])}
 
     def _on_the_way(self, item: Compute | Collective) -> bool:
-        variable = self._variable(results_of(item)[0])
+        variable = self._variable(_made(item, results_of(item)))
         return isinstance(item, Compute) and variable in ("", item.module.rpartition(".")[2])
 
     # --- roles: what a later operator calls the value ---
@@ -267,6 +270,11 @@ class _Namer:
             elif sorted(found) == ["key", "query", "value"] and operands[0] is not None:
                 roles[operands[0]] = "qkv"
         return roles
+
+
+def _made(item: Compute | Collective | None, results: Sequence[str]) -> str:
+    """The result that the operator itself makes: a column-parallel linear gives its input, as moved, before it."""
+    return results[-1 if isinstance(item, ColumnParallel) else 0] if results else ""
 
 
 def reads(item: Item) -> tuple[str, ...]:

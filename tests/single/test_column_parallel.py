@@ -140,7 +140,7 @@ def test_within_autocast_it_is_a_copy_and_a_linear() -> None:
     [
         (GPT2, "tp=2", "megatron", "fp32", "column_parallel("),
         (LLAMA, "tp=2", "megatron-sp", "fp32", "dim=1)"),
-        (LLAMA, "dp=2,tp=2", "fsdp-tp", "bf16-mixed", "shared_column_parallel("),
+        (LLAMA, "dp=2,tp=2", "fsdp-tp", "bf16-mixed", "hidden_states, query_states = shared_column_parallel("),
         (GPT2, "tp=3", "megatron-sp", "bf16-mixed", "column_parallel("),
     ],
 )
