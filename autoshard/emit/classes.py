@@ -19,8 +19,6 @@ from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, M
 from autoshard.replay.batch_numbers import BatchNumber, followed, in_terms_of
 from autoshard.rules.operators import record
 
-_LENGTHS = frozenset({"batch", "rows"})  # what a size that follows the batch is called
-
 
 @dataclass(frozen=True)
 class ClassContext:
@@ -147,7 +145,7 @@ class ClassWriter:
         self.naming: Naming = name_values(
             program,
             self.definition,
-            self.package.reserved | (_LENGTHS if self.batch else frozenset()),
+            self.package.reserved | ({self._batch_name()} if self.batch else frozenset()),
             self.is_root,
             self.called,
             self.nested,
@@ -228,7 +226,10 @@ class ClassWriter:
         return in_terms_of(self._batch_name(), self.batch.length, int(number))
 
     def _batch_name(self) -> str:
-        return "batch" if self.batch and self.batch.samples == self.package.samples else "rows"
+        """An input of the model keeps its own name."""
+        name = "batch" if self.batch and self.batch.samples == self.package.samples else "rows"
+        inputs = self.package.program.inputs
+        return fresh(f"{name}_size", inputs) if name in inputs else name
 
     def _spelled(self, op: Compute) -> str | None:
         """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.errors import UsageError
 from autoshard.ir.intervals import Cut, runs
 from autoshard.ir.layout import AxisShard, Layout, LocalSize, Placement, Shard
 from autoshard.ir.mesh import Mesh
@@ -73,7 +74,9 @@ class Path:
 def dim_cuts(
     step: Step, layout_before: Layout, shape: Sequence[int], mesh: Mesh
 ) -> tuple[DimCut | None, DimCut | None]:
-    """(the dim that a step of the table joins, the dim that it cuts), as the runtime needs them."""
+    """(the dim that a step of the table joins, the dim that it cuts), as the runtime needs them.
+
+    UsageError where the shape does not let it, as that of another batch than the plan's."""
     if step.by_index:
         return None, None
     cuts = []
@@ -90,7 +93,10 @@ def _dim_cut(
     outer = tuple((a, s) for a, s in layout.shards(dim) if a not in axes)
     assert all(a < axes[0] for a, _ in outer), f"axes inside {axes} cut dim {dim} of {layout.on(mesh)}"
     cut = clean_cut(shape[dim], outer, tuple(zip(axes, shards, strict=True)), mesh)
-    assert cut is not None, f"{shards} over {axes} in {layout.on(mesh)} of {tuple(shape)} is not clean"
+    if cut is None:
+        names, cuts = "+".join(mesh.names[a] for a in axes), " ".join(map(str, shards))
+        told = f"{cuts} over {names} in {layout.on(mesh)} of {tuple(shape)} is not one cut in parts like torch.chunk's"
+        raise UsageError(f"the plan moves what its shapes don't let it: {told}", "search a plan for these shapes")
     return cut
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit, header_of
 from autoshard.emit.model_file import model_file
+from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -26,6 +27,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.verification.case import check_files, make_case
+from tests.graphs import mlp_graph
 
 HARDWARE = load_hardware("cpu-local")
 
@@ -65,6 +67,15 @@ def model(batch: int = 8) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return Model(8, 32), (torch.randint(0, 24, (batch, 8)), torch.randint(0, 24, (batch, 8)))
 
 
+class Named(Model):
+    def forward(self, batch: Tensor, rows: Tensor) -> Tensor:
+        return super().forward(batch, rows)
+
+
+def named(batch: int = 8) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    return Named(8, 32), model(batch)[1]
+
+
 SPEC = f"{__file__}:model"
 
 
@@ -90,6 +101,16 @@ def test_one_package_takes_other_batches(style: str) -> None:
     assert proof.passed, proof.failure
 
 
+def test_inputs_keep_their_names() -> None:
+    graph = capture(f"{__file__}:named", {})
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
+    files = emit(lower(plan, graph), plan, graph)
+    text = files["model_parallel.py"]
+    assert "def forward(self, batch: Tensor, rows: Tensor)" in text and "batch_size = batch.shape[0]" in text
+    proof = check_files(make_case(f"{__file__}:named", {}, graph), lower(plan, graph), files)
+    assert proof.passed, proof.failure
+
+
 def test_a_number_that_equals_the_batch_by_chance_stays() -> None:
     plan = planned("dp", "dp=2")
     text = emit(lower(plan, captured()), plan, captured())["model_parallel.py"]
@@ -105,6 +126,16 @@ def test_cuts_that_depend_on_the_batch_keep_their_numbers() -> None:
     program = lower(plan, captured())
     assert at_another_batch(program, plan, captured()) is None
     assert "batch" not in emit(program, plan, captured())["model_parallel.py"].partition("class Holder")[2]
+
+
+def test_gathers_that_another_batch_does_not_allow_keep_their_numbers() -> None:
+    """Of 7 samples 2 x 2 devices hold what one cut in 4 leaves; of 14 they do not."""
+    graph = mlp_graph(layers=2, batch=7, hidden=12)
+    plan = random_plan(graph, Mesh.parse("dp=2,tp=2"), HARDWARE, 37)
+    program = lower(plan, graph)
+    with pytest.raises(UsageError, match=r"of \(14, 12\)"):
+        lower(plan, rebatched(graph, 14))
+    assert at_another_batch(program, plan, graph) is None
 
 
 def test_code_that_does_not_follow_the_batch_keeps_its_numbers() -> None:
