@@ -20,7 +20,7 @@ from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, Placement, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.problem import Node
+from autoshard.ir.problem import Floats, Node, Value
 from autoshard.ir.program import Collective, Compute, Program
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.operator_record import Work
@@ -66,7 +66,7 @@ def _built(
     def allowed(op: Op, strategy: Strategy) -> bool:
         return _is_wanted(written, op, strategy, mesh, stream)
 
-    formulation = _stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed))
+    formulation = _stored_as_read(_stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed)))
     solution = solvers.solve(formulation.problem)
     plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
     program = _balanced(lower(plan, written.graph))
@@ -156,6 +156,29 @@ def _stored_whole(formulation: Formulation) -> Formulation:
             node = replace(node, seconds=np.where(wrong, np.inf, node.seconds))
         nodes.append(node)
     return replace(formulation, problem=replace(formulation.problem, nodes=tuple(nodes)))
+
+
+def _stored_as_read(formulation: Formulation) -> Formulation:
+    """A device stores the part of a parameter that it computes with, whatever other links would cost: the tensor axis
+    cuts it, and its casts, as it cuts what their readers need."""
+    problem, graph = formulation.problem, formulation.graph
+    weights = {parameter.tensor for parameter in graph.parameters}
+    weights |= {result for op in graph.ops if {*op.operands} <= weights for result in op.results if op.operands}
+    tensor = formulation.mesh.index(TENSOR)
+    known: dict[tuple[int, tuple[Layout, ...], tuple[Layout, ...]], Floats] = {}
+    values: list[Value] = []
+    for value, site in zip(problem.values, formulation.values, strict=True):
+        key = id(value.seconds), site.sources, site.targets
+        if site.tensor in weights and key not in known:
+            moved = [[_cut_dim(s, tensor) != _cut_dim(t, tensor) for t in site.targets] for s in site.sources]
+            known[key] = np.where(moved, np.inf, value.seconds)
+        values.append(replace(value, seconds=known[key]) if site.tensor in weights else value)
+    return replace(formulation, problem=replace(problem, values=tuple(values)))
+
+
+def _cut_dim(layout: Layout, axis: int) -> int | None:
+    placement = layout.placements[axis]
+    return placement.dim if isinstance(placement, Shard) else None
 
 
 def _is_cut(layout: Layout, mesh: Mesh, axes: set[str]) -> bool:

@@ -18,6 +18,7 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate, host_of
 from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
 from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer_program import build
 
 A100 = load_hardware("a100-80g-sxm")
 MODEL = Transformer(8, 1024, 8, 512, 8000)
@@ -55,6 +56,20 @@ def test_no_bound_is_above_what_is_simulated_and_memory_is_the_same(oracle: list
         ratios.append(bound / made.step_seconds)
         assert fullest(MODEL, made.run, built).peak == pytest.approx(made.memory.peak), made.run
     assert sum(ratios) / len(ratios) > 0.9  # a bound that is far below sorts nothing
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "experts", "precision"), [(8, 3, 0, "fp32"), (8, 3, 12, "bf16"), (2, 3, 12, "bf16-mixed")]
+)
+def test_a_device_stores_what_it_computes_with_on_any_links(dp: int, tp: int, experts: int, precision: str) -> None:
+    """Three devices of nodes of eight: storing a weight whole, or cut along another dim, may move its gradient over
+    quicker links. The program of one replica, and Megatron-LM, know nothing of that."""
+    model = Transformer(4, 720, 12, 360, 1440, positions="rotary", tied=False, experts=experts)
+    run = TrainingRun(2 * dp, 2, dp, tp, precision=precision)
+    nodes = load_hardware("mi300x-192g")
+    full, alone = build(model, run, nodes), program_of(model, run, nodes)
+    assert [str(p.layout) for p in full.program.parameters] == [str(p.layout) for p in alone.program.parameters]
+    assert fullest(model, run, alone).peak == pytest.approx(estimate(model, run, nodes).memory.peak)
 
 
 def test_a_bound_is_made_exact_only_where_its_first_one_does_not_say_enough() -> None:
