@@ -29,7 +29,7 @@ SGD_STATE_BYTES = {
     FSDP: (4, 4, 0),
 }  # fmt: skip
 ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
-HOST_STATE_BYTES = {"adamw": 12, "sgd": 4}  # float32 weights and moments, where the host updates them
+HOST_STATE_BYTES = {"adamw": 16, "sgd": 8}  # float32 weights, gradients and moments, where the host updates them
 LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
 WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works in place and has none
 

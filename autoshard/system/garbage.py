@@ -13,8 +13,10 @@ _SELDOM = (50_000, 20, 100)  # objects made between two searches, and of these b
 def seldom_searched() -> Iterator[None]:
     """A plan's problems and programs are millions of objects: looking through them took 5 to 9 % of a large one."""
     before = gc.get_threshold()
-    if before[0] and before[0] < _SELDOM[0]:  # 0: the caller wants no search at all
-        gc.set_threshold(*_SELDOM)
+    if not 0 < before[0] < _SELDOM[0]:  # 0: the caller wants no search at all; as seldom: another thread plans
+        yield
+        return
+    gc.set_threshold(*_SELDOM)
     try:
         yield
     finally:
