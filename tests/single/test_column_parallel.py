@@ -126,6 +126,18 @@ def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
     assert (x.grad is None, weight.grad is None) == (frozen == "x", frozen == "weight")
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gradient_lies_in_memory_as_its_weight(turned: bool) -> None:
+    """Also one that is held as (in, out): else autograd copies it."""
+    axis, _, x, weight, bias = made()
+    held = (weight.t().contiguous() if turned else weight).detach().requires_grad_()
+    strides = []
+    held.register_hook(lambda gradient: strides.append(gradient.stride()))
+    for linear in (lambda w: column_parallel(x, axis, w, bias), lambda w: F.linear(x, w, bias)):
+        linear(held.t() if turned else held).sum().backward()
+    assert strides == [held.stride()] * 2
+
+
 def test_within_autocast_it_is_a_copy_and_a_linear() -> None:
     axis, _, x, weight, bias = made()
     low = [t.detach().float().requires_grad_() for t in (x, weight, bias)]
