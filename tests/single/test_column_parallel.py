@@ -147,6 +147,12 @@ def test_within_autocast_it_is_a_copy_and_a_linear() -> None:
     assert result.dtype == torch.bfloat16 and all(t.grad is not None and t.grad.dtype == torch.float32 for t in low)
 
 
+def test_it_has_its_shape_without_memory() -> None:
+    axis, _, x, weight, bias = made()
+    whole, result = shared_column_parallel(x.to("meta"), axis, weight.to("meta"), bias.to("meta"))
+    assert (whole.shape, result.shape) == ((3, 4, 5), (3, 4, 6))
+
+
 @pytest.mark.parametrize(
     ("spec", "mesh", "style", "precision", "call"),
     [

@@ -43,8 +43,8 @@ def shared_column_parallel(
 
 
 def _decided_elsewhere(x: Tensor) -> bool:
-    """Whether autocast decides on the precision of each operator."""
-    return bool(torch.is_autocast_enabled(x.device.type))
+    """Whether autocast decides on the precision of each operator. It knows no device without memory."""
+    return x.device.type != "meta" and bool(torch.is_autocast_enabled(x.device.type))
 
 
 def _moved(x: Tensor, axis: Axis, dim: int | None, size: int | None, blocks: int, unit: Unit) -> Tensor:
