@@ -28,8 +28,12 @@ _NO_SYNCS = Syncs(_NO_SYNC, _NO_SYNC, _NO_SYNC)
 
 def program_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
     """The program whose pieces are priced: of one replica, or of those that share experts, for what one computes does
-    not depend on their number; of two where it is one device, whose loss alone would not be a sum over several."""
-    replicas = run.ep if run.tp * run.cp * run.ep > 1 else min(run.dp, 2)
+    not depend on their number; of two where it is one device, whose loss alone would not be a sum over several, and
+    where tensor parallelism cuts experts: a router's gradient is then summed with that over replicas, if there are any,
+    and what its tokens' gradients go through depends on that."""
+    several = min(run.dp // run.ep, 2)
+    alone = run.tp * run.cp * run.ep > 1 and not (model.experts and run.tp > 1)
+    replicas = run.ep * (1 if alone else several)
     return build(model, replace(run, dp=replicas, shard=0), hardware)
 
 

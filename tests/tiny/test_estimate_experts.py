@@ -16,7 +16,7 @@ from autoshard.estimate.pieces import pieces
 from autoshard.estimate.run_space import RunSpace, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate, host_of, parameter_count, used_parameters
-from autoshard.estimate.step_bound import fullest, least_seconds, program_of
+from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.program import Compute
@@ -117,6 +117,21 @@ def test_parts_add_up_with_experts() -> None:
     assert sum(seconds for _, seconds in made.parts) == pytest.approx(made.step_seconds)
     assert dict(made.parts)["layers: tokens to their experts and back"] > 0
     assert made.band.steps == 0 and made.band.error >= 0.6  # nobody measured such a step
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_no_bound_is_above_a_step_whose_routers_learn_on_several_replicas(ep: int) -> None:
+    """Over tensor-parallel devices and replicas together their gradient is summed at once, over the former alone not:
+    the program of one replica has one more sum of tokens' weights in its backward."""
+    model = Transformer(6, 720, 12, 360, 1440, activation="swiglu", tied=False, experts=4)
+    for own in (run(ep, 4, batch=32, tp=2, pp=2, zero=2, precision=FSDP), run(ep, 4, tp=2, precision="fp32")):
+        alone = program_of(model, own, H100)
+        bound = least_seconds(model, own, alone, H100, host_of(H100))
+        assert least_alone(model, own, alone, H100, host_of(H100)) <= bound
+        assert bound <= estimate(model, own, H100).step_seconds * (1 + 1e-9)
+        here, there = pieces(alone, H100).layer, pieces(build(model, own, H100), H100).layer
+        assert here.backward_seconds == pytest.approx(there.backward_seconds)
+        assert here.backward_kernels == there.backward_kernels
 
 
 def test_a_search_shares_experts() -> None:
