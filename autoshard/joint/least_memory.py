@@ -48,7 +48,7 @@ def leanest_of(
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
-            heappush(heap, (least_bytes(_counted(problem.stage_problem), _surely_beside(problem)), number, True))
+            heappush(heap, (least_bytes(_counted(problem.stage_problem), _beside(problem)), number, True))
             continue
         solved += 1
         bound = min(bound, own)
@@ -86,14 +86,6 @@ def _beside(problem: StepProblem) -> Floats:
     return problem.capacity_bytes - problem.stage_problem.capacity_bytes
 
 
-def _surely_beside(problem: StepProblem) -> Floats:
-    """The last stage's copies of shared parameters may stand on others."""
-    found = _beside(problem)
-    if problem.choice.stages > 1:
-        found[-1] -= problem.shared_bytes
-    return found
-
-
 def _counted(problem: StageProblem) -> StageProblem:
     """With several chunks, other blocks than those of the run keep nothing and work with nothing, and these work with
     the least of theirs: not all that they hold is held at once."""
@@ -111,4 +103,4 @@ def _share(problem: StepProblem) -> float:
     """Below what the fullest stage holds: an equal share of the leanest."""
     own = _counted(problem.stage_problem)
     each = [float(point_bytes(front, float(own.live.min())).min()) for front in own.fronts]
-    return sum(each[kind] for kind in own.line) / own.stages + float(_surely_beside(problem).min())
+    return sum(each[kind] for kind in own.line) / own.stages + float(_beside(problem).min())

@@ -138,7 +138,8 @@ class StepProblem:
         return live_micro_batches(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
 
     def _room(self) -> Floats:
-        """Of each stage, without what it receives and, on the last, its copy of shared parameters."""
+        """Of each stage, without what it receives and, on the last, the copy of shared parameters of the last block:
+        blocks before it may stand on other stages, where the simulated step counts theirs."""
         choice = self.choice
         room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
         if choice.stages > 1:
@@ -146,14 +147,9 @@ class StepProblem:
             for stage in range(choice.stages):
                 ends = 2 * choice.virtual_stages - (stage == 0) - (stage == choice.stages - 1)
                 room[stage] -= ends * entering * choice.micro_batches
-            room[-1] -= self.shared_bytes
+            last = self.costs[self.kinds[-1]].shared
+            room[-1] -= static_bytes(last, choice.zero, choice.replicas)
         return room
-
-    @property
-    def shared_bytes(self) -> float:
-        """Of the copies of parameters that a block before reads too."""
-        copies = [self.costs[kind].shared for kind in self.kinds]
-        return sum(static_bytes(own, self.choice.zero, self.choice.replicas) for own in copies)
 
     def step_costs(self, plan: StagePlan) -> StepCosts:
         """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from autoshard.joint.block_splits import block_splits
 from autoshard.joint.found_steps import JointResult, fastest_of_each
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import FrontStore, best_of, joint_search, measured_replicas
+from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
@@ -165,6 +167,28 @@ def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(r
         return
     found = best_of([(problem, None)], block_line(gpt2()), log, 1, 1, lambda text: None).best
     assert found.peak_bytes <= room and found.seconds == pytest.approx(min(fitting))
+
+
+@pytest.mark.parametrize("room", [8e9, 9.5e9, 10.5e9, 14e9])
+def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: float) -> None:
+    """The second of six blocks reads what the first one has too, and needs not stand on the last stage."""
+    plain = block_of(1e9, 5e8)
+    costs = (plain, plain, replace(plain, shared=HeldParameters(4e9)), replace(plain, held=HeldParameters(6e9)))
+    choice = OuterChoice(2, 1, "1f1b", 1, 1, 1, 4, 0)
+    problem = StepProblem(choice, (0, 2, 1, 1, 1, 3), costs, (("all", "input"),) * 4, hardware(), room)
+    free = replace(problem, capacity_bytes=1e12)
+    steps = [simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem)]
+    fastest = min((step.step_seconds for step in steps if max(step.peak_bytes) <= room), default=None)
+    if fastest is None:
+        with pytest.raises(InfeasibleError):
+            best_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
+        return
+    found = best_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
+    assert found.best.peak_bytes <= room and found.bound_seconds <= fastest * (1 + 1e-9)
+    assert found.best.seconds == pytest.approx(fastest)
+    if room == 14e9:
+        leanest = leanest_of([(problem, None)], block_line(gpt2()), Divided(), 1, 1, lambda text: None)
+        assert leanest.bound_bytes <= min(max(step.peak_bytes) for step in steps) * (1 + 1e-9)
 
 
 def test_at_level_1_no_plan_of_the_space_holds_less() -> None:
