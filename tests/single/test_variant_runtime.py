@@ -32,7 +32,7 @@ def shards(local: ParallelMesh, text: str, layout: str, *tensors: Tensor) -> lis
 
 
 def test_gathered_keys_are_freed_after_forward_and_gathered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    gather = redistribution._gather
+    gather = redistribution.gather_whole
     kept: list[StorageWeakRef] = []
 
     def noted(*args: Any, **options: Any) -> Tensor:
@@ -40,7 +40,7 @@ def test_gathered_keys_are_freed_after_forward_and_gathered_once_more(monkeypatc
         kept.append(StorageWeakRef(whole.untyped_storage()))
         return whole
 
-    monkeypatch.setattr(redistribution, "_gather", noted)
+    monkeypatch.setattr(redistribution, "gather_whole", noted)
 
     def work(local: ParallelMesh) -> tuple[int, int]:
         axes = (local["a"],)

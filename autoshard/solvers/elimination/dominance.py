@@ -164,7 +164,7 @@ class _Comparisons:
             if key not in self.least:
                 pay = scaled(self.sum, value.seconds)[np.ix_(rows, cols)]
                 pay = pay + per_byte * value.bytes[cols] if per_byte else pay
-                if shared:  # the dearer target may be there for another consumer already, the cheaper one may not
+                if shared:  # the target that costs more may be there for another consumer already, the other may not
                     least = np.broadcast_to(-pay.max(axis=0), (len(cols), len(cols))).copy()
                     np.fill_diagonal(least, 0.0)
                 else:
