@@ -50,7 +50,7 @@ def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
         else:
             own = _operator(program, graph, instruction)
             again = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
-            also = _reducing(program, early[index]) if index in early else 0.0
+            also = _reducing(program, instruction, early[index]) if index in early else 0.0
             found.append(Temporary(own.forward, max(own.backward, again) + also))
     return found
 
@@ -91,12 +91,15 @@ def _moving(program: Program, step: Collective) -> Temporary:
     return Temporary(own.forward, buffers(program.mesh, step, *wide).backward + local_bytes(wide[1], program.mesh))
 
 
-def _reducing(program: Program, collective: int) -> float:
-    """Of an early reduction, beside the gradients that its linear makes: what it sends, and what it receives."""
-    step = program.instructions[collective]
-    assert isinstance(step, Collective)
+def _reducing(program: Program, linear: Compute, collective: int) -> float:
+    """Of an early reduction, beside the gradients that its linear makes: what it sends, and what it receives. What is
+    sent is a copy of the input's gradient, which is let go before the weight's is made: the larger of the two counts."""
+    step, weight = program.instructions[collective], linear.operands[1]
+    assert isinstance(step, Collective) and weight is not None
+    copied = _moving(program, step).backward
     received = local_bytes(program.value(step.operand), program.mesh) if step.forward else 0.0  # else in place
-    return _moving(program, step).backward + received
+    one = min(local_bytes(program.value(name), program.mesh) for name in (step.result, weight))
+    return max(received, copied + received - one)
 
 
 def _gathering(program: Program, instruction: Compute, steps: Sequence[int]) -> float:

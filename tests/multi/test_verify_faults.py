@@ -67,11 +67,11 @@ FAULTS = {
         MODEL, r'"transformer.ln_f.bias", ', "", "gradient transformer.ln_f.bias"
     ),
     "a sum of gradients missing in backward": (
-        MODEL, r"hidden_states = copy\(hidden_states, self.tp\)", "pass", "gradient "
+        MODEL, r"column_parallel\((hidden_states), self.tp, (local\(self.c_fc)", r"F.linear(\1, \2", "gradient "
     ),
     "query, key and value permuted": (MODEL, "query_states, key_states,", "key_states, query_states,", LOSS),
     "dropout masks by local index": (
-        MODEL, r'shape=\(4, 12, (.*)\),\s*layout="S0 S1"', r'shape=(2, 6, \1), layout="R R"', LOSS
+        MODEL, r'shape=\(2 \* batch, 12, (.*)\),\s*layout="S0 S1"', r'shape=(batch, 6, \1), layout="R R"', LOSS
     ),
     "dropout operators numbered wrongly": (MODEL, r"index=self.first_random \+ 1", "index=self.first_random", LOSS),
     "a mean of means over ignored labels": (MODEL, r"rows=\(self.dp,\)", "rows=()", LOSS),

@@ -85,7 +85,7 @@ class GroupTransport:
         scattered = x.new_empty((longest, *x.shape[1:]))
         work = self._reduce_scatter(scattered, x, group=self.group, async_op=True)
 
-        def wait() -> Tensor:
+        def wait(_: Tensor = x) -> Tensor:  # what is sent is there until then, as on every backend
             work.wait()
             return scattered[: lengths[dist.get_rank(self.group)]]
 

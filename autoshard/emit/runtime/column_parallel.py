@@ -73,6 +73,7 @@ class _Linear(torch.autograd.Function):
             others = grads[0].reshape(inputs.shape) if len(grads) > 1 else None
             summed = rows @ weight if others is None else torch.addmm(others, rows, weight)
             wait = _start_sum(summed.view(x.shape), ctx.axis, ctx.cut)
+            del summed  # a scatter sends a copy
         of_weight = _weight_product(rows, inputs, weight) if ctx.needs_input_grad[1] else None
         of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
         return wait and wait(), of_weight, of_bias, None, None, None
