@@ -93,7 +93,7 @@ def _moving(program: Program, step: Collective) -> Temporary:
 
 def _reducing(program: Program, linear: Compute, collective: int) -> float:
     """Of an early reduction, beside the gradients that its linear makes: what it sends, and what it receives. What is
-    sent is a copy of the input's gradient, which is let go before the weight's is made: the larger of the two counts."""
+    sent is a copy of the input's gradient, let go before the weight's is made: the larger of the two counts."""
     step, weight = program.instructions[collective], linear.operands[1]
     assert isinstance(step, Collective) and weight is not None
     copied = _moving(program, step).backward
