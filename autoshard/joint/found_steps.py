@@ -19,6 +19,7 @@ from autoshard.units import format_bytes
 
 TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
 SIMULATED = 2  # plans of one stage problem
+REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shorte
 from autoshard.joint.block_measure import block_costs, sharded_costs
 from autoshard.joint.block_splits import BlockSplit, block_splits
 from autoshard.joint.found_steps import (
+    REPAIRS,
     SIMULATED,
     TOLERANCE,
     JointResult,
@@ -46,7 +47,6 @@ from autoshard.solvers.stages.stage_problem import StagePlan
 
 INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
-REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 BISECTED = 4  # times, of the room that is withheld for that
 FAR = 0.9  # the closed form is at most this much above the simulated step
 

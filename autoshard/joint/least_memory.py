@@ -16,7 +16,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats
 from autoshard.joint.block_line import BlockLine
 from autoshard.joint.block_splits import BlockSplit
-from autoshard.joint.found_steps import SIMULATED, TOLERANCE, JointResult, StepFound, best_of_each, none_fits
+from autoshard.joint.found_steps import REPAIRS, SIMULATED, TOLERANCE, JointResult, StepFound, best_of_each, none_fits
 from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
@@ -67,18 +67,26 @@ def leanest_of(
 
 
 def _fastest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
-    """Of the plans that hold no more than the least of its outer choice."""
-    room = least_bytes(problem.stage_problem, _beside(problem))
-    if room > problem.capacity_bytes * (1 + _ROUND):
-        return None
-    solution = solve_stages(replace(problem, capacity_bytes=room * (1 + _ROUND)).stage_problem, SIMULATED, TOLERANCE)
-    if solution is None:
-        return None
-    made = [
-        StepFound(problem, split, plan, solution, simulate_step(problem.step_costs(plan))) for plan in solution.plans
-    ]
-    fitting = [step for step in made if step.peak_bytes <= problem.capacity_bytes]
-    return min(fitting, key=lambda step: (step.peak_bytes, step.seconds), default=None)
+    """Of the plans that hold no more than the least of its outer choice. Where a stage holds more as it is simulated
+    than there is, as much less room is taken to be there."""
+    own = problem
+    for attempt in range(REPAIRS):
+        room = least_bytes(own.stage_problem, _beside(own))
+        if room > own.capacity_bytes * (1 + _ROUND):
+            return None
+        leaner = replace(own, capacity_bytes=room * (1 + _ROUND))
+        solution = solve_stages(leaner.stage_problem, SIMULATED, TOLERANCE)
+        if solution is None:
+            return None
+        steps = [simulate_step(problem.step_costs(plan)) for plan in solution.plans]
+        pairs = zip(solution.plans, steps, strict=True)
+        made = [StepFound(problem, split, plan, solution, step) for plan, step in pairs]
+        fitting = [step for step in made if step.peak_bytes <= problem.capacity_bytes]
+        if fitting:
+            return min(fitting, key=lambda step: (step.peak_bytes, step.seconds))
+        over = np.maximum(np.array(steps[0].peak_bytes) - problem.capacity_bytes, 0.0)
+        own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
+    return None
 
 
 def _beside(problem: StepProblem) -> Floats:
