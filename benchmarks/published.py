@@ -164,10 +164,11 @@ def reserved_memory(data: Path) -> list[str]:
     for name, (layers, hidden, heads, kv, inner, sequence, batch, dp, tp, gib) in TORCHTITAN.items():
         model = Transformer(
             layers, hidden, heads, sequence, LLAMA_VOCABULARY, kv, inner, "swiglu", "flash", "rotary", "rms_norm",
-            bias=False, tied=False,
+            bias=False, tied=False, fp32_loss=True,
         )  # fmt: skip
         run = TrainingRun(
-            batch * dp, batch, dp, tp, recompute="full", zero=3, sequence_parallel=tp > 1, precision=FSDP, overlap=True
+            batch * dp, batch, dp, tp, recompute="full", zero=3, sequence_parallel=tp > 1, precision=FSDP, overlap=True,
+            software="fsdp",
         )  # fmt: skip
         made = predicted(model, run, hardware, Host()).memory.peak / GIB
         reserved = made * RESERVED

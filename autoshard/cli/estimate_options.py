@@ -62,6 +62,7 @@ _SWITCHES = {
     "dropout": "dropout operators take their time",
     "overlap": "reduce gradients and gather weights beside computation",
     "fused-loss": "the loss is one kernel that works in place",
+    "fp32-loss": "logits are cast to float32 before the loss, as torchtitan and transformers do",
 }
 
 # What a cluster planner may ask for and `estimate` does not describe: what to try instead.
@@ -149,6 +150,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
         own["expert_hidden"],
         own["shared_experts"],
         options.imbalance,
+        options.fp32_loss,
     )
     run = TrainingRun(
         options.batch,

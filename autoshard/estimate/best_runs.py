@@ -33,7 +33,8 @@ class BestRuns:
 
 
 class _MicroBatches:
-    """Which sizes fit: where no way to save memory lets one fit, none lets a larger one fit."""
+    """Which sizes fit: where no way to save memory lets one fit, none lets a larger one fit, but one that leaves no
+    gradients to a micro-batch after it."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, ...], dict[int, bool]] = {}
@@ -41,7 +42,7 @@ class _MicroBatches:
     def hopeless(self, run: TrainingRun) -> bool:
         """Whether a smaller micro-batch did not fit in any way. Sizes come ascending, each with all its ways."""
         own = self.known.setdefault(self._key(run), {})
-        if any(not fitted for size, fitted in own.items() if size < run.micro_batch):
+        if run.keeps_gradients and any(not fitted for size, fitted in own.items() if size < run.micro_batch):
             return True
         own.setdefault(run.micro_batch, False)
         return False

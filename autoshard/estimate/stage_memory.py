@@ -30,13 +30,18 @@ SGD_STATE_BYTES = {
 }  # fmt: skip
 ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
 HOST_STATE_BYTES = {"adamw": 16, "sgd": 8}  # float32 weights, gradients and moments, where the host updates them
-LASTING = ("parameter", "gradient", "optimizer", "buffer", "input", "activation", "extra")
+MADE = ("gradient", "input", "activation", "extra")  # by a step
+LASTING = ("parameter", "optimizer", "buffer", *MADE)
 WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works in place and has none
 
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept."""
+    """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept.
+
+    `first_working`: the same down to the backward of the last layer where no gradients are there before it, with those
+    of parameters that are made until then, whole.
+    """
 
     embedding: float
     layer: float
@@ -44,11 +49,13 @@ class KeptBytes:
     head: float
     input: float  # of a layer
     working: float
+    first_working: float
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of the fullest device; `host`: of the memory of its host, for one device, where most is there."""
+    """Bytes of the fullest device when it is fullest; `host`: of the memory of its host, for one device, where most is
+    there."""
 
     weights: float
     gradients: float
@@ -93,13 +100,16 @@ def kept(built: BuiltTransformer, fused_loss: bool) -> KeptBytes:
     first = min(i for i, m in enumerate(module) if m.startswith(layer(LAYERS - 1)))
     given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
     everything = sum(span.held.bytes for span in alive)
+    working = (WORKING,) * (not fused_loss)
+    fresh = plan_memory(program, built.graph).bytes_of(*MADE, *working)
     return KeptBytes(
         of(EMBEDDING),
         of(layer(LAYERS - 1)),
         of(core(LAYERS - 1)),
         of(HEAD),
         given,
-        max(plan.bytes_of(*LASTING, *[WORKING] * (not fused_loss))) - plan.static_bytes - everything,
+        max(plan.bytes_of(*LASTING, *working)) - plan.static_bytes - everything,
+        max(fresh[: 2 * len(program.instructions) - first]) - everything,
     )
 
 
@@ -145,10 +155,24 @@ def _in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunk
     )
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """What of a step is on a device at one moment."""
+
+    gradients: float
+    activations: float
+    working: float
+
+    @property
+    def bytes(self) -> float:
+        return self.gradients + self.activations + self.working
+
+
 def stage_memory(
     built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: ParameterCounts, stage: int
 ) -> StageMemory:
-    """Of a stage; the first one keeps what its embedding made, the last its head."""
+    """Of a stage, when it holds most: at the loss, or while a layer is computed again. The first stage keeps what its
+    embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = _states(built, run, parameters, sum(chunks))
     own = kept(built, model.fused_loss)
@@ -161,33 +185,77 @@ def stage_memory(
     # A layer counts one end of the stream, as large as its input: the head keeps one more, and of the embedding it is
     # that of the first layer.
     flight = in_flight(model, run, stage)
-    ends = (own.embedding - own.input) * flight.first_chunk * first + (own.head + own.input) * last
+    embedding = (own.embedding - own.input) * flight.first_chunk * first
     software = held_bytes(run.software, run.precision)
     stage_ends = software.stage_tensors * (run.pp > 1)
-    kept_bytes = flight.layers * each + ends + stage_ends * own.input * flight.chunks
-    working = again + own.working * last + software.outside
+    layers = flight.layers * each + embedding + stage_ends * own.input * flight.chunks
+    loss = _loss_copies(model, run) * software.parallel_loss_copies * (run.tp > 1)
+    moments = [_Moment(gradients, layers, again)]
+    if run.keeps_gradients and last:
+        moments.append(_Moment(gradients, layers + own.head + own.input, own.working + loss))
+    elif last:
+        moments = [
+            _Moment(0.0, layers + own.head + own.input, own.first_working + loss),
+            _Moment(_gradients_of_head(built, model, run), layers, again),
+            _Moment(gradients, each + embedding, again),
+        ]
+    fullest = max(moments, key=lambda moment: moment.bytes)
     host = parameters.sharded(run, run.zero > 0) * HOST_STATE_BYTES[run.optimizer] if run.offload else 0.0
-    return StageMemory(weights, gradients, 0.0 if run.offload else optimizer, kept_bytes, working, host)
+    return StageMemory(
+        weights,
+        fullest.gradients,
+        0.0 if run.offload else optimizer,
+        fullest.activations,
+        fullest.working + software.outside,
+        host,
+    )
+
+
+def _loss_copies(model: Transformer, run: TrainingRun) -> float:
+    """Bytes of a device's logits in float32."""
+    return 0.0 if model.fused_loss else 4.0 * run.micro_batch * model.sequence // run.cp * (model.vocabulary / run.tp)
+
+
+def _gradient_bytes(run: TrainingRun) -> float:
+    """Of one parameter's gradient as a device holds it."""
+    own = held_bytes(run.software, run.precision).gradient
+    return STATE_BYTES[run.precision][1] if own is None else own
+
+
+def _gradients_of_head(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:
+    """When the backward of the layers begins: the head's, and the layer's whole one that is being made."""
+    own = held(built, "head")
+    count = own + held(built, EMBEDDING) if model.tied else own
+    return count.sharded(run, run.zero >= 2) * _gradient_bytes(run) + _scattering(built, run, 1)
+
+
+def _scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
+    """Of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
+    fsdp = run.precision == FSDP
+    own = _gradient_bytes(run) + run.weight_bytes * fsdp
+    return held(built, layer(LAYERS - 1)).all * layers * own * (run.zero >= 2) * (run.replicas > 1)
 
 
 def _states(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> tuple[float, ...]:
     """Bytes of weights, gradients and optimizer, and of what is gathered or scattered at the moment.
 
     ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps
-    its float32 weights in shards; where it gathers once for both ways (ZeRO 2), all gathered layers stay for backward.
+    its float32 weights in shards; where it gathers once for both ways (ZeRO 2), all gathered layers stay for backward,
+    and what is in no layer always does, for it belongs to the outermost module.
     """
     sizes: tuple[float, ...] = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     fsdp = run.precision == FSDP
     own = [parameters.sharded(run, run.zero >= least) for least in (2 if fsdp else 3, 2, 1)]
     software = held_bytes(run.software, run.precision)
-    sizes = (sizes[0], sizes[1] if software.gradient is None else software.gradient, sizes[2])
+    sizes = (sizes[0], _gradient_bytes(run), sizes[2])
     weights, gradients, optimizer = (count * size for size, count in zip(sizes, own, strict=True))
     one = held(built, layer(LAYERS - 1)).all
     gradients += one * run.weight_bytes * software.weight_gradient_buffers
     if run.replicas > 1:
         gradients += software.bucket * (run.zero > 0)
-        whole = one * min(1 + run.overlap, layers)
-        gathered = whole if run.zero == 3 else one * layers if fsdp else 0
-        weights += gathered * run.weight_bytes
-        gradients += whole * (sizes[1] + run.weight_bytes * fsdp) * (run.zero >= 2)  # FSDP casts what it reduces
+        ahead = min(1 + run.overlap, layers)
+        gathered = one * (ahead if run.zero == 3 else layers if fsdp else 0)
+        outermost = max(0, parameters.all - one * layers) * fsdp
+        weights += (gathered + outermost) * run.weight_bytes
+        gradients += _scattering(built, run, ahead)
     return weights, gradients, optimizer

@@ -33,7 +33,8 @@ LARGEST = {"layers": 10**6, "hidden": 10**7, "feedforward": 10**8, "vocabulary":
 @dataclass(frozen=True)
 class Transformer:
     """`kv_heads` and `feedforward` of 0 mean heads and 4 x hidden. `attention`: one fused kernel, or product, softmax
-    and product apart. `dropout`: whether dropout operators are there at all.
+    and product apart. `dropout`: whether dropout operators are there at all. `fp32_loss`: logits are cast to float32
+    before the loss, where they are not computed in it.
 
     `experts`: every layer has that many in place of its feed-forward layer, each as wide as `expert_hidden` (0: as
     that layer), and a router sends a token to `top_k` (0: two) of them. `shared_experts`: as many more that every
@@ -61,6 +62,7 @@ class Transformer:
     expert_hidden: int = 0
     shared_experts: int = 0
     imbalance: float = 1.0
+    fp32_loss: bool = False
 
     @property
     def fused_attention(self) -> str:
@@ -162,6 +164,12 @@ class TrainingRun:
         return 2 if self.precision in ("bf16", "fp16") else 4
 
     @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients are there when a backward begins: they accumulate over micro-batches, or stand in buffers
+        of their own, as Megatron's do."""
+        return self.micro_batches > 1 or self.precision in ("bf16", "fp16")
+
+    @property
     def activation_bytes(self) -> int:
         """Of one element of the residual stream."""
         return 2 if self.precision in HALF else 4
@@ -196,6 +204,10 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         return positive
     return [
         *_known(model, run),
+        (
+            not (model.fp32_loss and model.fused_loss),
+            "fp32-loss and fused-loss: give one of them, a fused loss casts inside its kernel",
+        ),
         (model.hidden % model.heads == 0, f"{model.heads} heads do not divide hidden {model.hidden}"),
         (model.heads % model.own_kv_heads == 0, f"{model.own_kv_heads} KV heads do not divide {model.heads} heads"),
         (model.heads % run.tp == 0, f"tp {run.tp} does not divide {model.heads} heads"),

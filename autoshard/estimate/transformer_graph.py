@@ -12,7 +12,7 @@ from autoshard.estimate.transformer import HALF, MIXED, PRECISIONS, Transformer
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.graph_capture.training.saved_tensors import note_saved
-from autoshard.ir.graph import Graph, Op, Parameter, Tensor
+from autoshard.ir.graph import CAST, Graph, Op, Parameter, Tensor
 
 EMBEDDING, HEAD, EXPERTS = "embedding", "head", "experts"  # modules; the last one of a layer
 
@@ -142,6 +142,13 @@ class _TransformerWriter:
         weight = self.parameter(f"{path}.weight", width, shape[-1])
         added = self.parameter(f"{path}.bias", width) if bias else None
         return self.add("aten.linear", (x, weight, added), (*shape[:-1], width), path)
+
+    def cast(self, x: str, dtype: str, path: str) -> str:
+        """Cut as `x` is."""
+        name = f"to_{len(self.ops)}"
+        self.tensors.append(Tensor(name, self.shape(x), dtype))
+        self.ops.append(Op(name, CAST, (x,), (("dtype", dtype),), (name,), path))
+        return name
 
     def norm(self, x: str, path: str) -> str:
         width = self.model.hidden
@@ -322,6 +329,8 @@ class _TransformerWriter:
             logits = self.add("aten.linear", (x, table, None), (*self.rows, words), path)
         with self.splitting("S1"):
             flat = self.add("aten.reshape", (logits,), (count, words), path, shape=(count, words))
+        if model.fp32_loss and self.dtype != "float32":
+            flat = self.cast(flat, "float32", path)
         with self.splitting("R"):
             rows = self.add_several("aten.reshape", (labels,), ((count,),), path, dtype="int64", shape=(count,))[0]
         with self.splitting("vocabulary"):

@@ -33,7 +33,7 @@ def tables() -> dict[str, Any]:
 
 def names() -> tuple[str, ...]:
     """Of known software."""
-    return (KERNELS, *tables().get("software", {}), *tables()["memory"])
+    return tuple(dict.fromkeys((KERNELS, *tables().get("software", {}), *tables()["memory"])))
 
 
 def generation(hardware: Hardware) -> str:
@@ -66,13 +66,14 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
 @dataclass(frozen=True)
 class HeldBytes:
     """What software holds of its own: copies of a layer's weights (`weight_gradient_buffers`), bytes of a gradient
-    (None: as the precision has it), tensors of a stage's input for each micro-batch in flight, bytes of ZeRO's buckets,
-    and bytes in use beside all that is described.
+    (None: as the precision has it), tensors of a stage's input for each micro-batch in flight, copies of float32 logits
+    in a loss over a cut vocabulary, bytes of ZeRO's buckets, and bytes in use beside all that is described.
     """
 
     weight_gradient_buffers: float = 0.0
     gradient: float | None = None
     stage_tensors: float = 0.0
+    parallel_loss_copies: float = 0.0
     bucket: float = 0.0
     outside: float = 0.0
 
@@ -87,6 +88,7 @@ def held_bytes(software: str, precision: str) -> HeldBytes:
         found.get("weight_gradient_buffers", 0.0),
         found.get(f"{precision}_gradient"),
         found.get("stage_tensors", 0.0),
+        found.get("parallel_loss_copies", 0.0),
         bucket,
         outside,
     )

@@ -12,7 +12,7 @@ import pytest
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError, UsageError
-from autoshard.estimate.best_runs import best_first, best_runs
+from autoshard.estimate.best_runs import _MicroBatches, best_first, best_runs
 from autoshard.estimate.run_space import RunSpace, divisors, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate, host_of
@@ -163,3 +163,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line) <= 80 for line in shown if line.startswith("   "))
     assert any("were simulated" in line for line in shown)
     assert main([*WORDS, "--search"]) == 2 and main([*words, "--schedule", "gpipe"]) == 2
+
+
+def test_a_larger_micro_batch_may_fit_where_it_is_the_only_one() -> None:
+    """Then it leaves no gradients to another one; but in Megatron's precision they stand in buffers of their own."""
+    for precision, hopeless in (("fp32", False), ("bf16", True)):
+        tried = _MicroBatches()
+        first, second = (TrainingRun(4, size, precision=precision) for size in (2, 4))
+        assert not tried.hopeless(first) and tried.hopeless(second) is hopeless

@@ -59,14 +59,15 @@ def test_bf16_is_gathered_and_float32_reduced_and_updated() -> None:
 
 def test_what_fsdp_holds() -> None:
     """float32 shards of weights, gradients and two moments; the block in use in bf16, with `overlap` the next too; its
-    gradient in bf16 and as it is reduced."""
+    gradient in bf16 and as it is reduced; in bf16 all that is in no block, which the outermost module gathers."""
     one = held(build(MODEL, RUN, A100), "layers.1").all
+    outside = (MODEL.vocabulary + MODEL.sequence + 2) * MODEL.hidden
     plain = estimate(MODEL, RUN, A100).memory
     ahead = estimate(MODEL, replace(RUN, overlap=True), A100).memory
     kept = estimate(MODEL, replace(RUN, zero=2), A100).memory
     whole = estimate(MODEL, replace(RUN, dp=1, zero=0, batch=8), A100).memory
     assert plain.optimizer == whole.optimizer / 4
-    assert plain.weights == pytest.approx(whole.weights / 4 + 2 * one)
+    assert plain.weights == pytest.approx(whole.weights / 4 + 2 * (one + outside))
     assert plain.gradients == pytest.approx(whole.gradients / 4 + 6 * one)
     assert ahead.weights - plain.weights == pytest.approx(2 * one)
     assert kept.weights - plain.weights == pytest.approx(3 * 2 * one)  # all four blocks stay gathered
@@ -188,3 +189,32 @@ def test_software_brings_its_host() -> None:
         for name, host in (("kernels", None), ("megatron", None), ("megatron", Host(1e-6)))
     )
     assert given < plain < own
+
+
+def test_the_only_micro_batch_has_no_gradients_at_its_loss() -> None:
+    """Those of one before it, or Megatron's buffers, are there; 4 bytes a parameter."""
+    run = TrainingRun(4, 4, precision="fp32")
+    alone, two = (estimate(MODEL, own, A100).memory for own in (run, replace(run, batch=8)))
+    assert (alone.gradients, two.gradients) == (0.0, two.weights)
+    assert alone.peak == pytest.approx(two.peak - two.weights, rel=0.01)
+    assert estimate(MODEL, replace(run, precision="bf16"), A100).memory.gradients > 0
+    # A loss that needs little: all gradients, as the backward ends, are more than it.
+    few = replace(MODEL, vocabulary=64, sequence=16)
+    assert estimate(few, run, A100).memory.gradients > 0
+
+
+def test_a_loss_in_float32_keeps_its_logits_so() -> None:
+    """By hand: half-precision logits, as autograd keeps the loss's own, against float32 ones; nothing in float32."""
+    run, logits = TrainingRun(4, 4), 4 * MODEL.sequence * MODEL.vocabulary
+    plain, wide = (estimate(replace(MODEL, fp32_loss=own), run, A100).memory.activations for own in (False, True))
+    assert wide - plain == pytest.approx(2 * logits, rel=0.01)
+    whole = replace(run, precision="fp32")
+    assert estimate(replace(MODEL, fp32_loss=True), whole, A100).memory == estimate(MODEL, whole, A100).memory
+    with pytest.raises(UsageError, match="fp32-loss and fused-loss"):
+        estimate(replace(MODEL, fp32_loss=True, fused_loss=True), run, A100)
+
+
+def test_dtensors_loss_over_a_cut_vocabulary_holds_one_copy_more() -> None:
+    model, run = replace(MODEL, vocabulary=8000, fp32_loss=True), replace(RUN, tp=2, batch=32, micro_batch=8)
+    plain, own = (estimate(model, replace(run, software=name), A100).memory.working for name in ("kernels", "fsdp"))
+    assert own - plain == 4 * run.micro_batch * model.sequence * model.vocabulary / 2
