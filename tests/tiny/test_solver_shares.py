@@ -14,7 +14,7 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
-from autoshard.solvers.relax import reader_shares
+from autoshard.solvers.relax import reader_shares, reader_terms
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.random_problems import hub_problem, random_problem
 
@@ -97,6 +97,35 @@ def test_the_makers_of_a_hub_are_chosen_for_its_readers() -> None:
     state = Incumbent(problem)
     assert ReaderShares(problem).search(state)
     assert state.value == pytest.approx(0.3)
+
+
+def views(seed: int, also_read: bool) -> Problem:
+    """A table read all over, by a view of it for each of three layers; each view has two readers. `also_read`: views
+    read a value of their layer, too."""
+    rng = np.random.default_rng(seed)
+    layouts = np.arange(2)
+    nodes = [Node(f"n{i}", rng.random(2), np.zeros(2)) for i in range(13)]
+
+    def value(producer: int, *readers: int) -> Value:
+        move, targets, spans = rng.random((2, 2)), (layouts,) * len(readers), ((0, 0),) * len(readers)
+        return Value(f"v{producer}", producer, readers, layouts, targets, move, np.zeros(2), spans)
+
+    values = [value(0, 1, 2, 3), *(value(i, 2 * i + 2, 2 * i + 3) for i in range(1, 4))]
+    values += [value(9 + i, i) for i in range(1, 4)] if also_read else []
+    return Problem(tuple(nodes), tuple(values))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_views_of_what_is_read_all_over_do_not_tie_their_readers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_terms, "MANY", 2)
+    own, shared = views(seed, also_read=True), views(seed, also_read=False)
+    assert reader_terms.many(own) == {0}
+    assert reader_terms.many(shared) == {0, 1, 2, 3}
+    assert {len(value.consumers) for value in ReaderShares(shared).apart(shared).values} <= {1}
+    best, state = solvers.solve(shared, "exhaustive"), Incumbent(shared)
+    assert ReaderShares(shared).search(state)
+    assert state.bound <= best.objective * (1 + 1e-9) <= state.value * (1 + 2e-9)
+    assert solvers.solve(shared).objective == pytest.approx(best.objective)
 
 
 def test_auto_proves_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,22 @@ class _Once:
 
 
 def many(problem: Problem) -> frozenset[int]:
-    """The values that are always cut off."""
-    return frozenset(v for v, value in enumerate(problem.values) if len(value.consumers) > MANY)
+    """The values that are always cut off: those with many readers, and those with several that are made of nothing
+    else, such as each layer's own view of a rotary table: they tie their readers together for little."""
+    read: list[list[int]] = [[] for _ in problem.nodes]
+    made: list[list[int]] = [[] for _ in problem.nodes]
+    for v, value in enumerate(problem.values):
+        made[value.producer].append(v)
+        for consumer in value.consumers:
+            read[consumer].append(v)
+    waiting = [v for v, value in enumerate(problem.values) if len(value.consumers) > MANY]
+    found = set(waiting)  # of many readers, or made of such
+    while waiting:
+        for consumer in problem.values[waiting.pop()].consumers:
+            if found.issuperset(read[consumer]):
+                waiting += (more := [v for v in made[consumer] if v not in found])
+                found.update(more)
+    return frozenset(v for v in found if len(problem.values[v].consumers) > 1)
 
 
 def kinds(problem: Problem) -> list[int]:
