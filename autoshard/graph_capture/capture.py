@@ -65,9 +65,17 @@ PASSES: tuple[Callable[[Graph], Graph], ...] = (
 
 
 def capture(
-    spec: str, arguments: Mapping[str, Any], precision: str = "fp32", optimizer: str = "adamw", training: bool = True
+    spec: str,
+    arguments: Mapping[str, Any],
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    training: bool = True,
+    called_with: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple,
 ) -> Graph:
-    """The graph of what the user named (see `load_model`), built without memory for its values."""
+    """The graph of what the user named (see `load_model`), built without memory for its values.
+
+    `called_with`: the inputs to capture it with, made of its example inputs; not of an exported program.
+    """
     _check_options(precision, optimizer)
     if spec.endswith(".pt2"):
         return _finish(load_exported(spec), None, InitWatcher(), spec, precision, optimizer, training)
@@ -76,7 +84,7 @@ def capture(
         with watcher:
             model, inputs = load_model(spec, arguments)
         watch_library_init(model, watcher)
-        return _capture(model, inputs, watcher, spec, precision, optimizer, training)
+        return _capture(model, called_with(inputs), watcher, spec, precision, optimizer, training)
 
 
 def capture_model(

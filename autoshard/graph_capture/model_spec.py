@@ -16,13 +16,18 @@ NEAR = 3  # names that a hint lists
 
 def check_spec(spec: str) -> None:
     """UsageError or InvalidFileError where `spec` can't be a model: its form is wrong, or its file is missing."""
-    if spec.endswith((".json", ".pt2")):
+    if holds_graph(spec):
         if not Path(spec).is_file():
             raise InvalidFileError(f"there is no file {spec}", _near_files(Path(spec)) or KINDS)
         return
     place, _ = split_spec(spec)
     if place.endswith(".py"):
         check_file(Path(place), spec)
+
+
+def holds_graph(spec: str) -> bool:
+    """Is it a graph, or an exported program, without the code that computed its sizes and numbers?"""
+    return spec.endswith((".json", ".pt2"))
 
 
 def split_spec(spec: str) -> tuple[str, str]:

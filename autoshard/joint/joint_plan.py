@@ -5,14 +5,19 @@ The graph is that of one micro-batch of all replicas.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.ir.graph import Graph
+from autoshard.graph_capture.model_spec import holds_graph
+from autoshard.ir.graph import Attribute, Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.joint.block_line import shortened
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.joint.replicated_split import replicated_split
+from autoshard.rules.captured_batch import followed_numbers
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY
@@ -21,13 +26,35 @@ from autoshard.solvers.common.result import FEASIBLE
 from autoshard.units import counted, format_bytes, format_seconds
 
 MOST_PLANS = 3  # made of what was found
+_NUMBERS = frozenset(
+    (
+        "self",
+        "other",
+        "fill_value",
+        "exponent",
+        "alpha",
+        "value",
+        "values",
+        "p",
+        "label_smoothing",
+        "scale",
+        "min",
+        "max",
+    )
+)
 
 
-def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[Graph, Plan]:
-    """The graph of a micro-batch and the plan of `found.best`, predicted from its own program."""
+def joint_plan(
+    found: JointResult, hardware: Hardware, origin: Origin, known: Graph | None = None
+) -> tuple[Graph, Plan]:
+    """The graph of a micro-batch and the plan of `found.best`, predicted from its own program.
+
+    `known`: that graph, where it is known better than by carrying the captured one over.
+    """
     best, line = found.best, found.line
     choice = best.problem.choice
-    graph = rebatched(line.graph, choice.replicas * choice.micro_batch)
+    carried = rebatched(line.graph, choice.replicas * choice.micro_batch)
+    graph = known or carried
     assert best.split is not None
     stored, solution = replicated_split(
         replace(line, graph=graph), shortened(line), best.split, choice.replicas, choice.zero > 0, hardware
@@ -56,7 +83,7 @@ def joint_plan(found: JointResult, hardware: Hardware, origin: Origin) -> tuple[
             *made.search.notes,
             told,
             *other_averages(line.graph, step.samples),
-            *kept_counts(line.graph, step.samples),
+            *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
         ),
     )
     return graph, _certified(predicted(replace(made, search=search), graph))
@@ -131,17 +158,34 @@ def other_averages(graph: Graph, samples: int) -> list[str]:
 
 
 def kept_counts(graph: Graph, samples: int) -> list[str]:
-    """That a factor of a product is the captured batch, or the elements of an input: no rule tells whether Python
-    counted it (`loss / len(x)`), and it stays as it is."""
+    """Of a graph without its model's code: nothing tells which numbers Python computed of the batch (`loss / len(x)`),
+    and all stay as they are. With those that may be, which are the samples or elements of an input."""
     own = batch_size(graph)
     if samples == own:
         return []
-    counts = {own, *(graph.tensor(name).numel for name in graph.inputs if graph.tensor(name).shape[:1] == (own,))}
-    factors = {factor for count in counts if count for factor in (float(count), 1 / count)}
+    counts = {float(count) for name in graph.inputs for count in _counts(graph.tensor(name).shape, own)}
+    numbers = counts | {1 / count for count in counts}
     found: dict[str, None] = {}
     for op in graph.ops:
-        number = next((value for name, value in op.attributes if name in ("self", "other")), None)
-        if op.target in ("aten.mul", "aten.div") and isinstance(number, int | float) and float(number) in factors:
-            found[f"{op.target.partition('.')[2]} by {number:g} at {op.source or op.module}"] = None
-    told = f"captured with {own} samples and planned with {samples}; if that number counts them, it is wrong here: "
-    return [f"{where}: {told}capture the model at {samples}, or verify" for where in found]
+        for name, value in op.attributes:
+            if name in _NUMBERS and _number(value) in numbers:
+                found[f"{_number(value):g} of {op.target.partition('.')[2]} at {op.source or op.module}"] = None
+    told = (
+        f"a saved graph of {own} samples, planned with {samples}, without the model's code: numbers that it computed "
+    )
+    told += "of its batch are not known, and stay; plan from the model itself"
+    return [f"{told}, since these may be such: {'; '.join(found)}" if found else told]
+
+
+def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:
+    """The batch, by each product of the other dims."""
+    if shape[:1] == (batch,) and batch:
+        dims = [size for size in shape[1:] if size > 1]
+        for length in range(len(dims) + 1):
+            yield from (batch * math.prod(own) for own in combinations(dims, length))
+
+
+def _number(value: Attribute) -> float | None:
+    if isinstance(value, tuple) and len(value) == 1:  # of a constant
+        value = value[0]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -13,12 +13,14 @@ from autoshard.emit import emit
 from autoshard.errors import CheckError, UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.load_model import find_callable, verify_arguments
+from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.package.package_files import read_package
 from autoshard.program.lower import lower
 from autoshard.replay.resize import with_rules_of
-from autoshard.rules.rebatch import rebatched
+from autoshard.rules.captured_batch import captured_with
+from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.verification.case import STEPS, TIMEOUT_SECONDS, Backend, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.coverage import only_at_full_size
@@ -92,7 +94,7 @@ def check_stages(plan: Plan, backend: Backend) -> None:
 
 def planned_arguments(plan: Plan) -> dict[str, Any]:
     """The arguments that the plan's model was built with, defaults filled in."""
-    if plan.model.endswith((".json", ".pt2")):
+    if holds_graph(plan.model):
         return dict(plan.model_arguments)
     signature = inspect.signature(find_callable(plan.model)).parameters.values()
     return {p.name: p.default for p in signature if p.default is not p.empty} | dict(plan.model_arguments)
@@ -124,8 +126,10 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
 def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
     graph = package.graph
     captured = capture(package.plan.model, arguments, graph.precision, graph.optimizer, graph.training)
-    samples = package.plan.step.samples
-    return with_rules_of(graph, rebatched(captured, samples) if samples else captured)
+    if samples := package.plan.step.samples:
+        own = batch_size(captured)
+        captured = captured_with(rebatched(captured, samples), package.plan.model, arguments, own)
+    return with_rules_of(graph, captured)
 
 
 def _uncovered(package: _Package, found: Counterpart, small_graph: Graph) -> Iterator[str]:

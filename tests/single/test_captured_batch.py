@@ -1,0 +1,156 @@
+"""A graph carried to another batch is the model captured there, its numbers too, or it is refused with the line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autoshard.cli.commands import main
+from autoshard.errors import UsageError
+from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.other_samples import with_samples
+from autoshard.ir.graph_json import dumps
+from autoshard.rules.captured_batch import captured_with, followed_numbers
+from autoshard.rules.rebatch import rebatched
+from autoshard.verification import verify_package
+from tests.models import NAMES
+
+OWN = 8  # samples captured; all other sizes below are others
+
+
+class Losses(nn.Module):
+    """One layer, and the loss of that name."""
+
+    def __init__(self, name: str, width: int) -> None:
+        super().__init__()
+        self.layer, self.name = nn.Linear(width, 5), name
+        self.table = nn.Parameter(torch.randn(99, 5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = getattr(self, self.name)(self.layer(x), y)
+        return loss
+
+    def divisor(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y, reduction="sum") / len(y)
+
+    def elements(self, z: Tensor, y: Tensor) -> Tensor:
+        return z.square().sum() * (1 / z.numel()) + 0 * y.sum()
+
+    def deviation(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y, reduction="sum") / (len(y) - 1) ** 0.5
+
+    def literal(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y, reduction="sum") / torch.tensor(float(len(y)))
+
+    def filled(self, z: Tensor, y: Tensor) -> Tensor:
+        weights = torch.full((len(y),), 1 / len(y), device=y.device)
+        return (F.cross_entropy(z, y, reduction="none") * weights).sum()
+
+    def options(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(F.dropout(z, 1 / len(y), self.training), y, label_smoothing=1 / len(y))
+
+    def mask(self, z: Tensor, y: Tensor) -> Tensor:
+        keep = z.new_ones(z.size(0))
+        return (F.cross_entropy(z, y, reduction="none") * keep).sum() / keep.sum()
+
+    def arange(self, z: Tensor, y: Tensor) -> Tensor:
+        weights = torch.arange(len(y), device=y.device) + 1.0
+        return (F.cross_entropy(z, y, reduction="none") * weights).sum()
+
+    def downwards(self, z: Tensor, y: Tensor) -> Tensor:
+        weights = torch.arange(len(y), 0, -1, device=y.device)
+        return (F.cross_entropy(z, y, reduction="none") * weights).sum()
+
+    def sliced(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z + self.table[: len(y)], y)
+
+    def half(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z[: len(y) // 2], y[: len(y) // 2])
+
+    def branch(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z.tanh() if len(y) > 6 else z, y)
+
+    def chunks(self, z: Tensor, y: Tensor) -> Tensor:
+        return sum((F.cross_entropy(*both) for both in zip(z.split(4), y.split(4), strict=True)), z.new_zeros(()))
+
+
+FOLLOWED = ("divisor", "elements", "deviation", "literal", "filled", "options", "mask", "arange")
+REFUSED = ("downwards", "sliced", "half", "branch", "chunks")
+
+
+def build(loss: str = "divisor", batch: int = OWN, width: int = 16) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    return Losses(loss, width), (torch.randn(batch, width), torch.randint(0, 5, (batch,)))
+
+
+SPEC = f"{__file__}:build"
+
+
+@pytest.mark.parametrize("loss", [*FOLLOWED, *REFUSED])
+def test_carried_to_another_batch_is_captured_there_or_refused(loss: str) -> None:
+    own = capture(SPEC, {"loss": loss})
+    for samples in (4, 18):
+        there = capture(SPEC, {"loss": loss, "batch": samples})
+        try:
+            made = captured_with(rebatched(own, samples), SPEC, {"loss": loss}, OWN)
+        except UsageError as error:
+            assert loss in REFUSED and re.search(r"test_captured_batch\.py:\d+", error.message)
+        else:
+            assert loss in FOLLOWED or (loss == "branch" and samples > 6)
+            assert dumps(made) == dumps(there)
+
+
+def test_numbers_that_change_are_told() -> None:
+    carried = rebatched(capture(SPEC, {}), 4)
+    made = captured_with(carried, SPEC, {}, OWN)
+    (told,) = followed_numbers(made, carried)
+    assert re.search(r"other of div at .*test_captured_batch\.py:\d+ is 4, where 8 was captured$", told)
+    assert followed_numbers(carried, carried) == []
+    same = rebatched(capture(SPEC, {"loss": "mask"}), 4)
+    assert captured_with(same, SPEC, {"loss": "mask"}, OWN) is same
+
+
+@pytest.mark.parametrize("name", ["lstm", "shared_twice"])
+def test_models_without_such_numbers_are_left_as_they_are(name: str) -> None:
+    own = capture(NAMES[name], {})
+    samples = own.tensor(own.inputs[0]).shape[0]
+    carried = rebatched(own, 3 * samples)
+    assert captured_with(carried, NAMES[name], {}, samples) is carried
+
+
+def test_samples_are_added_in_the_same_order_in_memory() -> None:
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    row, other, number = torch.arange(6).expand(2, 6), torch.zeros(7, 2), torch.tensor(2.0)
+    made = with_samples((image, row, other, number), 2, 5)
+    assert made[0].shape == (5, 3, 4, 5) and made[0].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(made[0][4], image[0]) and torch.equal(made[0][3], image[1])
+    assert made[1].shape == (5, 6) and made[1].stride() == (0, 1)
+    assert made[2] is other and made[3] is number
+
+
+def test_the_package_divides_by_its_own_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """3 samples on each of 2 devices: the model divides by 6 there, and by 8 as it was captured."""
+    asked = ["plan", SPEC, "--devices", "2", "--global-batch", "24", "--stages", "1", "--micro-batch", "3"]
+    assert main([*asked, "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert "is 6, where 8 was captured" in " ".join(json.loads(capsys.readouterr().out)["notes"])
+    for sizes in ({}, {"width": 12}):  # the package itself, and its plan at other sizes
+        proof = verify_package(tmp_path / "out", backend="lockstep", arguments=sizes)
+        assert proof.passed and bool(proof.reduced) == bool(sizes), proof.failure
+
+
+def test_a_saved_graph_tells_that_its_numbers_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "graph.json"
+    assert main(["trace", SPEC, "-o", str(saved)]) == 0
+    asked = ["plan", str(saved), "--devices", "2", "--global-batch", "24", "--stages", "1", "--micro-batch"]
+    for size, told in (("3", True), ("4", False)):  # 2 x 4 are the samples captured
+        capsys.readouterr()
+        out = str(tmp_path / size)
+        assert main([*asked, size, "--hardware", "a100-80g-sxm", "--out", out]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("saved graph of 8 samples, planned with 6, without the model's code" in said) == told
+        assert ("8 of div at" in said) == told
