@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
+import sympy.core.random
 import torch
 from torch import nn
 
@@ -85,3 +88,58 @@ def test_a_list_of_tensors_beside_the_parameters_is_no_state() -> None:
             return self.linear(x).sum()
 
     assert capture_model(Remembers(), (torch.randn(3, 4),)).loss
+
+
+class Hooking(nn.Module):
+    """Registers its hooks in the first call, as transformers' models do that are asked for hidden states."""
+
+    def __init__(self, in_each_call: bool = False) -> None:
+        super().__init__()
+        self.a, self.in_each_call, self.seen = nn.Linear(4, 4), in_each_call, list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_each_call or not getattr(self, "hooked", False):
+            self.a.register_forward_hook(lambda module, given, made: self.seen.append(made))
+            self.hooked = True
+        self.seen.clear()
+        made = self.a(x)
+        return (made * sum(self.seen)).mean()
+
+
+def test_hooks_of_the_first_call_belong_to_the_attribute_that_remembers_them() -> None:
+    model, x = Hooking(), torch.randn(4, 4)
+    graph = capture_model(model, (x,))
+    assert [op.target for op in graph.ops].count("aten.linear") == 1
+    assert not model.a._forward_hooks and not hasattr(model, "hooked") and model.seen == []
+    model(x), model(x)
+    assert len(model.seen) == 1, "what a trace registers is gone after it"
+
+
+def test_hooks_that_grow_in_number_are_refused() -> None:
+    with pytest.raises(CaptureError, match="forward changes its attribute seen from"):
+        capture_model(Hooking(in_each_call=True), (torch.randn(4, 4),))
+
+
+def test_a_hook_that_the_first_call_alone_runs_is_refused() -> None:
+    model = Hooking()
+    model.hooked = True
+    handle = model.a.register_forward_hook(lambda module, given, made: [handle.remove(), made * 2][1])
+    with pytest.raises(CaptureError, match="forward adds or removes forward hooks of a and depends on them"):
+        capture_model(model, (torch.randn(4, 4),))
+
+
+def test_what_tools_draw_while_a_forward_runs_is_not_the_forward_s() -> None:
+    """sympy orders its questions at random as torch compares sizes; temporary files have random names."""
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sympy.core.random.rng.random()
+            with tempfile.TemporaryFile():
+                return self.a(x).mean()
+
+    tempfile.TemporaryFile().close()  # the names have a generator
+    capture_model(Asks(), (torch.randn(4, 4),))

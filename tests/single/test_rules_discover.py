@@ -206,6 +206,22 @@ def test_an_overload_that_the_rule_is_not_for(tmp_path: Path) -> None:
     assert instance(other, first).known
 
 
+class Pairs(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cartesian_prod(x, y)
+
+
+@pytest.mark.parametrize(("rows", "known"), [(12, True), (2**20, False)])
+def test_a_rule_that_names_a_small_size_is_looked_for_at_the_own_sizes(tmp_path: Path, rows: int, known: bool) -> None:
+    """12 and 4 are tried as 10 and 6: `(f0 6)` says nothing of 48 rows. What is too large to try is repeated."""
+    graph = capture_model(Pairs(), (torch.randn(rows), torch.randn(4)), training=False)
+    for _ in range(2):  # found, and remembered
+        found, warnings = with_discovered(graph, tmp_path)
+        check_rules(graph_json.loads(graph_json.dumps(found)))
+        assert instance(found, found.ops[0]).known is known and len(warnings) == (not known)
+        assert [text.partition(" |")[0] for _, text in found.discovered] == ["f0, x1_0 -> (f0 4) y0_1"][:known]
+
+
 @pytest.mark.parametrize("text", ["a b -> b a", "a -> a"])
 def test_an_overload_without_any_rule_is_repeated_and_read_back(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ A trace begins with empty caches and holds the computation: the model, if a call
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, OrderedDict)  # hooks are in the last
 _ATEN = torch.ops.aten
 _COPIES = (_ATEN.detach.default, _ATEN.alias.default, _ATEN.clone.default, _ATEN.copy.default)  # of the last operand
 _SLICE, _WRITTEN = _ATEN.slice.Tensor, _ATEN.slice_scatter.default

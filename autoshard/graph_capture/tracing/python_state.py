@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -26,6 +26,7 @@ _STATE = (
     "a buffer for what changes from call to call: self.register_buffer(...), updated in place; what only the first "
     "call does (RWKV's rescaling for inference) is done where model(*inputs) is called once as the model is built"
 )
+_HOOKED = "register hooks where the model is built; those of its first call are there if it is called once there"
 _REPLACED = "compute the changed weight under another name; parameters change in the optimizer only"
 Export = Callable[[Module, tuple[Any, ...]], Any]  # torch.export
 Trace = Callable[[], Any]  # runs it on the model and gives the program
@@ -34,9 +35,13 @@ Trace = Callable[[], Any]  # runs it on the model and gives the program
 def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
     """What `export` gives of them. CaptureError where the next call of the forward would compute something else."""
 
+    def once(module: Module, given: tuple[Any, ...]) -> Any:
+        with _hooks_put_back(model):
+            return export(module, given)
+
     def trace() -> Any:
         with _without_new_attributes(model):
-            return export(model, inputs)
+            return once(model, inputs)
 
     seen = _Seen(model)
     with seen.watching():
@@ -48,8 +53,8 @@ def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
         place = _place(trace, lambda: [_state(source) for source in sources])
         if place:
             raise CaptureError(f"the forward draws from Python's or NumPy's random numbers at {place}", _RANDOM)
-    alike = not seen.changed or _goes_on_alike(model, trace, program, seen)
-    if not alike and not cached_alike(model, inputs, export, lambda: _attributes(model)):
+    alike = not (seen.changed or seen.hooks) or _goes_on_alike(model, trace, program, seen)
+    if not alike and not cached_alike(model, inputs, once, lambda: _attributes(model)):
         _refuse(model, trace, seen)
     return program
 
@@ -66,16 +71,32 @@ def _without_new_attributes(model: Module) -> Iterator[None]:
                 del module.__dict__[name]
 
 
+@contextmanager
+def _hooks_put_back(model: Module) -> Iterator[None]:
+    """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again."""
+    stores = [(store, store.copy()) for module in model.modules() for store in _stores(module).values()]
+    try:
+        yield
+    finally:
+        for store, was in stores:
+            store.clear()
+            store.update(was)
+
+
 def _goes_on_alike(model: Module, trace: Trace, program: Any, first: _Seen) -> bool:
     """A second call with the attributes that the first left, and one far away where they change again."""
-    again = _Seen(model, first.left)
+    again = _Seen(model, first.left, first.hooks)
     same = _traces_alike(trace, again, program)
-    if same and again.changed:
-        same = _traces_alike(trace, _Seen(model, {key: _far(value) for key, value in again.left.items()}), program)
+    if same and (again.changed or again.hooks):
+        left = first.left | {key: _far(value) for key, value in again.left.items()}
+        same = _traces_alike(trace, _Seen(model, left, [*first.hooks, *again.hooks]), program)
     return same
 
 
 def _refuse(model: Module, trace: Trace, first: _Seen) -> NoReturn:
+    if not first.changed:
+        where = first.hooks[0].owner or "the model"
+        raise CaptureError(f"the forward adds or removes forward hooks of {where} and depends on them", _HOOKED)
     owner, name = next(iter(first.changed))
     before, after = first.changed[owner, name]
     place = _place(trace, lambda: _frozen(model.get_submodule(owner).__dict__.get(name)))
@@ -126,14 +147,32 @@ class _ByType:
 
 
 _ABSENT = _ByType("nothing")
+_HOOKS = tuple(name for name in Module().__dict__ if name.startswith(("_forward_hooks", "_forward_pre_hooks")))
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """What a call did to one table of hooks of the module at `owner`."""
+
+    owner: str
+    name: str
+    added: dict[int, Any]
+    removed: frozenset[int]
+
+    def apply(self, model: Module) -> None:
+        store = model.get_submodule(self.owner).__dict__[self.name]
+        for key in self.removed:
+            store.pop(key, None)
+        store.update(self.added)
 
 
 class _Seen:
     """Compares just before and just after the model's forward, for export puts things back. `start` are attributes to
-    begin with, `left` those that the forward changed, as it left them."""
+    begin with, `left` those that the forward changed, as it left them; so with changes of hooks."""
 
-    def __init__(self, model: Module, start: dict[_Key, Any] | None = None) -> None:
-        self.model, self.start = model, start or {}
+    def __init__(self, model: Module, start: dict[_Key, Any] | None = None, start_hooks: Sequence[_Hooks] = ()) -> None:
+        self.model, self.start, self.start_hooks = model, start or {}, start_hooks
+        self.hooks: list[_Hooks] = []
         self.changed: dict[_Key, tuple[Any, Any]] = {}
         self.left: dict[_Key, Any] = {}
         self.drew = False
@@ -154,7 +193,9 @@ class _Seen:
     def _before(self, *_: Any) -> None:
         for (owner, name), value in self.start.items():
             self.model.get_submodule(owner).__dict__[name] = value
-        self.attributes = _attributes(self.model)
+        for change in self.start_hooks:
+            change.apply(self.model)
+        self.attributes, self.hooked = _attributes(self.model), _hooks(self.model)
         self.parameters = {path: id(value) for path, value in self.model.named_parameters(remove_duplicate=False)}
         self.sources = _random_sources()
         self.random = [_state(source) for source in self.sources]
@@ -167,6 +208,11 @@ class _Seen:
             if after != before:
                 self.changed[key] = (before, after)
                 self.left[key] = self.model.get_submodule(key[0]).__dict__.get(key[1])
+        for (owner, name), hooks in _hooks(self.model).items():
+            before = self.hooked.get((owner, name), {})
+            if hooks.keys() != before.keys():
+                added = {key: hook for key, hook in hooks.items() if key not in before}
+                self.hooks.append(_Hooks(owner, name, added, frozenset(before.keys() - hooks.keys())))
         given = {path: id(value) for path, value in self.model.named_parameters(remove_duplicate=False)}
         self.replaced = next((path for path, own in self.parameters.items() if given.get(path) != own), "")
 
@@ -179,6 +225,18 @@ def _attributes(model: Module) -> dict[_Key, Any]:
         for name, value in module.__dict__.items()
         if name not in _OWN
     }
+
+
+def _hooks(model: Module) -> dict[_Key, dict[int, Any]]:
+    """Every table of forward hooks as it is now."""
+    return {
+        (path, name): dict(store) for path, module in model.named_modules() for name, store in _stores(module).items()
+    }
+
+
+def _stores(module: Module) -> dict[str, dict[int, Any]]:
+    """Its tables of forward hooks by name; torch's own scripted modules may lack some."""
+    return {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
 
 
 _PLAIN = (int, float, bool, str, bytes, type(None))
@@ -206,8 +264,15 @@ def _random_sources() -> list[Any]:
     """Every Python and NumPy generator there is."""
     numpy = sys.modules.get("numpy")
     kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
-    found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    tools = {id(each) for each in _generators_of_tools()}
+    found = [each for each in gc.get_objects() if issubclass(type(each), kinds) and id(each) not in tools]
     return [each for each in found if not isinstance(each, random.SystemRandom)]
+
+
+def _generators_of_tools() -> Iterator[Any]:
+    """What sympy orders its questions by as a trace compares sizes, and what temporary files are named by."""
+    yield getattr(sys.modules.get("sympy.core.random"), "rng", None)
+    yield getattr(getattr(sys.modules.get("tempfile"), "_name_sequence", None), "_rng", None)
 
 
 def _state(source: Any) -> str:
@@ -227,11 +292,13 @@ class _Found(Exception):
 def _place(trace: Trace, probe: Callable[[], Any]) -> str:
     """The line of the model's code during which what `probe` gives changes, "" where it is none of its lines."""
     last: list[Any] = ["", probe()]
+    found: list[str] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> Any:
         if not is_visible(frame.f_code.co_filename):
             return None
         if probe() != last[1] and last[0]:
+            found.append(str(last[0]))
             raise _Found
         if event in ("line", "call"):
             last[0] = quote(frame.f_code.co_filename, frame.f_lineno)
@@ -241,9 +308,8 @@ def _place(trace: Trace, probe: Callable[[], Any]) -> str:
     try:
         sys.settrace(look)
         trace()
-    except Exception:
-        sys.settrace(before)
-        return str(last[0])
+    except Exception:  # torch may have made another of it
+        pass
     finally:
         sys.settrace(before)
-    return ""
+    return found[0] if found else ""

@@ -13,14 +13,16 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.ir.graph import Attribute, Graph, Op
 from autoshard.ir.mesh import Mesh
-from autoshard.rules.operator_table import fits
+from autoshard.rules.algebra.notation import RuleError
+from autoshard.rules.operator_table import bound, fits
 from autoshard.rules.operators import constants, record
 from autoshard.rules.proof.isolated_process import apart
 from autoshard.rules.proof.operator_call import call
@@ -69,7 +71,7 @@ def with_discovered(
             continue
         case = case_of(graph, op)
         if case not in found:
-            found[case] = safe_rule(case, folder, run_call)
+            found[case] = safe_rule(case, folder, run_call, partial(_binds, graph, op))
         rule = found[case]
         if rule or known.rule is not None:
             rules.append((op.name, rule or ""))  # "": the table has one, for another overload
@@ -110,12 +112,23 @@ def user_cache() -> Path:
     return Path(root) / "autoshard" / "rules"
 
 
-def safe_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str | None:
+def _binds(graph: Graph, op: Op, text: str) -> bool:
+    """Does the rule say the op's own shapes? One found at small sizes may name one of them, as in `a, b -> (a 6)`."""
+    try:
+        bound(graph, op, text)
+    except RuleError:
+        return False
+    return True
+
+
+def safe_rule(
+    case: OpCase, cache: Path, run_call: RunCall | None = None, binds: Callable[[str], bool] = bool
+) -> str | None:
     """`cached_rule` in a process of its own; None where that came to no end. A crash is remembered: it would recur."""
     path = _path(case, cache)
     if _remembered(path).get("ended"):
         return None
-    text, crashed = apart(lambda: cached_rule(case, cache, run_call))
+    text, crashed = apart(lambda: cached_rule(case, cache, run_call, binds))
     if crashed:
         _remember(path, {"rule": "", "target": case.target, "ended": True})
     return text
@@ -133,16 +146,24 @@ def _remembered(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None) -> str:
-    """`discover`, remembered on disk; a remembered rule that is no longer right is looked for again."""
+def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None, binds: Callable[[str], bool] = bool) -> str:
+    """`discover`, remembered on disk; a remembered rule that is no longer right is looked for again.
+
+    What is found at small sizes and does not bind to the operator's shapes is looked for at its own.
+    """
     path = _path(case, cache)
     small = reduced(case)
     if small is None:
         return ""
+    tried = (small,) if small == case else (small, case)
     text = str(_remembered(path).get("rule", ""))
-    if not text or not is_right(small, text, run_call=run_call):
-        text = discover(small, run_call)
-        _remember(path, {"rule": text, "target": case.target})
+    if text and binds(text) and any(_can_be_tried(c) and is_right(c, text, run_call=run_call) for c in tried):
+        return text
+    text = discover(small, run_call)
+    if text and not binds(text):
+        text = discover(case, run_call) if small != case and _can_be_tried(case) else ""
+        text = text if binds(text) else ""
+    _remember(path, {"rule": text, "target": case.target})
     return text
 
 
@@ -173,11 +194,12 @@ def reduced(case: OpCase) -> OpCase | None:
     sizes = sorted({size for operand in case.operands if operand for size in operand.shape if size > 1})
     small = dict(zip(sizes, SMALL, strict=False))
     candidates = [case] if len(small) < len(sizes) or _named(case, sizes) else [_resized(case, small), case]
-    for candidate in candidates:
-        count = sum(_numel(operand.shape) for operand in candidate.operands if operand)
-        if count <= LARGEST and _repeats_itself(candidate):
-            return candidate
-    return None
+    return next(filter(_can_be_tried, candidates), None)
+
+
+def _can_be_tried(case: OpCase) -> bool:
+    count = sum(_numel(operand.shape) for operand in case.operands if operand)
+    return count <= LARGEST and _repeats_itself(case)
 
 
 def _named(case: OpCase, sizes: Sequence[int]) -> bool:
