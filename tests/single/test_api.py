@@ -31,7 +31,7 @@ def mlp() -> nn.Module:
 
 def test_importing_is_light() -> None:
     code = "import sys, autoshard; print(sorted({'torch', 'numpy'} & set(sys.modules)), autoshard.__all__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.startswith("[] ['__version__', 'capture'"), done.stderr
 
 

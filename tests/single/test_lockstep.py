@@ -53,11 +53,9 @@ def test_an_exception_stops_all_and_names_the_rank() -> None:
         mesh["b"].transport.barrier()
         mesh.joint(("a", "b")).transport.barrier()
 
-    before = time.monotonic()
     with pytest.raises(LockstepError, match="rank 2: ValueError: broken weight") as caught:
-        run_lockstep({"a": 2, "b": 2}, work)
+        run_lockstep({"a": 2, "b": 2}, work, timeout_seconds=1e6)
     assert isinstance(caught.value.__cause__, ValueError)
-    assert time.monotonic() - before < 30
     assert not [t for t in threading.enumerate() if t.daemon and "work" in t.name]
 
 

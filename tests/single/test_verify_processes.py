@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
 
 
 def test_all_ranks_run() -> None:
-    run_processes("timeit", ["-n", "1", "import os; assert os.environ['WORLD_SIZE'] == '3'"], 3, 60)
+    run_processes("timeit", ["-n", "1", "import os; assert os.environ['WORLD_SIZE'] == '3'"], 3, 500)
 
 
 def test_the_failing_rank_and_its_error_are_named() -> None:
-    code = "import os, time; assert os.environ['RANK'] != '1', 'a planted error'; time.sleep(60)"
-    start = time.monotonic()
+    code = "import os, time; assert os.environ['RANK'] != '1', 'a planted error'; time.sleep(9999)"
     with pytest.raises(RankFailed, match="rank 1: AssertionError: a planted error"):
-        run_processes("timeit", ["-n", "1", code], 2, 60)
-    assert time.monotonic() - start < 30
+        run_processes("timeit", ["-n", "1", code], 2, 9999)  # the other is not waited for
 
 
 LOG = """Traceback (most recent call last):
@@ -37,9 +33,9 @@ and a second line of its message
 def test_the_error_of_a_traceback_is_told_with_and_without_a_process_group(prefix: str) -> None:
     code = f"import sys; sys.stderr.write({LOG!r}.replace(chr(10), chr(10) + {prefix!r})); sys.stderr.flush(); "
     with pytest.raises(RankFailed, match=r"^rank 0: AttributeError: no attribute 'swish'$"):
-        run_processes("timeit", ["-n", "1", f"{code} import os; os._exit(1)"], 1, 60)
+        run_processes("timeit", ["-n", "1", f"{code} import os; os._exit(1)"], 1, 500)
 
 
 def test_a_hang_ends() -> None:
     with pytest.raises(RankFailed, match="rank 0, 1 did not end within 1 s"):
-        run_processes("timeit", ["-n", "1", "import time; time.sleep(60)"], 2, 1)
+        run_processes("timeit", ["-n", "1", "import time; time.sleep(9999)"], 2, 1)
