@@ -72,7 +72,7 @@ MODELS = (
     Model("tests.models.vision:resnet", {}, (("dp=2,tp=2", 3),)),
     Model("tests.models.encoders:bert", {}, (("dp=2,tp=2", 2),)),
 )
-# Folder or file -> the tests near it, the nearest first.
+# Folder -> the tests near it, the nearest first.
 NEAR: dict[str, tuple[str, ...]] = {
     "emit/runtime": (
         "single/test_runtime_redistribution.py", "single/test_runtime_parameters.py",
@@ -96,6 +96,16 @@ NEAR: dict[str, tuple[str, ...]] = {
         "single/test_verify_models.py",
     ),
 }  # fmt: skip
+BEFORE = {  # of one file, before those of its folder
+    "emit/runtime/pipeline.py": ("multi/test_pipeline.py",),
+    "emit/runtime/weights.py": ("single/test_zero_levels.py",),
+    "emit/runtime/flat_weights.py": ("single/test_zero_levels.py",),
+    "emit/package/batches.py": ("single/test_loader_state.py",),
+    "emit/package/train.py": ("single/test_zero_levels.py", "single/test_micro_batches.py", "multi/test_pipeline.py"),
+    "emit/readme_use.py": ("multi/test_called_package.py",),
+    "program/gradient_buckets.py": ("tiny/test_fusion.py",),
+    "program/step_check.py": ("tiny/test_step_plan.py",),
+}
 BY_PROCESSES = ("multi/test_runtime_gloo.py", "multi/test_emit_train.py")  # parameters are DTensors there alone
 
 
@@ -195,7 +205,7 @@ class FirstFailure:
 def near(file: str) -> list[str]:
     """The files of tests near a file of the code, the nearest first."""
     folder = next(room for room in ROOMS if file.startswith(f"{room}/"))
-    names = (*NEAR[folder], *(BY_PROCESSES if folder == "emit/runtime" else ()))
+    names = (*BEFORE.get(file, ()), *NEAR[folder], *(BY_PROCESSES if folder == "emit/runtime" else ()))
     return [f"tests/{name}" for name in names if (ROOT / "tests" / name).exists()]
 
 

@@ -50,6 +50,11 @@ def test_the_program_of_the_readme_gives_the_whole_result_of_the_original(strate
 
     readme = (folder / "README.md").read_text()
     assert "--steps" not in readme and "--eval-data" not in readme  # nothing of what train.py would refuse
+    named = ("| input |", "| `x`", "| `scale`")
+    rows = [line.split("|")[1:4] for line in readme.splitlines() if line.startswith(named)]
+    assert [[word.strip() for word in row] for row in rows] == [
+        ["input", "shape", "dtype"], ["`x`", "(8, 6)", "float32"], ["`scale`", "(8, 1)", "float32"],
+    ]  # fmt: skip
     (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert "S0" in block, block  # there is something to gather
     said = block.replace('"nccl"', '"gloo"').replace("model.safetensors", "model.pt")

@@ -132,6 +132,25 @@ def test_only_the_rows_at_the_edges_travel() -> None:
     assert _sent((2, 3, 16, 8), 2, 2, 0, 4) == [0, 0, 0, 0]
 
 
+def test_a_transposed_convolution_fetches_only_what_adds_to_its_rows() -> None:
+    mesh, x = Mesh.parse("a=2"), torch.randn(2, 3, 8, 6, dtype=torch.float64)
+    weight = torch.randn(3, 4, 5, 5, dtype=torch.float64)
+    whole = F.conv_transpose2d(x, weight, None, 1, 2)
+
+    def work(local: runtime.ParallelMesh) -> int:
+        sent: list[int] = []
+        counted = replace(local["a"], transport=_Counting(local["a"].transport, sent))
+        y = runtime.halo_transposed_convolution(
+            part(x, Layout.parse("S2"), mesh, local.rank), weight, sizes=(8, 6), stride=(1, 1), padding=(2, 2),
+            output_padding=(0, 0), dilation=(1, 1), height=(counted,),
+        )  # fmt: skip
+        assert torch.allclose(y, part(whole, Layout.parse("S2"), mesh, local.rank), rtol=0, atol=1e-12)
+        return sum(sent)
+
+    row = 2 * 3 * 6
+    assert run_lockstep({"a": 2}, work) == [2 * row, 2 * row]
+
+
 @pytest.mark.parametrize(
     ("one", "left_out"),
     [

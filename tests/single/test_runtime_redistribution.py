@@ -17,7 +17,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.redistribute import FORWARD, Step, Terms, dim_cuts, kind, path, runtime_call
 from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import table_step
-from autoshard.verification.ranks.lockstep import run_lockstep
+from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 from tests.shards import assert_means, place
 
 
@@ -184,3 +184,11 @@ def test_a_wrong_length_is_named() -> None:
 
     with pytest.raises(LockstepError, match=r"dim 0 of \(3,\): expected length 4"):
         run_lockstep({"a": 2}, lambda mesh: runtime.all_gather(torch.zeros(3), mesh["a"], 0, size=8))
+
+
+def test_an_exchange_of_another_shape_than_the_layout_s_is_refused() -> None:
+    def work(local: ParallelMesh) -> Tensor:
+        return runtime.exchange(torch.zeros(3, 4), local.joint(["a", "b"]), (4, 4), "S0 S1", "S1 S0")
+
+    with pytest.raises(LockstepError, match=r"\(3, 4\) is not the local shape \(2, 2\) of S0 S1 \(4, 4\)"):
+        run_lockstep({"a": 2, "b": 2}, work)

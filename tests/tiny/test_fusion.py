@@ -54,6 +54,15 @@ def test_gradients_alone_by_size_and_by_index() -> None:
     assert groups(f"all_reduce={first:.0f} B")[0] == names[:2]
 
 
+def test_the_first_gradients_start_before_many_are_made() -> None:
+    """Weights of 4 MiB: the first one's bucket is not kept open for 25 MiB, as those after it are."""
+    graph = mlp_graph(10, 8, 1024)
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
+    first, *others = lower(plan, graph).gradient_buckets
+    weights = [sum("weight" in path for path in own.parameters) for own in (first, *others)]
+    assert weights[0] == 1 and max(weights[1:]) > 2 and sum(weights) == 10
+
+
 def test_weights_alone_and_together() -> None:
     graph, plan, program = planned("fsdp")
 
