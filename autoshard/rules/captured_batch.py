@@ -14,10 +14,10 @@ from typing import Any
 
 from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.model_spec import holds_graph
-from autoshard.ir.graph import Graph, Op
+from autoshard.ir.graph import Attribute, Graph, Op
 from autoshard.rules.rebatch import batch_size
 
-MOST_SAID = 3
+MOST_SAID, LONGEST = 3, 24  # numbers in a note, and letters of one
 
 
 def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: int) -> Graph:
@@ -46,7 +46,7 @@ def with_numbers_of(graph: Graph, captured: Graph, own: int) -> Graph:
     differs = _difference(graph, captured)
     if differs:
         raise _other_model(own, batch_size(graph), differs)
-    changed = any(one.attributes != other.attributes for one, other in _pairs(graph, captured))
+    changed = any(_others(one, other) for one, other in _pairs(graph, captured))
     return replace(graph, ops=captured.ops) if changed else graph
 
 
@@ -55,8 +55,9 @@ def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
     told: dict[str, None] = {}
     for one, other in _pairs(graph, carried):
         for (name, new), (_, old) in zip(one.attributes, other.attributes, strict=True):
-            if new != old:
-                told[f"{name} of {_kind(one)} at {_line(graph, one)} is {new}, where {old} was captured"] = None
+            if repr(new) != repr(old):
+                is_now = f"is {_short(new)}, where {_short(old)} was captured"
+                told[f"{name} of {_kind(one)} at {_line(graph, one)} {is_now}"] = None
     if not told:
         return []
     more = f"; and {len(told) - MOST_SAID} more" if len(told) > MOST_SAID else ""
@@ -68,7 +69,7 @@ def _difference(graph: Graph, captured: Graph) -> str:
     for one, other in _pairs(graph, captured):
         if _fixed(graph, one) != _fixed(captured, other):
             return f"{_told(captured, other)} in place of {_told(graph, one)}"
-        if one.attributes != other.attributes and one.name in graph.rule_of:
+        if _others(one, other) and one.name in graph.rule_of:
             return f"{_told(captured, other)} has other arguments, and its rule was found by trial"
     if len(graph.ops) != len(captured.ops):
         longer, shorter = sorted((graph, captured), key=lambda made: -len(made.ops))
@@ -95,6 +96,16 @@ def _ends(graph: Graph) -> tuple[object, ...]:
 def _told(graph: Graph, op: Op) -> str:
     shape = " and ".join(str(graph.tensor(name).shape) for name in op.results)
     return f"{op.name} ({op.target}, {shape}) at {_line(graph, op)}"
+
+
+def _others(one: Op, other: Op) -> bool:
+    """Has it other arguments? By their text: a NaN among them is itself."""
+    return one.attributes != other.attributes and repr(one.attributes) != repr(other.attributes)
+
+
+def _short(value: Attribute) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _kind(op: Op) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from autoshard.cli.commands import main
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.other_samples import with_samples
+from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import dumps
-from autoshard.rules.captured_batch import captured_with, followed_numbers
+from autoshard.rules.captured_batch import captured_with, followed_numbers, with_numbers_of
 from autoshard.rules.rebatch import rebatched
 from autoshard.verification import verify_package
 from tests.models import NAMES
@@ -113,6 +115,20 @@ def test_numbers_that_change_are_told() -> None:
     assert followed_numbers(carried, carried) == []
     same = rebatched(capture(SPEC, {"loss": "mask"}), 4)
     assert captured_with(same, SPEC, {"loss": "mask"}, OWN) is same
+
+
+def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:
+    graph = capture(SPEC, {"loss": "literal"})
+    (constant,) = (op for op in graph.ops if op.target == "autoshard.constant")
+
+    def having(*values: float) -> Graph:
+        own = tuple((name, values if name == "values" else value) for name, value in constant.attributes)
+        return replace(graph, ops=tuple(replace(op, attributes=own) if op is constant else op for op in graph.ops))
+
+    (told,) = followed_numbers(having(*(1.5 * n for n in range(99))), having(1.0))
+    assert "values of constant at" in told and "…, where (1.0,) was captured" in told and len(told) < 200
+    nothing, other = having(float("nan")), having(float("inf") - float("inf"))
+    assert with_numbers_of(nothing, other, OWN) is nothing and followed_numbers(nothing, other) == []
 
 
 @pytest.mark.parametrize("name", ["lstm", "shared_twice"])
