@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio
-from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, options
+from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, objectives, options
 from autoshard.solvers.common.result import peak
 from autoshard.solvers.heuristics import brute_force
 from autoshard.solvers.relax.lagrangian import minimum_memory_bound
@@ -167,6 +167,14 @@ def test_the_master_program_against_scipy(seed: int, rows: int, plans: int) -> N
     assert (multipliers >= 0).all() and multipliers.sum() <= penalty * (1 + 1e-9)
     dual = (costs + multipliers @ usages).min() - multipliers @ limits
     assert math.isclose(dual, value, rel_tol=1e-6, abs_tol=1e-6)
+
+
+@given(SEEDS)
+@settings(max_examples=60)
+def test_many_plans_are_priced_as_each(seed: int) -> None:
+    problem, rng = random_problem(seed, forbid=0.1), np.random.default_rng(seed)
+    some = np.array([[rng.integers(len(node.seconds)) for node in problem.nodes] for _ in range(20)])
+    assert objectives(problem, some) == pytest.approx([objective(problem, own) for own in some.tolist()])
 
 
 def test_a_stretch_has_the_weights_that_it_reads() -> None:

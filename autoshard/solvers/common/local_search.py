@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Integers, Problem, Value, memory, objective
+from autoshard.ir.problem import Floats, Integers, Problem, Value, memory
 from autoshard.solvers.common import clock
 
 Choice = tuple[int, ...]
@@ -148,9 +148,30 @@ def line(problem: Problem) -> list[int]:
 def mixtures(problem: Problem, first: Choice, second: Choice, most: int = 32) -> list[Choice]:
     """Choices that follow `first` up to a place in the line and `second` after it, and the other way round; evenly
     spread cuts."""
+    return [choice for _, choice in weighed_mixtures(problem, first, second, most)]
+
+
+def weighed_mixtures(problem: Problem, first: Choice, second: Choice, most: int) -> list[tuple[float, Choice]]:
+    """The same, each behind its seconds."""
     count, places = len(problem.nodes), np.empty(len(problem.nodes), np.int64)
     places[line(problem)] = np.arange(count)
     cuts = sorted({round(count * i / most) for i in range(1, most)} - {0, count})
-    pairs = [(a, b, cut) for a, b in ((first, second), (second, first)) for cut in cuts]
-    found = [tuple(x if place < cut else y for place, x, y in zip(places, a, b, strict=True)) for a, b, cut in pairs]
-    return [choice for choice in dict.fromkeys(found) if math.isfinite(objective(problem, choice))]
+    ends = [(np.array(a), np.array(b)) for a, b in ((first, second), (second, first))]
+    found = {tuple(np.where(places < cut, a, b).tolist()): None for a, b in ends for cut in cuts}
+    seconds = objectives(problem, np.array(list(found), np.int64).reshape(len(found), count)).tolist()
+    return [(own, choice) for own, choice in zip(seconds, found, strict=True) if math.isfinite(own)]
+
+
+def objectives(problem: Problem, choices: Integers) -> Floats:
+    """`objective` of each row of `choices`, up to rounding: all rows together."""
+    total = np.zeros(len(choices))
+    for n, node in enumerate(problem.nodes):
+        total += node.seconds[choices[:, n]]
+    for value in problem.values:
+        source = value.source[choices[:, value.producer]]
+        needed = np.array([t[choices[:, c]] for c, t in zip(value.consumers, value.targets, strict=True)])
+        needed.sort(axis=0)
+        seconds = value.seconds[source, needed]
+        seconds[1:][needed[1:] == needed[:-1]] = 0.0  # made once for all that need it
+        total += seconds.sum(axis=0)
+    return total

@@ -16,7 +16,7 @@ from autoshard.ir.problem import Floats
 from autoshard.solvers.common.clock import attempt, check
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.infeasibility import short
-from autoshard.solvers.common.local_search import Choice, mixtures
+from autoshard.solvers.common.local_search import weighed_mixtures
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within
@@ -122,14 +122,14 @@ class LimitedSearch:
         for first in fit:
             for second in over:
                 if second.seconds < self.state.value:
-                    for choice in mixtures(self.problem, first.choice, second.choice, _CUTS):
-                        self._offer(choice)
+                    mixed = weighed_mixtures(self.problem, first.choice, second.choice, _CUTS)
+                    for seconds, choice in sorted(mixed):
+                        if seconds >= self.state.value:
+                            break
+                        self.state.offer(choice)
                 if self.state.gap <= _NEAR:
                     return
             check()
-
-    def _offer(self, choice: Choice) -> None:
-        self.state.offer(choice)
 
     def _take(self, found: Minimum) -> Column:
         choice = self.shares.given_heads(self.problem, tuple(found.choice))
