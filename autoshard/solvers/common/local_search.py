@@ -77,15 +77,21 @@ def _clearly_less(a: float, b: float) -> bool:
 
 def options(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> Floats:
     """Seconds that depend on node n, for each of its strategies while all others stay, shape (strategies,)."""
-    total = problem.nodes[n].seconds.copy()
-    for value in linked.produced[n]:
-        needed = sorted({int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)})
-        total += value.seconds[:, needed].sum(axis=1)[value.source]
+    total = to_readers(problem, linked, choice, n)
     for value, position in linked.consumed[n]:
         pay = value.seconds[value.source[choice[value.producer]]].copy()
         shared = [int(t[choice[c]]) for c, t in _others(value, position)]
         pay[[t for t in shared if math.isfinite(pay[t])]] = 0.0
         total += pay[value.targets[position]]
+    return total
+
+
+def to_readers(problem: Problem, linked: Links, choice: Sequence[int], n: int) -> Floats:
+    """The same of what it costs itself and on the way to its readers: what it reads is left out."""
+    total = problem.nodes[n].seconds.copy()
+    for value in linked.produced[n]:
+        needed = sorted({int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)})
+        total += value.seconds[:, needed].sum(axis=1)[value.source]
     return total
 
 

@@ -10,7 +10,7 @@ for the readers. The best plan is that over the choices of all rounds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, objective
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.incumbent import Incumbent
-from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.local_search import Choice, links, options, to_readers
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
@@ -50,8 +50,8 @@ class ReaderShares:
         self.shares: dict[int, Floats] = {}
         self.pool: list[Choice] = []
         self.limited: list[Choice] = []  # plans met under memory limits
-        self.cut = reader_terms.many(problem)  # values that are cut off
-        self.heads = _upstream(problem, self.cut)
+        self.cut, self.views = reader_terms.many(problem)  # values that are cut off
+        self.heads = _upstream(problem, self.cut, self.views)
 
     def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR) -> bool:
         """Leaves plans and bounds; False where even this takes tables that are too large, or time is over.
@@ -85,7 +85,7 @@ class ReaderShares:
         readers together. False where there is no more to cut."""
         wider = self.cut | hub_relaxation.cheap(self.problem)
         more = wider != self.cut
-        self.cut, self.heads = wider, _upstream(self.problem, wider)
+        self.cut, self.heads = wider, _upstream(self.problem, wider, self.views)
         return more
 
     def take(self, state: Incumbent, found: Minimum) -> None:
@@ -98,7 +98,16 @@ class ReaderShares:
         self.keep(choice)
 
     def given_heads(self, problem: Problem, choice: Choice) -> Choice:
-        """What values with many readers are made of, chosen anew for the readers that `choice` has."""
+        """What values with many readers are made of, and views of them, chosen anew for the readers of `choice`."""
+        if not self.views:
+            return self._heads(problem, choice)
+        linked = links(problem)
+        wanted = _least_of(self.views, choice, lambda n, own: to_readers(problem, linked, own, n))
+        wanted = self._heads(problem, wanted)
+        wanted = _least_of(self.views, wanted, lambda n, own: options(problem, linked, own, n))
+        return min(choice, wanted, key=lambda own: objective(problem, own))
+
+    def _heads(self, problem: Problem, choice: Choice) -> Choice:
         if not self.heads:
             return choice
         nodes = enumerate(problem.nodes)
@@ -170,8 +179,19 @@ class ReaderShares:
         return best
 
 
-def _upstream(problem: Problem, cut: Collection[int]) -> frozenset[int]:
-    """The nodes that values of `cut` are made of; none where that is most of the problem."""
+def _least_of(nodes: Sequence[int], choice: Choice, seconds: Callable[[int, Sequence[int]], Floats]) -> Choice:
+    """Each of the nodes, the last first, at the strategy of least `seconds`, given the node and the choice so far."""
+    current = list(choice)
+    for n in reversed(nodes):
+        own = seconds(n, current)
+        best = int(np.argmin(own))
+        if own[best] < own[current[n]]:
+            current[n] = best
+    return tuple(current)
+
+
+def _upstream(problem: Problem, cut: Collection[int], views: Collection[int]) -> frozenset[int]:
+    """The nodes that values of `cut` are made of, but `views`; none where that is most of the problem."""
     makers: list[list[int]] = [[] for _ in problem.nodes]
     for value in problem.values:
         for consumer in value.consumers:
@@ -183,4 +203,5 @@ def _upstream(problem: Problem, cut: Collection[int]) -> frozenset[int]:
         if n not in found:
             found.add(n)
             waiting += makers[n]
+    found.difference_update(views)
     return frozenset(found) if len(found) < len(problem.nodes) / 4 else frozenset()

@@ -30,9 +30,12 @@ class _Once:
         return self.known[key][0]
 
 
-def many(problem: Problem) -> frozenset[int]:
-    """The values that are always cut off: those with many readers, and those with several that are made of nothing
-    else, such as each layer's own view of a rotary table: they tie their readers together for little."""
+def many(problem: Problem) -> tuple[frozenset[int], tuple[int, ...]]:
+    """The values that are always cut off, and the nodes among their makers that are views: those that read nothing but
+    values with many readers, or what is made of such alone.
+
+    A view that is read by several, such as each layer's own of a rotary table, would tie these together for little.
+    """
     read: list[list[int]] = [[] for _ in problem.nodes]
     made: list[list[int]] = [[] for _ in problem.nodes]
     for v, value in enumerate(problem.values):
@@ -41,12 +44,15 @@ def many(problem: Problem) -> frozenset[int]:
             read[consumer].append(v)
     waiting = [v for v, value in enumerate(problem.values) if len(value.consumers) > MANY]
     found = set(waiting)  # of many readers, or made of such
+    views: dict[int, None] = {}
     while waiting:
         for consumer in problem.values[waiting.pop()].consumers:
-            if found.issuperset(read[consumer]):
+            if consumer not in views and found.issuperset(read[consumer]):
+                views[consumer] = None
                 waiting += (more := [v for v in made[consumer] if v not in found])
                 found.update(more)
-    return frozenset(v for v in found if len(problem.values[v].consumers) > 1)
+    cut = frozenset(v for v in found if len(problem.values[v].consumers) > 1)
+    return cut, tuple(sorted(views))
 
 
 def kinds(problem: Problem) -> list[int]:
