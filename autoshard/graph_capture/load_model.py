@@ -31,6 +31,7 @@ from autoshard.graph_capture.tracing.model_guard import guarded, is_own
 from autoshard.graph_capture.tracing.refusals import noting_autocast
 from autoshard.graph_capture.tracing.source_lines import blame
 
+_IMPORTED: dict[Path, tuple[bytes, ModuleType]] = {}  # text and module of a file, as it was last imported
 FILE_PREFIX = "autoshard_model_"  # of the module names of files, which hide no other module
 _NO_WITH = "without --with, or export it again with other inputs"
 _ALONE = "{}, which must run by itself; --debug shows the traceback"
@@ -175,7 +176,10 @@ def _import_name(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The file as a fresh module; its folder is on the import path meanwhile and stays there, as for a script."""
+    """The file as a fresh module; its folder is on the import path meanwhile and stays there, as for a script.
+
+    A file that can be imported only once, as it defines a library of operators, is the module that it was before.
+    """
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -183,8 +187,15 @@ def _import_file(path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location(name, path.resolve())
     assert found is not None and found.loader is not None, path
     module = importlib.util.module_from_spec(found)
+    text, (before, earlier) = path.read_bytes(), _IMPORTED.get(path.resolve(), (b"", None))
     sys.modules[name] = module
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except Exception:
+        if earlier is None or text != before:
+            raise
+        sys.modules[name] = module = earlier
+    _IMPORTED[path.resolve()] = text, module
     return module
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.cli.commands import main
-from autoshard.errors import UsageError
+from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.graph_capture.other_samples import with_samples
 from autoshard.ir.graph import Graph
@@ -137,6 +137,39 @@ def test_models_without_such_numbers_are_left_as_they_are(name: str) -> None:
     samples = own.tensor(own.inputs[0]).shape[0]
     carried = rebatched(own, 3 * samples)
     assert captured_with(carried, NAMES[name], {}, samples) is carried
+
+
+ONCE = """
+import torch
+from torch import nn
+
+library = torch.library.Library("only_once", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+torch.library.impl(library, "twice", "CompositeImplicitAutograd")(lambda x: x * 2)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).square().sum() / len(x)
+
+
+def build():
+    return Twice(), (torch.randn(8, 4),)
+"""
+
+
+def test_a_file_that_can_be_imported_only_once_is_captured_again(tmp_path: Path) -> None:
+    file = tmp_path / "once.py"
+    file.write_text(ONCE, encoding="utf-8")
+    carried = rebatched(capture(f"{file}:build", {}), 6)
+    assert captured_with(carried, f"{file}:build", {}, 8).by_op["div"].attribute("other") == 6
+    file.write_text(f"{ONCE}\n", encoding="utf-8")
+    with pytest.raises(CaptureError, match="can't be imported"):  # another text is not the module that there was
+        capture(f"{file}:build", {})
 
 
 def test_samples_are_added_in_the_same_order_in_memory() -> None:
