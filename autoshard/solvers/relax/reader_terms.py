@@ -31,8 +31,8 @@ class _Once:
 
 
 def many(problem: Problem) -> tuple[frozenset[int], tuple[int, ...]]:
-    """The values that are always cut off, and the nodes among their makers that are views: those that read nothing but
-    values with many readers, or what is made of such alone.
+    """The values that are always cut off, and of what they are made of the views: nodes that read nothing but values
+    with many readers, or what is made of such alone.
 
     A view that is read by several, such as each layer's own of a rotary table, would tie these together for little.
     """
@@ -44,14 +44,18 @@ def many(problem: Problem) -> tuple[frozenset[int], tuple[int, ...]]:
             read[consumer].append(v)
     waiting = [v for v, value in enumerate(problem.values) if len(value.consumers) > MANY]
     found = set(waiting)  # of many readers, or made of such
-    views: dict[int, None] = {}
+    alone: dict[int, None] = {}
     while waiting:
         for consumer in problem.values[waiting.pop()].consumers:
-            if consumer not in views and found.issuperset(read[consumer]):
-                views[consumer] = None
+            if consumer not in alone and found.issuperset(read[consumer]):
+                alone[consumer] = None
                 waiting += (more := [v for v in made[consumer] if v not in found])
                 found.update(more)
     cut = frozenset(v for v in found if len(problem.values[v].consumers) > 1)
+    views: set[int] = set()
+    for n in reversed(alone):  # readers come later
+        if any(v in cut or not views.isdisjoint(problem.values[v].consumers) for v in made[n]):
+            views.add(n)
     return cut, tuple(sorted(views))
 
 
