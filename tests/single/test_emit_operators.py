@@ -41,6 +41,31 @@ class Layers(nn.Module):
         return self.function(self.layers, first, *inputs[1:])
 
 
+class Curve(nn.Module):
+    """So many operators that it has a class of its own, which holds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sin() + x.square().exp().neg() + 1.0).tanh() * x.cos()
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.curve = nn.Linear(8, 8), Curve()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.curve(self.linear(x))
+
+
+def all_but_the_first(m: nn.ModuleDict, x: Tensor) -> Tensor:
+    """A loop over a part of a list; the two steps that are left out are no part of another."""
+    steps = list(m["a"])  # type: ignore[call-overload]
+    x = steps[0](x.flip(1)).relu()
+    for step in steps[1:-1]:
+        x = step(x)
+    return steps[-1](x.flip(0)).relu()
+
+
 POINTWISE: dict[str, Callable[..., object]] = {
     "add alpha": lambda m, x, y: torch.add(x, y, alpha=2),
     "arithmetic": lambda m, x, y: (1 - x) * 2 / (y + 3) - y * -1.5,
@@ -225,6 +250,7 @@ LAYERS: dict[str, tuple[Callable[..., object], dict[str, nn.Module], tuple[Tenso
         (X, Y),
     ),
     "mha": (lambda m, x: m["a"](x, x, x)[0], {"a": nn.MultiheadAttention(8, 2, batch_first=True)}, (X,)),
+    "a part of a list": (all_but_the_first, {"a": nn.ModuleList([Step() for _ in range(5)])}, (X,)),
     "numbered": (lambda m, x: m["0"](x), {"0": nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))}, (X,)),
 }  # fmt: skip
 ROWS = torch.tensor([0, 3, 3])

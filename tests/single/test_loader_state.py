@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.single.test_train_alone import Start, folder, package, start
+from tests.single.test_train_alone import Start, folder, package, start, steps
 
 __all__ = ["folder", "package", "start"]  # fixtures
 
@@ -36,3 +36,30 @@ def test_the_state_of_a_loader_is_that_of_its_batch(start: Start, tmp_path: Path
         assert code == (0 if state == "[0]" else 2), told
     assert torch.load(tmp_path / "saved/step-2/loader-0.pt") == {"ranks": 1, "state": [2]}
     assert "could not be read back" in told and "fractions.Fraction" in told
+
+
+ENDING = """
+import torch
+class Loader:
+    done = 0
+    def __iter__(self):
+        while self.done < 2:
+            self.done += 1
+            yield torch.full((4, 6), self.done), torch.full((4, 6), 2)
+        self.done = 0
+    def state_dict(self):
+        return {"done": self.done}
+    def load_state_dict(self, state):
+        self.done = state["done"]
+make = Loader
+"""
+
+
+def test_a_state_from_the_last_batch_of_a_loader_goes_on_with_its_first(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    data = ("--data", f"{tmp_path / 'ending.py'}:make", "--lr", 0)
+    code, whole, told = start("--steps", 3, *data, "--save", tmp_path / "saved", "--save-every", 2)
+    assert code == 0, told
+    assert torch.load(tmp_path / "saved/step-2/loader-0.pt")["state"] == {"done": 2}
+    code, rest, told = start("--steps", 3, *data, "--resume", tmp_path / "saved/step-2")
+    assert code == 0 and steps(rest) == {3: steps(whole)[3]}, told
