@@ -28,6 +28,7 @@ from autoshard.joint.block_fronts import (
     takes_turns,
 )
 from autoshard.joint.outer_space import OuterChoice
+from autoshard.simulation.pipeline_schedule import receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
 
@@ -144,9 +145,9 @@ class StepProblem:
         room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
         if choice.stages > 1:
             entering = min((self.costs[kind].received_bytes for kind in self.kinds[1:]), default=0.0)
+            count = receive_buffers(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
             for stage in range(choice.stages):
-                ends = 2 * choice.virtual_stages - (stage == 0) - (stage == choice.stages - 1)
-                room[stage] -= ends * entering * choice.micro_batches
+                room[stage] -= sum(map(sum, count[stage :: choice.stages])) * entering
             last = self.costs[self.kinds[-1]].shared
             room[-1] -= static_bytes(last, choice.zero, choice.replicas)
         return room

@@ -7,6 +7,7 @@ in which a stage holds several model chunks: chunk c of stage s is the part c * 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B"]
@@ -158,3 +159,70 @@ def most_in_flight(order: Sequence[Slot], chunk: int | None = None, weights: Seq
         alive += own if slot.kind == "F" else -own
         most = max(most, alive)
     return most
+
+
+class ReceiveBuffers(NamedTuple):
+    """Of one part of the model: of inputs, and of gradients of outputs."""
+
+    inputs: int
+    gradients: int
+
+
+@lru_cache(maxsize=256)
+def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[ReceiveBuffers, ...]:
+    """The most that a stage of an emitted package has at once, by part, in the order of the model. The first receives
+    no input, the last no gradient.
+
+    One is made when its receive is posted, and let go when the backward of its micro-batch on this stage has ended
+    (emit/runtime/receive_buffers.py). GPipe and 1F1B of torch.distributed.pipelining post a receive right before what
+    reads it. The interleaved schedule posts it once the giver's slot stands in the common order of all stages, each of
+    which takes a slot in turn: a stage that waits has posted several.
+    """
+    parts = stages * chunks
+    if schedule == "interleaved":
+        found = _posted_ahead(stages, micro_batches, chunks)
+    else:
+        found = [ReceiveBuffers(in_flight(schedule, stage, stages, micro_batches, 1), 1) for stage in range(stages)]
+    return tuple(
+        ReceiveBuffers(own.inputs * (part > 0), own.gradients * (part < parts - 1)) for part, own in enumerate(found)
+    )
+
+
+def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> list[ReceiveBuffers]:
+    """From the third round of micro-batches on the order repeats; a single round is the first of two. Of gradients one
+    more: torch takes turns for what stands between slots, too, and that is not the same in all versions."""
+    count = max(2 * stages, min(micro_batches, 3 * stages))
+    orders = [_with_turns(stage, stages, count, chunks) for stage in range(stages)]
+    position, parts = [0] * stages, stages * chunks
+    arrived: set[tuple[str, int, int]] = set()  # (F or B, part, micro-batch) whose receive is posted
+    alive = {(kind, part): 0 for kind in "FB" for part in range(-1, parts + 1)}
+    most = dict(alive)
+    while any(position[stage] < len(order) for stage, order in enumerate(orders)):
+        for stage, order in enumerate(orders):
+            slot = order[position[stage]] if position[stage] < len(order) else None
+            if slot is not None:
+                kind, part = slot.kind, slot.chunk * stages + stage
+                if part != (0 if kind == "F" else parts - 1) and (kind, part, slot.micro_batch) not in arrived:
+                    continue
+                if kind == "B":
+                    alive["F", part] -= 1
+                    alive["B", part] -= 1
+                taker = part + 1 if kind == "F" else part - 1
+                arrived.add((kind, taker, slot.micro_batch))
+                alive[kind, taker] += 1
+                most[kind, taker] = max(most[kind, taker], alive[kind, taker])
+            position[stage] += 1
+    return [
+        ReceiveBuffers(min(most["F", part], micro_batches), min(most["B", part] + 1, micro_batches))
+        for part in range(parts)
+    ]
+
+
+def _with_turns(stage: int, stages: int, micro_batches: int, chunks: int) -> list[Slot | None]:
+    """A stage's order; None, a turn in which it computes nothing, after the last backward of each chunk."""
+    found: list[Slot | None] = []
+    for slot in SCHEDULES["interleaved"](stage, stages, micro_batches, chunks):
+        found.append(slot)
+        if slot.kind == "B" and slot.micro_batch == micro_batches - 1:
+            found.append(None)
+    return found

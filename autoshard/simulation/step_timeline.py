@@ -1,9 +1,9 @@
 """A whole training step: every micro-batch through every part of every stage in the schedule's order, with the memory
 of each stage.
 
-A part's input is received into a buffer of its own for every micro-batch, as is the gradient of its output:
-torch.distributed.pipelining makes them for all micro-batches of a step at once. The giver is busy until a value is
-sent. After its last backward a stage has its tail: gradients reduced, weights updated.
+A part's input is received into a buffer of its own, which its micro-batch has until its backward, as is the gradient of
+its output: a stage has room for as many as its schedule has at once. The giver is busy until a value is sent. After its
+last backward a stage has its tail: gradients reduced, weights updated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.ir.problem import Floats
-from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, in_flight, run_pipeline
+from autoshard.simulation.pipeline_schedule import (
+    SCHEDULES,
+    Placed,
+    Slot,
+    ends,
+    in_flight,
+    receive_buffers,
+    run_pipeline,
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,10 @@ class StepCosts:
 
     def buffer_bytes(self, stage: int) -> float:
         """Of what a stage receives: inputs, and gradients of outputs."""
-        each = 0.0
-        for chunk in range(self.chunks):
-            number = chunk * len(self.stages) + stage
-            each += self.parts[number].received_bytes * (number > 0)
-            each += self.parts[number + 1].received_bytes if number + 1 < len(self.parts) else 0.0
-        return each * self.micro_batches
+        count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
+        parts = range(stage, len(self.parts), len(self.stages))
+        sizes = [*(part.received_bytes for part in self.parts), 0.0]
+        return sum(count[part].inputs * sizes[part] + count[part].gradients * sizes[part + 1] for part in parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,9 +45,11 @@ def test_a_stage_holds_what_its_schedule_has_in_flight(schedule: str, chunks: in
     made = simulate_step(costs(schedule, 4, 12, chunks, kept_bytes=1.0, received_bytes=1e-3))
     for stage, peak in enumerate(made.peak_bytes):
         order = SCHEDULES[schedule](stage, 4, 12, chunks)
-        parts = range(stage, 4 * chunks, 4)
-        buffers = sum((part > 0) + (part < 4 * chunks - 1) for part in parts) * 12e-3
-        assert peak == pytest.approx(most_in_flight(order) + buffers)
+        received = sum(most_in_flight(order, chunk) for chunk in range(chunks) if (chunk, stage) != (0, 0))
+        given_back = sum((chunk, stage) != (chunks - 1, 3) for chunk in range(chunks))
+        low = most_in_flight(order) + received * 1e-3 + given_back * 1e-3
+        ahead = 0.0 if chunks == 1 else 4 * chunks * 1e-3  # an interleaved schedule posts receives before it needs them
+        assert low - 1e-9 <= peak <= low + ahead + 1e-9
         assert live_micro_batches(schedule, 4, 12, chunks)[stage] == pytest.approx(most_in_flight(order) / chunks)
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import pipelining
 
 from .axis import held_indices
+from .receive_buffers import ReceivingStage
 
 if TYPE_CHECKING:
     from .loss_scaling import LossScaler
@@ -68,8 +70,6 @@ class Pipeline:
         self, parts: nn.ModuleList, mesh: ParallelMesh, schedule: str, micro_batches: int,
         handed: Sequence[Sequence[Handed]], inputs: Sequence[Sequence[int]], labels: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
-        from torch.distributed import pipelining
-
         stages, count = mesh.stages, len(handed)
         assert stages is not None
         self.parts, self.stages, self.micro_batches = [], stages, micro_batches
@@ -79,7 +79,7 @@ class Pipeline:
             before = [value.example(mesh) for value in handed[number]] or [torch.empty((1,), device="meta")]
             after = [value.example(mesh) for value in handed[number + 1]] if number + 1 < count else [torch.empty(())]
             made.append(
-                pipelining.PipelineStage(
+                ReceivingStage(
                     part, number, count, mesh.device,
                     input_args=tuple(before), output_args=tuple(after), group=stages.group,
                 )
