@@ -6,7 +6,7 @@ the whole step, and knows no operator's working bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -59,17 +59,20 @@ def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Ite
     `smallest_bytes`: see `between`."""
     fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
     yield "optimum", fastest.choice
-    yield from between(task, best.peak_bytes, fastest.peak_bytes, smallest_bytes)
+    wider_are_larger = yield from between(task, best.peak_bytes, fastest.peak_bytes, smallest_bytes)
+    if wider_are_larger:
+        return
     own = parts(task.formulation, best.choice)
     yield from contenders(task.formulation, best.choice, own, float("inf"), task.quickly)
 
 
 def between(
     task: SearchTask, least_bytes: float, most_bytes: float, smallest_bytes: float = inf
-) -> Iterator[tuple[str, Choice]]:
+) -> Generator[tuple[str, Choice], None, bool]:
     """Optima under limits in between: the program needs memory that the additive model does not know.
 
-    Wider limits are not tried once a program needs more than `smallest_bytes`, which another one needs.
+    Wider limits are not tried once a program needs more than `smallest_bytes`, which another one needs; it says whether
+    one did.
     """
     for share in SHARES if least_bytes < most_bytes else ():
         target = least_bytes * (most_bytes / least_bytes) ** share
@@ -79,4 +82,5 @@ def between(
             continue
         yield f"optimum within {format_bytes(target, 3)}", found.choice
         if smallest_bytes < inf and task.plan(found).predicted_peak_bytes > smallest_bytes:
-            return
+            return True
+    return False

@@ -17,6 +17,7 @@ def test_limits_of_memory_get_wider_while_that_needs_less() -> None:
     wider = [row for row in tried if row.name.startswith("optimum within")]
     assert len(wider) == 2 and wider[0].outcome == "chosen"
     assert wider[0].predicted_peak_bytes < first < wider[1].predicted_peak_bytes
+    assert tried[-1] == wider[1]  # nor others that know no limit
 
 
 def test_within_a_limit_plans_of_a_step_are_tried_too() -> None:
