@@ -248,6 +248,30 @@ def test_exact_attention(causal: bool, masked: str, groups: int, layout: str) ->
     assert torch.allclose(plain, reference, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_keys_of_other_devices_are_gathered_for_backward_again(p: float) -> None:
+    """With dropout as without: between the two passes a device keeps its own part of keys and values."""
+    q, k, v = random(2, 3, 8, 4), random(2, 3, 8, 4, seed=1), random(2, 3, 8, 4, seed=2)
+
+    def work(local: ParallelMesh) -> tuple[int, int]:
+        axis, calls = local["a"], []
+        gather = axis.transport.all_gather
+        axis.transport.all_gather = lambda *operands: [calls.append("all_gather"), gather(*operands)][1]  # type: ignore[method-assign]
+        parts = [part(t, Layout.parse("S2"), Mesh.parse("a=2"), local.rank).requires_grad_() for t in (q, k, v)]
+        options = {"queries": (axis,), "keys": (axis,), "rows": 8, "columns": 8, "is_causal": False}
+        if p:
+            y = runtime.random_attention(
+                *parts, None, local.random, dropout_p=p, index=0, shape=(2, 3, 8, 8), layout="S2", **options
+            )
+        else:
+            y = runtime.parallel_attention(*parts, None, **options)
+        before = len(calls)
+        y.square().sum().backward()
+        return before, len(calls) - before
+
+    assert run_lockstep({"a": 2}, work) == [(1, 1), (1, 1)]
+
+
 def test_production_dropout_is_the_same_on_replicas_only_and_leaves_the_default_generator() -> None:
     def one(coordinates: tuple[int, int]) -> tuple[Tensor, Tensor, bool]:
         rank = coordinates[0] * 2 + coordinates[1]

@@ -80,13 +80,16 @@ def test_what_is_gathered_longer_takes_memory_and_saves_time(mesh: str) -> None:
 
 
 @pytest.mark.parametrize("zero", LEVELS)
-def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int) -> None:
+def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a step of three micro-batches, by the first of two devices."""
     count = 3
     plan = planned("dp=2", "dp", StepPlan(count, zero=zero))
     program = lower(plan, captured())
     with written(emit(program, plan, captured())) as folder:
         package = load_package(Path(folder))
+
+        let_go: Counter[str] = Counter()
+        monkeypatch.setattr(package.train, "regathering", _counting(let_go, "forward", package.train.regathering))
 
         def work(ranks: Any) -> Counter[str]:
             model = package.model.build_model(ranks)
@@ -106,6 +109,7 @@ def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int) -> No
     gathers = buckets if zero < 3 else called["start_all_gather"]
     assert called == {"start_all_gather": gathers, "start_reduce_scatter": buckets * (1 if zero == 1 else count)}
     assert zero < 3 or count * buckets < gathers <= count * (buckets + again)
+    assert let_go["forward"] == (2 * count if zero == 3 else 0), "what forward gathered is not kept for backward"
 
 
 def _counting(called: Counter[str], name: str, function: Any) -> Any:
