@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.estimate.stage_memory import STATE_BYTES
+from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.stage_slots import Host
+from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
 from autoshard.estimate.transformer import FSDP, Schedule, TrainingRun, Transformer
 
@@ -141,22 +142,18 @@ TORCHTITAN = {
     "8B, FSDP 8, 32768 tokens": (32, 4096, 32, 8, 14336, 32768, 1, 8, 1, 83.9),
 }
 LLAMA_VOCABULARY = 128_256
-RESERVED = 1 / 0.94  # of what is allocated: SimuMax's ratio on its own measurements
 
 
-def reserved_memory(data: Path) -> list[str]:
+def reserved_by_allocator(data: Path) -> list[str]:
     """Nothing fitted."""
     hardware = load_hardware("h100-80g-sxm")
     lines = [
         "## Memory that was reserved",
         "",
         "torchtitan's Llama 3.1 on H100 with full recomputation, GiB on a device, as it trains: FSDP's mixed",
-        "precision,",
-        "float32 shards gathered in bf16, one block ahead. The runs used fp8 and torch.compile, which",
-        "`estimate` does not",
-        "describe, and report what the allocator had reserved: predicted is what is allocated, over "
-        f"{1 / RESERVED:.2f} (SimuMax's ratio).",
-        "The loss is torch's, which holds copies of the logits; a fused one, as Megatron-LM's, works in place.",
+        "precision, float32 shards gathered in bf16, one block ahead, logits cast to float32 (`--software fsdp",
+        "--fp32-loss`). The runs used fp8 and torch.compile, which `estimate` does not describe, and report what",
+        "the allocator had reserved: predicted are what is allocated, and what the caching allocator takes for it.",
         "",
         "| run | measured | predicted, allocated | predicted, reserved | error |",
         "|---|--:|--:|--:|--:|",
@@ -171,7 +168,9 @@ def reserved_memory(data: Path) -> list[str]:
             software="fsdp",
         )  # fmt: skip
         made = predicted(model, run, hardware, Host()).memory.peak / GIB
-        reserved = made * RESERVED
+        taken = reserved_memory(model, run, hardware)
+        assert taken is not None
+        reserved = taken / GIB
         lines.append(f"| {name} | {gib:.1f} | {made:.1f} | {reserved:.1f} | {reserved / gib - 1:+.1%} |")
     return lines
 
@@ -205,4 +204,4 @@ def within_a_node(data: Path) -> list[str]:
     return lines
 
 
-TABLES = (scaling, megatron, within_a_node, memory, reserved_memory)
+TABLES = (scaling, megatron, within_a_node, memory, reserved_by_allocator)

@@ -309,8 +309,8 @@ def estimate(options: argparse.Namespace) -> int:
 
     from autoshard.cli import estimate_options
     from autoshard.cluster.hardware import load_hardware
-    from autoshard.estimate import estimate_text
     from autoshard.estimate import step as estimating
+    from autoshard.estimate.shown import estimate_text
 
     hardware = load_hardware(options.hardware)
     given = options.host_dispatch
@@ -358,14 +358,14 @@ def diff(options: argparse.Namespace) -> int:
 
 def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
     from autoshard.cli import estimate_options
-    from autoshard.estimate import best_runs_text
     from autoshard.estimate.best_runs import best_runs
+    from autoshard.estimate.shown import best_runs_text
 
     space = estimate_options.space(options)
     with step(f"searching configurations of {space.devices} devices", options.json):
         found = best_runs(space, hardware, options.top, host)
     if options.output:
-        from autoshard.estimate.estimate_text import pipeline_trace
+        from autoshard.estimate.shown.estimate_text import pipeline_trace
 
         write_text(options.output, json.dumps(pipeline_trace(found.best[0])))
     if options.json:

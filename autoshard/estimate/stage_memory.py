@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.estimate.gradient_sync import ParameterCounts, held
+from autoshard.estimate.gradient_sync import ParameterCounts
 from autoshard.estimate.stage_layers import layers_of
-from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.state_bytes import head_gradients, states
+from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import Shard
@@ -19,16 +20,6 @@ from autoshard.simulation.memory_curve import Span, plan_memory
 from autoshard.simulation.pipeline_schedule import SCHEDULES, most_in_flight
 from autoshard.whole_steps.software import held_bytes
 
-# (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
-STATE_BYTES = {
-    "fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "fp16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12),
-    FSDP: (4, 4, 8),
-}  # fmt: skip
-SGD_STATE_BYTES = {
-    "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
-    FSDP: (4, 4, 0),
-}  # fmt: skip
-ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
 HOST_STATE_BYTES = {"adamw": 16, "sgd": 8}  # float32 weights, gradients and moments, where the host updates them
 MADE = ("gradient", "input", "activation", "extra")  # by a step
 LASTING = ("parameter", "optimizer", "buffer", *MADE)
@@ -77,14 +68,9 @@ def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
     return replace(max(stages, key=lambda memory: memory.peak), host=max(memory.host for memory in stages))
 
 
-def held_weight_bytes(run: TrainingRun) -> int:
-    """Of one parameter as a device holds it."""
-    return STATE_BYTES[run.precision][0]
-
-
 @lru_cache(maxsize=1024)
-def kept(built: BuiltTransformer, fused_loss: bool) -> KeptBytes:
-    """Of the program's last layer, which stands for all."""
+def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> KeptBytes:
+    """Of the program's last layer, which stands for all. `gathered`: what is gathered for use is kept whole."""
     program = replace(built.program, gradient_buckets=(), weight_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
     turn = len(program.instructions) - 1  # the last step of the forward
@@ -95,7 +81,7 @@ def kept(built: BuiltTransformer, fused_loss: bool) -> KeptBytes:
 
     def of(path: str) -> float:
         inside = (module[s.start] == path or module[s.start].startswith(f"{path}.") for s in alive)
-        return sum(_bytes(s, built) for s, own in zip(alive, inside, strict=True) if own)
+        return sum(span_bytes(s, built, gathered) for s, own in zip(alive, inside, strict=True) if own)
 
     first = min(i for i, m in enumerate(module) if m.startswith(layer(LAYERS - 1)))
     given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
@@ -113,10 +99,11 @@ def kept(built: BuiltTransformer, fused_loss: bool) -> KeptBytes:
     )
 
 
-def _bytes(span: Span, built: BuiltTransformer) -> float:
-    """What is gathered for use is kept as its shard, as Megatron-LM does: its second gather hides behind a product."""
+def span_bytes(span: Span, built: BuiltTransformer, gathered: bool) -> float:
+    """Of what is kept for backward. What is gathered for use is kept as its shard, as Megatron-LM does: its second
+    gather hides behind a product."""
     instruction = built.program.instructions[span.start]
-    if isinstance(instruction, Collective):
+    if isinstance(instruction, Collective) and not gathered:
         pairs = zip(instruction.axes, instruction.before, strict=True)
         return span.held.bytes / math.prod(built.mesh.axis_size(a) for a, p in pairs if isinstance(p, Shard))
     return span.held.bytes
@@ -174,8 +161,9 @@ def stage_memory(
     """Of a stage, when it holds most: at the loss, or while a layer is computed again. The first stage keeps what its
     embedding made, the last its head."""
     chunks = layers_of(model, run, stage)
-    weights, gradients, optimizer = _states(built, run, parameters, sum(chunks))
-    own = kept(built, model.fused_loss)
+    weights, gradients, optimizer = states(built, run, parameters, sum(chunks))
+    software = held_bytes(run.software, run.precision)
+    own = kept(built, model.fused_loss, software.gathered_inputs > 0)
     each, again = {
         "none": (own.layer, 0.0),
         "selective": (own.layer - own.core, own.core),
@@ -186,17 +174,16 @@ def stage_memory(
     # that of the first layer.
     flight = in_flight(model, run, stage)
     embedding = (own.embedding - own.input) * flight.first_chunk * first
-    software = held_bytes(run.software, run.precision)
     stage_ends = software.stage_tensors * (run.pp > 1)
     layers = flight.layers * each + embedding + stage_ends * own.input * flight.chunks
-    loss = _loss_copies(model, run) * software.parallel_loss_copies * (run.tp > 1)
+    loss = loss_copies(model, run) * software.parallel_loss_copies * (run.tp > 1)
     moments = [_Moment(gradients, layers, again)]
     if run.keeps_gradients and last:
         moments.append(_Moment(gradients, layers + own.head + own.input, own.working + loss))
     elif last:
         moments = [
             _Moment(0.0, layers + own.head + own.input, own.first_working + loss),
-            _Moment(_gradients_of_head(built, model, run), layers, again),
+            _Moment(head_gradients(built, model, run), layers, again),
             _Moment(gradients, each + embedding, again),
         ]
     fullest = max(moments, key=lambda moment: moment.bytes)
@@ -211,51 +198,6 @@ def stage_memory(
     )
 
 
-def _loss_copies(model: Transformer, run: TrainingRun) -> float:
+def loss_copies(model: Transformer, run: TrainingRun) -> float:
     """Bytes of a device's logits in float32."""
     return 0.0 if model.fused_loss else 4.0 * run.micro_batch * model.sequence // run.cp * (model.vocabulary / run.tp)
-
-
-def _gradient_bytes(run: TrainingRun) -> float:
-    """Of one parameter's gradient as a device holds it."""
-    own = held_bytes(run.software, run.precision).gradient
-    return STATE_BYTES[run.precision][1] if own is None else own
-
-
-def _gradients_of_head(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:
-    """When the backward of the layers begins: the head's, and the layer's whole one that is being made."""
-    own = held(built, "head")
-    count = own + held(built, EMBEDDING) if model.tied else own
-    return count.sharded(run, run.zero >= 2) * _gradient_bytes(run) + _scattering(built, run, 1)
-
-
-def _scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
-    """Of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
-    fsdp = run.precision == FSDP
-    own = _gradient_bytes(run) + run.weight_bytes * fsdp
-    return held(built, layer(LAYERS - 1)).all * layers * own * (run.zero >= 2) * (run.replicas > 1)
-
-
-def _states(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> tuple[float, ...]:
-    """Bytes of weights, gradients and optimizer, and of what is gathered or scattered at the moment.
-
-    ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. FSDP keeps
-    its float32 weights in shards; where it gathers once for both ways (ZeRO 2), all gathered layers stay for backward,
-    and what is in no layer always does, for it belongs to the outermost module.
-    """
-    sizes: tuple[float, ...] = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
-    fsdp = run.precision == FSDP
-    own = [parameters.sharded(run, run.zero >= least) for least in (2 if fsdp else 3, 2, 1)]
-    software = held_bytes(run.software, run.precision)
-    sizes = (sizes[0], _gradient_bytes(run), sizes[2])
-    weights, gradients, optimizer = (count * size for size, count in zip(sizes, own, strict=True))
-    one = held(built, layer(LAYERS - 1)).all
-    gradients += one * run.weight_bytes * software.weight_gradient_buffers
-    if run.replicas > 1:
-        gradients += software.bucket * (run.zero > 0)
-        ahead = min(1 + run.overlap, layers)
-        gathered = one * (ahead if run.zero == 3 else layers if fsdp else 0)
-        outermost = max(0, parameters.all - one * layers) * fsdp
-        weights += (gathered + outermost) * run.weight_bytes
-        gradients += _scattering(built, run, ahead)
-    return weights, gradients, optimizer

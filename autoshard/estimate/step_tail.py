@@ -8,8 +8,8 @@ from autoshard.costs.device_bytes import optimizer_bandwidth
 from autoshard.costs.host_memory import link_seconds, memory_seconds
 from autoshard.estimate.gradient_sync import ParameterCounts, held
 from autoshard.estimate.stage_layers import layers_of
-from autoshard.estimate.stage_memory import ACCUMULATED_BYTES, held_weight_bytes
 from autoshard.estimate.stage_slots import Part
+from autoshard.estimate.state_bytes import ACCUMULATED_BYTES, held_weight_bytes
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer

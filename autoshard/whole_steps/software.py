@@ -67,13 +67,15 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
 class HeldBytes:
     """What software holds of its own: copies of a layer's weights (`weight_gradient_buffers`), bytes of a gradient
     (None: as the precision has it), tensors of a stage's input for each micro-batch in flight, copies of float32 logits
-    in a loss over a cut vocabulary, bytes of ZeRO's buckets, and bytes in use beside all that is described.
+    in a loss over a cut vocabulary, whether inputs gathered along the sequence are kept whole, bytes of ZeRO's buckets,
+    and bytes in use beside all that is described.
     """
 
     weight_gradient_buffers: float = 0.0
     gradient: float | None = None
     stage_tensors: float = 0.0
     parallel_loss_copies: float = 0.0
+    gathered_inputs: float = 0.0
     bucket: float = 0.0
     outside: float = 0.0
 
@@ -89,6 +91,7 @@ def held_bytes(software: str, precision: str) -> HeldBytes:
         found.get(f"{precision}_gradient"),
         found.get("stage_tensors", 0.0),
         found.get("parallel_loss_copies", 0.0),
+        found.get("gathered_inputs", 0.0),
         bucket,
         outside,
     )

@@ -218,3 +218,12 @@ def test_dtensors_loss_over_a_cut_vocabulary_holds_one_copy_more() -> None:
     model, run = replace(MODEL, vocabulary=8000, fp32_loss=True), replace(RUN, tp=2, batch=32, micro_batch=8)
     plain, own = (estimate(model, replace(run, software=name), A100).memory.working for name in ("kernels", "fsdp"))
     assert own - plain == 4 * run.micro_batch * model.sequence * model.vocabulary / 2
+
+
+def test_dtensor_keeps_whole_what_it_gathered_along_the_sequence() -> None:
+    """By hand: the inputs of attention, of the feed-forward layer and of the head; half of each is the device's own."""
+    model = replace(MODEL, vocabulary=8000, sequence=512)
+    run = replace(RUN, tp=2, batch=32, micro_batch=8, sequence_parallel=True)
+    plain, own = (estimate(model, replace(run, software=name), A100).memory.activations for name in ("kernels", "fsdp"))
+    stream = 2 * run.micro_batch * model.sequence * model.hidden
+    assert own - plain == (2 * model.layers + 1) * stream / 2

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.step import Estimate, used_parameters
 from autoshard.estimate.transformer import PRECISIONS
@@ -44,8 +45,14 @@ def text(made: Estimate, hardware: Hardware) -> str:
             for name, size in asdict(made.memory).items()
             if size and name != "host"
         ),
+        *_reserved(made, hardware),
     ]
     return "\n".join(lines)
+
+
+def _reserved(made: Estimate, hardware: Hardware) -> list[str]:
+    size = reserved_memory(made.model, made.run, hardware)
+    return [] if size is None else [f"  {'reserved by the caching allocator':<40} {format_bytes(size):>10}"]
 
 
 def _experts(made: Estimate) -> list[str]:
@@ -119,6 +126,7 @@ def as_dict(made: Estimate, hardware: Hardware) -> dict[str, Any]:
         "tokens_per_second": made.tokens_per_second,
         "flops_per_device": made.flops_per_device,
         "memory_bytes": asdict(made.memory) | {"peak": made.memory.peak},
+        "reserved_bytes": reserved_memory(made.model, made.run, hardware),
         "fits": made.memory.fits(hardware),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.best_runs import BestRuns
-from autoshard.estimate.estimate_text import as_dict as estimate_dict
+from autoshard.estimate.shown.estimate_text import as_dict as estimate_dict
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import PRECISIONS
 from autoshard.units import format_bytes, format_seconds

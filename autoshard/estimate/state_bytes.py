@@ -1,0 +1,91 @@
+"""Bytes of weights, gradients and optimizer states on a device, and of what ZeRO gathers and scatters of them."""
+
+from __future__ import annotations
+
+from autoshard.estimate.gradient_sync import ParameterCounts, held
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, layer
+from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
+from autoshard.whole_steps.software import held_bytes
+
+# (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
+STATE_BYTES = {
+    "fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "fp16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12),
+    FSDP: (4, 4, 8),
+}  # fmt: skip
+SGD_STATE_BYTES = {
+    "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
+    FSDP: (4, 4, 0),
+}  # fmt: skip
+ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
+
+
+def held_weight_bytes(run: TrainingRun) -> int:
+    """Of one parameter as a device holds it."""
+    return STATE_BYTES[run.precision][0]
+
+
+def _gradient_bytes(run: TrainingRun) -> float:
+    """Of one parameter's gradient as a device holds it."""
+    own = held_bytes(run.software, run.precision).gradient
+    return STATE_BYTES[run.precision][1] if own is None else own
+
+
+def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:
+    """When the backward of the layers begins: the head's, and the layer's whole one that is being made."""
+    own = held(built, HEAD)
+    count = own + held(built, EMBEDDING) if model.tied else own
+    return count.sharded(run, run.zero >= 2) * _gradient_bytes(run) + scattering(built, run, 1)
+
+
+def scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
+    """Of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
+    fsdp = run.precision == FSDP
+    own = _gradient_bytes(run) + run.weight_bytes * fsdp
+    return held(built, layer(LAYERS - 1)).all * layers * own * (run.zero >= 2) * (run.replicas > 1)
+
+
+def gathered_weights(built: BuiltTransformer, run: TrainingRun) -> float:
+    """Bytes of a layer that is gathered for use; 0 where none is."""
+    gathers = run.replicas > 1 and (run.zero == 3 or run.precision == FSDP)
+    return float(held(built, layer(LAYERS - 1)).all * run.weight_bytes * gathers)
+
+
+def gathered_outside(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> float:
+    """The same of what is in no layer, which FSDP's outermost module gathers."""
+    outside = max(0, parameters.all - held(built, layer(LAYERS - 1)).all * layers)
+    return float(outside * run.weight_bytes * (run.precision == FSDP) * (run.replicas > 1))
+
+
+def layer_gradients(built: BuiltTransformer, run: TrainingRun) -> float:
+    """Of a layer, once they are reduced."""
+    return held(built, layer(LAYERS - 1)).sharded(run, run.zero >= 2) * _gradient_bytes(run)
+
+
+def resident(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and optimizer that are there all the time. FSDP keeps its float32 weights in
+    shards."""
+    sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
+    software = held_bytes(run.software, run.precision)
+    least = 2 if run.precision == FSDP else 3
+    buffers = held(built, layer(LAYERS - 1)).all * run.weight_bytes * software.weight_gradient_buffers
+    return (
+        parameters.sharded(run, run.zero >= least) * sizes[0],
+        parameters.sharded(run, run.zero >= 2) * _gradient_bytes(run)
+        + buffers
+        + software.bucket * (run.zero > 0) * (run.replicas > 1),
+        parameters.sharded(run, run.zero >= 1) * sizes[2],
+    )
+
+
+def states(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> tuple[float, ...]:
+    """The same, and what is gathered or scattered at the moment.
+
+    ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. Where FSDP
+    gathers once for both ways (ZeRO 2), all gathered layers stay for backward, and what is in no layer always does.
+    """
+    weights, gradients, optimizer = resident(built, run, parameters)
+    ahead = min(1 + run.overlap, layers)
+    weights += gathered_weights(built, run) * (ahead if run.zero == 3 else layers)
+    weights += gathered_outside(built, run, parameters, layers)
+    return weights, gradients + scattering(built, run, ahead), optimizer

@@ -1,0 +1,81 @@
+"""What the caching allocator reserves: its rules by hand, and the unrolled layers of an estimate beside the program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.estimate.shown.caching_allocator import Life, reserved_bytes
+from autoshard.estimate.shown.estimate_text import as_dict, text
+from autoshard.estimate.shown.reserved_memory import MOST_LAYERS, _UnrolledStep, reserved_memory
+from autoshard.estimate.stage_memory import kept
+from autoshard.estimate.step import estimate
+from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer_program import build
+from autoshard.simulation.memory_curve import plan_memory
+
+MIB = 2**20
+A100 = load_hardware("a100-80g-sxm")
+MODEL = Transformer(4, 256, 8, 128, 1000, bias=False)
+RUN = TrainingRun(8, 8, precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("lives", "expected"),
+    [
+        ([(0, 0, 1.0)], 2 * MIB),
+        ([(0, 0, MIB)] * 3, 4 * MIB),  # two a small segment
+        ([(0, 0, 5 * MIB)] * 4, 20 * MIB),
+        ([(0, 0, 11 * MIB)], 12 * MIB),
+        ([(0, 0, 100 * MIB), (1, 1, 60 * MIB), (1, 1, 40 * MIB)], 100 * MIB),  # what is left of a block serves
+        ([(0, 0, 100 * MIB), (1, 1, 60 * MIB), (1, 1, 50 * MIB)], 150 * MIB),
+        ([(0, 0, 30 * MIB), (0, 0, 30 * MIB), (1, 1, 60 * MIB)], 120 * MIB),  # two segments never join
+        ([(0, 0, 60 * MIB), (1, 1, 30 * MIB), (1, 1, 30 * MIB), (2, 2, 60 * MIB)], 60 * MIB),  # neighbours do
+        ([(0, 0, 60 * MIB), (1, 9, 20 * MIB), (2, 2, 60 * MIB)], 120 * MIB),  # what stays splits what is free
+        ([(0, 0, 60 * MIB), (0, 0, 20 * MIB), (1, 9, 20 * MIB), (2, 2, 60 * MIB)], 80 * MIB),  # the smallest that holds
+    ],
+)
+def test_the_allocators_rules(lives: list[Life], expected: int) -> None:
+    assert reserved_bytes(lives) == expected
+
+
+def peak(model: Transformer, run: TrainingRun) -> float:
+    """Of what one micro-batch makes, unrolled."""
+    step = _UnrolledStep(build(model, run, A100), model, run)
+    weights = {*step._weights()}
+    lives = [life for life in step.lives() if life not in weights]
+    return max(sum(size for first, last, size in lives if first <= turn <= last) for turn in range(step.length))
+
+
+def test_two_layers_unrolled_are_the_program() -> None:
+    built = build(MODEL, RUN, A100)
+    program = replace(built.program, gradient_buckets=(), weight_buckets=())
+    memory = plan_memory(program, built.graph)
+    own = [s for s in memory.spans if s.held.kind in ("activation", "extra", "gradient", "working")]
+    own = [s for s in own if s.last < 2 * len(program.instructions)]
+    wanted = max(sum(s.held.bytes for s in own if s.start <= t <= s.last) for t in range(len(memory.bytes)))
+    assert peak(replace(MODEL, layers=2), RUN) == wanted
+
+
+def test_a_layer_more_keeps_what_a_layer_keeps() -> None:
+    """And computed again its input alone."""
+    each = kept(build(MODEL, RUN, A100), False)
+    for recompute, more in (("none", each.layer), ("selective", each.layer - each.core), ("full", each.input)):
+        run = replace(RUN, recompute=recompute)  # type: ignore[arg-type]
+        few, many = (peak(replace(MODEL, layers=layers), run) for layers in (3, 8))
+        assert (many - few) / 5 == pytest.approx(more, rel=0.01), recompute
+
+
+def test_an_estimate_tells_what_is_reserved() -> None:
+    run = TrainingRun(32, 8, 4, zero=3, precision=FSDP, overlap=True, recompute="full", software="fsdp")
+    made = estimate(MODEL, run, A100)
+    found = reserved_memory(MODEL, run, A100)
+    assert found is not None and 0.95 * made.memory.peak < found < 2 * made.memory.peak
+    assert as_dict(made, A100)["reserved_bytes"] == found
+    assert "reserved by the caching allocator" in text(made, A100)
+    stages = estimate(MODEL, replace(run, pp=2), A100)
+    assert as_dict(stages, A100)["reserved_bytes"] is None and "reserved" not in text(stages, A100)
+    assert reserved_memory(replace(MODEL, layers=MOST_LAYERS + 1), run, A100) is None
+    assert reserved_memory(replace(MODEL, layers=1), run, A100) is not None
