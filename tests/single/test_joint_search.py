@@ -265,9 +265,8 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert best["recompute"] == {policy.module: policy.keep for policy in plan.step.recompute}
     assert plan.certificate.status == "feasible"  # what was solved is the rest of a split that was chosen before
     assert plan.step.predicted_seconds == summary["searched_step"]["program_seconds"]
-    assert best["step_seconds"] == pytest.approx(
-        plan.step.predicted_seconds, rel=0.06
-    )  # what the host takes for copies
+    # The program's first forward waits for the host to start each weight's gather (70 in all); the search doesn't
+    assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.06)
 
 
 def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: Path) -> None:
