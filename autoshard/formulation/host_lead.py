@@ -119,6 +119,7 @@ class _Leads:
         old, dispatch = self.resources.constants, self.dispatch_seconds
         forward = [dispatch * self.issued[: turn.forward].sum() for turn in turns]
         backward = [dispatch * self.issued_back[turn.backward :].sum() for turn in turns]
+        backward = [own + old[self.count + self.row] for own in backward]  # what is taken off what is in a row
         return np.concatenate([old[: self.count], forward, old[self.count :], backward])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import chain, combinations
 
 import numpy as np
@@ -20,14 +21,17 @@ from autoshard.costs.operator import compute_seconds, weight_seconds
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.weight_tasks import WeightTasks, members, weight_tasks
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
 from autoshard.program.early_reductions import LINEARS
 from autoshard.program.weight_buckets import SMALL_BYTES, block_of
+from autoshard.redistribute import CollectiveSeconds
 from autoshard.redistribute.way_parts import (
     AGAIN,
+    BACKWARD,
     EXCHANGED,
     FORWARD,
     GATHER,
@@ -50,9 +54,10 @@ Locals = tuple[tuple[LocalTensor | None, ...], tuple[LocalTensor, ...]]
 
 
 class ResourceTables:
-    """Made once for each distinct operator, parameter and value. `in_order`: see IN_ORDER."""
+    """Made once for each distinct operator, parameter and value. `in_order`: see IN_ORDER. `fused`: the plan says which
+    collectives go together."""
 
-    def __init__(self, formulation: Formulation, in_order: bool) -> None:
+    def __init__(self, formulation: Formulation, in_order: bool, fused: bool = False) -> None:
         self.formulation, self.in_order = formulation, in_order
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
         self.groups = _groups(formulation)
@@ -60,6 +65,8 @@ class ResourceTables:
         self.count = len(self.names)
         self.dispatch_seconds = self.hardware.constant("host.dispatch")
         self.of_step = 1 / formulation.micro_batches  # what runs once a step, of each micro-batch
+        self.in_turn = in_order and formulation.micro_batches == 1  # each weight is gathered and scattered in turn
+        self.together = members(self.graph) if self.in_turn and not fused else {}
         self.parameters = {p.tensor for p in self.graph.parameters}
         problem = formulation.problem
         least = {
@@ -294,12 +301,35 @@ class ResourceTables:
                 continue
             if axes:
                 found[self._rows(axes, phase != FORWARD)] += seconds / count
+        if self.in_turn:
+            self._add_tasks(found, v, count)
         if again:
             for row, seconds in self._again(v).items():
                 found[row] += np.minimum(seconds, _least_positive(seconds))
         if parameter and parts.summed.any():
             self._add_buckets(found, v, parts, count)
         return found
+
+    def _tasks(self, v: int) -> WeightTasks:
+        """What a weight's collectives take besides: nothing is known of it where a step is several micro-batches."""
+        parts = self._parts(v)
+        copies = {phase: np.zeros(parts.summed.shape) for phase in (FORWARD, BACKWARD)}
+        for phase, axes in parts.seconds:
+            if phase == GATHER and axes:
+                there = parts.seconds[phase, axes] > 0
+                for way in copies:
+                    copies[way] += there * self._copied(v, parts, axes, gradient=way == BACKWARD)
+        site = self.formulation.values[v]
+        return weight_tasks(
+            parts, self._parts(v, by_rate=True), copies, site.sources, stored=site.tensor in self.parameters
+        )
+
+    def _add_tasks(self, found: Floats, v: int, count: int) -> None:
+        """But for what the backward makes again, see `_again`."""
+        tasks = self._tasks(v)
+        for backward, phase in enumerate((FORWARD, BACKWARD)):
+            found[self._row(HOST, bool(backward))] += self.dispatch_seconds * tasks.issued[phase] / count
+            found[self._row(IN_ROW, bool(backward))] += tasks.seconds[phase] / count
 
     def _block_again(self, v: int, position: int) -> str:
         """The block of the one reader of a weight, where its backward surely gathers it again but in the block that is
@@ -322,6 +352,10 @@ class ResourceTables:
             if phase == GATHER and axes:
                 for row in self._rows(axes, backward=True):
                     rows[row] = rows[row] + seconds if row in rows else seconds
+        if self.in_turn:
+            tasks = self._tasks(v)
+            rows[self._row(HOST, True)] = self.dispatch_seconds * tasks.issued[GATHER]
+            rows[self._row(IN_ROW, True)] = tasks.seconds[GATHER]
         return rows
 
     def stays_whole(self) -> Floats:
@@ -415,14 +449,19 @@ class ResourceTables:
     def _parts(self, v: int, *, by_rate: bool = False) -> WayParts:
         site = self.formulation.values[v]
         tensor = self.graph.tensor(site.tensor)
-        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets, by_rate)
+        own = self.together.get(site.tensor, 0) if by_rate else 0
+        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets, by_rate, own)
         if key not in self.ways:
             terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
-            self.ways[key] = way_parts(site.sources, site.targets, terms, self._per_byte if by_rate else None)
+            least = partial(self._least, terms.seconds, own) if by_rate else None
+            self.ways[key] = way_parts(site.sources, site.targets, terms, least)
         return self.ways[key]
 
-    def _per_byte(self, axes: Axes, kind: str) -> float:
-        return per_byte_seconds(self.hardware, self.mesh, axes, kind)
+    def _least(self, alone: CollectiveSeconds, own: int, axes: Axes, kind: str, size: float) -> float:
+        """What a collective surely takes for `size` bytes of a weight, `own` of which go together, 0 where that is not
+        known: their bytes, and a part of what it takes besides, which is as much as the largest's."""
+        bytes_ = per_byte_seconds(self.hardware, self.mesh, axes, kind) * size
+        return bytes_ + (max(0.0, alone(axes, kind, size) - bytes_) / own if own else 0.0)
 
 
 def _least_positive(seconds: Floats) -> float:

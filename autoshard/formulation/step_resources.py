@@ -9,10 +9,10 @@ the choices. The host runs ahead: it issues the backward while the devices still
 follows its own forward alone (`follows`).
 
 What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
-own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts at the rate
-of large messages, beside everything else; a weight of a block is gathered again for backward, but in the block that is
-used last, and so that of one block is taken off. Of the sum of an input's gradient counts what the weight product of a
-linear that reads it can't hide.
+own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts beside
+everything else at the rate of large messages, and with what is sure of each weight (`weight_tasks`); a weight of a
+block is gathered again for backward, but in the block that is used last, and so that of one block is taken off. Of the
+sum of an input's gradient counts what the weight product of a linear that reads it can't hide.
 """
 
 from __future__ import annotations
@@ -160,9 +160,10 @@ class _Means:
         return self.known.setdefault(count, (np.zeros(count), None))[0]
 
 
-def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER) -> StepResources:
-    """The resources of the steps of all plans. Without `in_order` they bound any schedule, whatever it overlaps."""
-    problem, tables = formulation.problem, ResourceTables(formulation, in_order)
+def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused: bool = False) -> StepResources:
+    """The resources of the steps of all plans. Without `in_order` they bound any schedule, whatever it overlaps.
+    `fused`: the plan says which collectives go together."""
+    problem, tables = formulation.problem, ResourceTables(formulation, in_order, fused)
     nodes = tuple(tables.node(n) for n in range(len(problem.nodes)))
     readers = tuple(
         Reader(v, position, tables.part(v, position), len(value.consumers) > _HUB and not tables.on_path(v, position))

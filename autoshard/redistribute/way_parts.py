@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
-from autoshard.ir.layout import Layout
+from autoshard.ir.layout import Layout, Shard
 from autoshard.redistribute.direct_prices import pair_codes, signatures
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
@@ -29,7 +30,7 @@ AGAIN = (GATHER, EXCHANGED)
 PARTS = (*AGAIN, SCATTER)  # of other phases: in these already
 _EXCHANGES = ("all_to_all", "all_gather")  # what an exchange sends
 Axes = tuple[int, ...]
-PerByte = Callable[[Axes, str], float]
+Least = Callable[[Axes, str, float], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +49,33 @@ class WayParts:
     deferred: Integers
     elements: Integers
 
+    def goes_alone(self, sources: Sequence[Layout]) -> NDArray[np.bool_]:
+        """[source, target]: whether none of the forward's collectives can be part of a gather of many weights: there
+        are several, or one that is no gather, and no two become one, as those of one dim that the source cuts may."""
+        gathers: list[tuple[NDArray[np.bool_], Integers]] = []  # where each runs, and the dims that it gathers
+        alone = np.zeros(self.summed.shape, bool)
+        for (phase, axes), seconds in self.seconds.items():
+            if phase == FORWARD and axes:
+                gathered = self.seconds.get((GATHER, axes), np.zeros(alone.shape))
+                alone |= seconds > gathered
+                gathers.append((gathered > 0, np.array([_dims(source, axes) for source in sources])[:, None]))
+        joined = np.zeros(alone.shape, bool)
+        for (there, dims), (also, more) in combinations(gathers, 2):
+            alone |= there & also
+            joined |= there & also & ((dims & more) != 0)
+        return alone & ~joined
+
 
 def way_parts(
-    sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms, per_byte: PerByte | None = None
+    sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms, least: Least | None = None
 ) -> WayParts:
-    """Of the ways that `path` gives for all pairs; with `per_byte`, at these seconds a byte of a collective."""
+    """Of the ways that `path` gives for all pairs; with `least`, at these seconds of a collective."""
     prices = Prices(space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms)
     starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
     reached, previous = dijkstra(prices.weights, indices=starts, return_predecessors=True)
     direct = prices.goes_direct(sources, targets, reached[:, stops], previous)
-    if per_byte is not None:
-        prices.seconds = lambda axes, kind, size: per_byte(axes, kind) * size
+    if least is not None:
+        prices.seconds = least
     walk = _Walk(prices, (len(starts), len(stops)))
     walk.follow(starts, stops, previous, direct)
     if terms.all_to_all and direct.any():
@@ -190,6 +207,12 @@ def _add_direct(
 def _numbered(items: Sequence[object]) -> Integers:
     known: dict[object, int] = {}
     return np.array([known.setdefault(item, len(known)) for item in items], np.int64)
+
+
+def _dims(layout: Layout, axes: Axes) -> int:
+    """The dims that a layout cuts over these axes, as bits; none where it does not cut over one of them."""
+    own = [layout.placements[axis] for axis in axes]
+    return sum({1 << p.dim for p in own if isinstance(p, Shard)}) if all(isinstance(p, Shard) for p in own) else 0
 
 
 def axes_of(bits: int) -> Axes:

@@ -109,7 +109,7 @@ class SearchTask:
 
     def _step_search(self) -> StepSearch:
         with timed(self.log, "resources of a step"):
-            return StepSearch(self.formulation, self.clock)
+            return StepSearch(self.formulation, self.clock, fused=bool(self.request.fuse))
 
     @property
     def by_step(self) -> bool:
@@ -193,7 +193,7 @@ def prepare(
         if request.strategy in STYLES:  # for all that no pin decides
             whole = in_style(whole, request.strategy, pinned_nodes(whole, pins))
         fixed = pinned(whole, pins)
-    answers = answers_of(request.cache, graph, mesh, hardware, *own, on_host, request.strategy, pins)
+    answers = answers_of(request.cache, graph, mesh, hardware, *own, on_host, request.strategy, pins, request.fuse)
     options = options or Options()
     return SearchTask(fixed.formulation, request, options, limit, pins, fixed.nodes, log, answers, on_host=on_host)
 

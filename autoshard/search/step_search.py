@@ -108,11 +108,11 @@ class StepSearch:
 
     `used`: of each what it roughly occupies."""
 
-    def __init__(self, formulation: Formulation, clock: Clock | None = None) -> None:
+    def __init__(self, formulation: Formulation, clock: Clock | None = None, *, fused: bool = False) -> None:
         self.clock = clock or Clock()
         free = replace(formulation, problem=replace(formulation.problem, capacity_bytes=float("inf")))
         self.formulation, self.problem = free, free.problem
-        self.resources = step_resources(free)
+        self.resources = step_resources(free, fused=fused)
         self.shares = ReaderShares(self.problem)
         self.weights = in_a_row(self.resources)
         self.found: list[tuple[str, Choice]] = []

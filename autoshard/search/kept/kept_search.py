@@ -137,12 +137,13 @@ def answers_of(
     on_host: frozenset[str],
     strategy: str = "best",
     pins: Sequence[Pin] = (),
+    fuse: Sequence[str] = (),
 ) -> KeptAnswers:
-    """Of the problem that a style and pins leave."""
+    """Of the problem that a style and pins leave, and of what goes together."""
     if cache is None:
         return KeptAnswers(None, "")
     problem = _problem_key(graph, mesh, hardware, all_to_all, micro_batches, on_host)
-    return KeptAnswers(cache, key_of("answers", problem, strategy, tuple(map(repr, pins))))
+    return KeptAnswers(cache, key_of("answers", problem, strategy, tuple(map(repr, pins)), tuple(fuse)))
 
 
 def unhurried(clock: Clock) -> bool:
