@@ -46,7 +46,7 @@ def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh) 
         stands = short.line.blocks[short.represents[block.kind]]
         pairs = zip(line.ops(block), short.line.ops(stands), strict=True)
         wanted |= {op.name: chosen[other.name] for op, other in pairs}
-    batch = batch_dims(line.graph)
+    batch = batch_dims(line.graph) if mesh.sizes[DATA] > 1 else {}  # of one sample alone it could not be followed
 
     def allowed(op: Op, strategy: Strategy) -> bool:
         if mesh.sizes[TENSOR] > 1 and str(strategy.choices[TENSOR]) != wanted[op.name]:

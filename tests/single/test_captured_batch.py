@@ -192,6 +192,14 @@ def test_the_package_divides_by_its_own_batch(tmp_path: Path, capsys: pytest.Cap
         assert proof.passed and bool(proof.reduced) == bool(sizes), proof.failure
 
 
+def test_one_sample_on_all_devices_is_planned(tmp_path: Path) -> None:
+    """Of one replica and one sample no dim tells where the batch is, and none need be cut."""
+    asked = ["plan", SPEC, "--with", "loss=mask", "--devices", "2", "--global-batch", "1", "--stages", "1"]
+    assert main([*asked, "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out"), "--json"]) == 0
+    proof = verify_package(tmp_path / "out", backend="lockstep")
+    assert proof.passed, proof.failure
+
+
 def test_a_saved_graph_tells_that_its_numbers_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "graph.json"
     assert main(["trace", SPEC, "-o", str(saved)]) == 0
