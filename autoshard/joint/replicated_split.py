@@ -14,11 +14,12 @@ from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
 from autoshard.ir.graph import Op
-from autoshard.ir.layout import Shard
+from autoshard.ir.layout import Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
 from autoshard.joint.block_line import BlockLine, ShortGraph
 from autoshard.joint.block_splits import BlockSplit
+from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.rebatch import batch_dims
 from autoshard.solvers.common.result import Solution
@@ -39,9 +40,9 @@ def replicated_split(
 
 
 def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh) -> Allowed:
-    """Strategies with the split's choice on the tensor-parallel axis, which cut the batch on the other."""
-    chosen = {own.op: own.strategy for own in split.plan.ops}
-    wanted: dict[str, str] = {}
+    """Strategies that place on the tensor-parallel axis what the split does, and cut the batch on the other."""
+    chosen = chosen_strategies(split.plan, split.graph)
+    wanted: dict[str, Strategy] = {}
     for block in line.blocks:
         stands = short.line.blocks[short.represents[block.kind]]
         pairs = zip(line.ops(block), short.line.ops(stands), strict=True)
@@ -49,11 +50,30 @@ def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh) 
     batch = batch_dims(line.graph) if mesh.sizes[DATA] > 1 else {}  # of one sample alone it could not be followed
 
     def allowed(op: Op, strategy: Strategy) -> bool:
-        if mesh.sizes[TENSOR] > 1 and str(strategy.choices[TENSOR]) != wanted[op.name]:
+        if mesh.sizes[TENSOR] > 1 and not _same(strategy, wanted[op.name]):
             return False
         return mesh.sizes[DATA] == 1 or _cuts_batch(op, strategy, batch)
 
     return allowed
+
+
+def _same(strategy: Strategy, split: Strategy) -> bool:
+    """Does it do on the tensor-parallel axis what `split` does on its only one? By layouts: the letters of a rule
+    leave out dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks."""
+    if (strategy.variant, strategy.host) != (split.variant, split.host):
+        return False
+    own, other = ((*it.operands, *it.results) for it in (strategy, split))
+    return all(
+        (one is None) == (two is None)
+        and (one is None or two is None or _alike(one.placements[TENSOR], two.placements[0]))
+        for one, two in zip(own, other, strict=True)
+    )
+
+
+def _alike(one: Placement, other: Placement) -> bool:
+    if isinstance(one, Shard) and isinstance(other, Shard):
+        return (one.dim, one.unit) == (other.dim, other.unit) and one.blocks % other.blocks == 0
+    return one == other
 
 
 def _cuts_batch(op: Op, strategy: Strategy, batch: dict[str, int]) -> bool:

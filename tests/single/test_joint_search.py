@@ -361,6 +361,18 @@ def test_costs_of_blocks_are_those_of_the_plan_made_of_them(fixed: dict[str, Any
     assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.2)
 
 
+def test_a_split_of_one_sample_is_the_same_on_the_mesh_of_all_replicas() -> None:
+    """Of one sample a rule leaves a letter out, so that `b` is another dim than of two: no collective more a block."""
+    fixed = {"micro_batch": (1,), "stages": (1,), "virtual_stages": (1,), "tensor": (2,), "zero": (0,)}
+    found = joint_search(wide(), hardware(), space(wide(), 4, 16, **fixed), 8e10)
+    graph, plan = joint_plan(found, hardware(), Origin("gpt2"))
+    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
+    inside = [r for r in plan.redistributions if "tp" in {axis for step in r.steps for axis in step.axes}]
+    own = [len([r for r in inside if graph.producers[r.tensor].module.startswith(f"transformer.h.{n}.")
+                if r.tensor in graph.producers]) for n in (1, 2)]  # fmt: skip
+    assert own[0] == own[1] <= 8
+
+
 @cache
 def wide() -> Graph:
     sizes = {"batch": 4, "sequence": 1024, "n_layer": 4, "n_embd": 2048, "n_head": 16, "vocabulary": 8000}
