@@ -98,6 +98,11 @@ def test_two_virtual_stages() -> None:
     check(planned("dp=1", 0, virtual_stages=2))
 
 
+def test_a_weight_on_two_of_three_stages() -> None:
+    """The tied embedding's group is of the first and the last: the middle one has one group less."""
+    check(planned("dp=1", 0, stages=3))
+
+
 class TwoLosses(nn.Module):
     """A second mean over labels of its own, made in the middle."""
 

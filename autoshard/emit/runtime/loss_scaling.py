@@ -61,4 +61,4 @@ class LossScaler(GradScaler):
         self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(found, "max")()
         stages: Any = self.mesh.stages
         if stages is not None:
-            stages.transport(range(stages.count)).all_reduce(found, "max")()
+            stages.transport.all_reduce(found, "max")()

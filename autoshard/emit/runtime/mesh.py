@@ -106,7 +106,7 @@ class ParallelMesh:
         hosts = _host_mesh(whole)[tuple(axes)] if host or device == HOST else None
         index, rank = divmod(dist.get_rank(), math.prod(axes.values()))
         across = _timed(whole.get_group(outer), timeout)
-        groups = _stage_groups(rank, math.prod(axes.values()), timeout)
+        groups = _stage_groups(math.prod(axes.values()), timeout)
         held = Stages(index, stages, virtual, groups, across)
         return cls(axes, rank, connect, device, whole[tuple(axes)], held, hosts)
 
@@ -209,12 +209,12 @@ def _timed(group: dist.ProcessGroup, timeout: Timeout) -> dist.ProcessGroup:
     return group
 
 
-def _stage_groups(rank: int, devices: int, timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
-    """Groups of the devices of this rank on several stages, of `devices` each. Other stages make none: NCCL allows that
-    where no device is bound to the process group, from which all ranks else would have to split."""
+def _stage_groups(devices: int, timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
+    """Groups of the devices of equal rank on several stages, of `devices` each. All ranks make all of them: torch names
+    a group that its members make alone by the number of groups they have, and other stages have others."""
 
     def connect(stages: tuple[int, ...]) -> Transport:
-        ranks = [stage * devices + rank for stage in stages]
-        return GroupTransport(dist.new_group(ranks, timeout, use_local_synchronization=True))
+        groups = [[stage * devices + rank for stage in stages] for rank in range(devices)]
+        return GroupTransport(dist.new_subgroups_by_enumeration(groups, timeout)[0])
 
     return connect

@@ -12,14 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .axis import Transport
+from .axis import GroupTransport, Transport
 from .leaves import as_gradient, local
 
 Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
 
 
 class Stages:
-    """Stage `index` of `count`. `connect` gives the transport between devices of equal rank on several stages."""
+    """Stage `index` of `count`. `connect`, which all ranks call together, gives the transport between devices of equal
+    rank on some of the stages; `group` is of those on all."""
 
     def __init__(
         self, index: int, count: int, virtual: int, connect: Callable[[tuple[int, ...]], Transport],
@@ -27,6 +28,7 @@ class Stages:
     ) -> None:  # fmt: skip
         self.index, self.count, self.group, self._connect = index, count, group, connect
         self.parts = tuple(range(index, count * virtual, count))
+        self.transport = GroupTransport(group)
         self._transports: dict[tuple[int, ...], Transport] = {}
 
     @property
@@ -34,27 +36,24 @@ class Stages:
         """It makes the loss."""
         return self.index == self.count - 1
 
-    def transport(self, stages: Sequence[int]) -> Transport:
-        key = tuple(stages)
-        if key not in self._transports:
-            self._transports[key] = self._connect(key)
-        return self._transports[key]
-
     def all_reduce(self, x: Tensor) -> Tensor:
         """In place, over all stages."""
-        self.transport(range(self.count)).all_reduce(x)()
+        self.transport.all_reduce(x)()
         return x
 
     @torch.no_grad()
     def sum_shared(self, parameters: Mapping[str, nn.Parameter], shared: Shared) -> None:
         """Adds up the gradients of weights that several stages hold, in one order on all: so they stay equal."""
+        for own in dict.fromkeys(map(tuple, shared.values())):
+            if own not in self._transports:  # on all ranks, whether they are on these stages or not
+                self._transports[own] = self.transport if len(own) == self.count else self._connect(own)
         for name, stages in shared.items():
             if self.index not in stages:
                 continue
             parameter = parameters[name]
             held = local(parameter)
             gradient = torch.zeros_like(held) if parameter.grad is None else local(parameter.grad).contiguous()
-            self.transport(stages).all_reduce(gradient)()
+            self._transports[tuple(stages)].all_reduce(gradient)()
             parameter.grad = as_gradient(parameter, gradient)
 
     def counts(self, name: str, shared: Shared) -> bool:
