@@ -1,6 +1,7 @@
 """One gloo process, a stage of a pipeline: `python -m tests.receiving_worker FOLDER`, in the environment of torchrun.
 
-`rank<n>.json` has, by schedule, how many receive buffers were real at once, and the gradients.
+`rank<n>.json` has, by schedule, how many receive buffers were real at once, how many tensors with those that were sent,
+and the gradients.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -37,11 +38,27 @@ def batch() -> Tensor:
 
 
 class Counted(ReceivingStage):
-    """`most[kind]`: of inputs (F) and gradients (B) while something is computed."""
+    """`most[kind]`: of inputs (F) and gradients (B) while something is computed; `together`: at once, of all stages of
+    this process, with what was sent."""
+
+    everything: ClassVar[list[Any]] = []
+    together: ClassVar[list[int]] = []
 
     def begin(self) -> None:
         self.storages: list[tuple[str, Any]] = []
         self.most: Counter[str] = Counter()
+        self.everything.clear()
+        self.together[:] = [0]
+
+    def _sent(self, ops: list[Any]) -> list[Any]:
+        self.everything.extend(weakref.ref(op.tensor.untyped_storage()) for op in ops)
+        return ops
+
+    def get_fwd_send_ops(self, *args: Any) -> Any:
+        return self._sent(super().get_fwd_send_ops(*args))
+
+    def get_bwd_send_ops(self, *args: Any) -> Any:
+        return self._sent(super().get_bwd_send_ops(*args))
 
     def _make(self, micro_batch: int, received: Any) -> None:
         received = list(received)
@@ -49,6 +66,7 @@ class Counted(ReceivingStage):
         kind = "F" if received and received[0] is self.args_recv_info[micro_batch][0] else "B"
         tensors = [one.buffer for one in received if getattr(one, "buffer", None) is not None]
         self.storages += [(kind, weakref.ref(tensor.untyped_storage())) for tensor in tensors]
+        self.everything.extend(weakref.ref(tensor.untyped_storage()) for tensor in tensors)
 
     def _take_turns(self, buffers: int) -> None:
         """A fault: there are only so many, which micro-batches have in turn."""
@@ -63,6 +81,7 @@ class Counted(ReceivingStage):
     def _count(self) -> None:
         alive = Counter(kind for kind, storage in self.storages if storage() is not None)
         self.most |= alive
+        self.together[0] = max(self.together[0], len({id(own) for own in (s() for s in self.everything) if own}))
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
         self._count()
@@ -94,6 +113,7 @@ def ran(schedule: str, rank: int, turns: int = 0) -> dict[str, Any]:
         run.step(*((batch(),) if rank == 0 else ()), **given, return_outputs=False)
     return {
         "most": {stage.stage_index: [stage.most["F"], stage.most["B"]] for stage in made},
+        "together": Counted.together[0],
         "left": sum(storage() is not None for stage in made for _, storage in stage.storages),
         "gradients": {
             number: [p.grad.tolist() for p in model.parameters() if p.grad is not None]

@@ -139,15 +139,17 @@ class StepProblem:
         return live_micro_batches(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
 
     def _room(self) -> Floats:
-        """Of each stage, without what it receives and, on the last, the copy of shared parameters of the last block:
-        blocks before it may stand on other stages, where the simulated step counts theirs."""
+        """Of each stage, without gradients that it receives, outputs that it hands on (inputs are among what its blocks
+        keep) and, on the last, the copy of shared parameters of the last block: blocks before it may stand on other
+        stages, where the simulated step counts theirs."""
         choice = self.choice
         room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
         if choice.stages > 1:
             entering = min((self.costs[kind].received_bytes for kind in self.kinds[1:]), default=0.0)
             count = receive_buffers(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
             for stage in range(choice.stages):
-                room[stage] -= sum(map(sum, count[stage :: choice.stages])) * entering
+                outputs = self.live[stage] * choice.virtual_stages * (stage < choice.stages - 1)
+                room[stage] -= (sum(own.gradients for own in count[stage :: choice.stages]) + outputs) * entering
             last = self.costs[self.kinds[-1]].shared
             room[-1] -= static_bytes(last, choice.zero, choice.replicas)
         return room
@@ -202,7 +204,13 @@ class StepProblem:
                 first_seconds=found.first_seconds + own.first_seconds,
             )
         found = replace(found, backward_seconds=found.backward_seconds + self._scattered_last(part))
+        if self.choice.stages > 1 and part.stop < len(self.kinds):
+            found = replace(found, kept_bytes=found.kept_bytes + self.costs[self.kinds[part.stop]].received_bytes)
         if part.first == 0 or self.choice.stages == 1:
             return found
-        received = self.costs[self.kinds[part.first]].received_bytes
-        return replace(found, received_bytes=received, receive_seconds=self.received_seconds(part.first))
+        entering = self.costs[self.kinds[part.first]]
+        received = entering.received_bytes
+        kept = found.kept_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
+        return replace(
+            found, kept_bytes=kept, received_bytes=received, receive_seconds=self.received_seconds(part.first)
+        )

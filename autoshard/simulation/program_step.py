@@ -146,6 +146,13 @@ class _MeasuredPart:
         ]
 
     @property
+    def _handed_on(self) -> float:
+        """Bytes of outputs that nothing of the backward keeps: the schedule has them until then."""
+        known = {name for _, name, _ in self._kept} | {*self.handed}
+        outputs = () if self.part.loss else self.part.outputs
+        return sum(local_bytes(self.part.value(name), self.part.mesh) for name in outputs if name not in known)
+
+    @property
     def static_bytes(self) -> float:
         """Parameters, gradients, optimizer state and buffers, and the model's own inputs of one micro-batch."""
         steps, handed = len(self.memory.bytes), {*self.handed}
@@ -163,7 +170,7 @@ class _MeasuredPart:
         return PartCosts(
             self.forward_seconds,
             self.backward_seconds + sum(own.seconds for own in self.again),
-            kept - less,
+            kept - less + self._handed_on,
             max(0.0, working) + max((own.bytes for own in self.again), default=0.0),
             first_seconds=self.first_seconds,
         )

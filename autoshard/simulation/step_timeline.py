@@ -2,7 +2,8 @@
 of each stage.
 
 A part's input is received into a buffer of its own, which its micro-batch has until its backward, as is the gradient of
-its output: a stage has room for as many as its schedule has at once. The giver is busy until a value is sent. After its
+its output: a stage has room for as many as its schedule has at once. The giver is busy until a value is sent; it has an
+output until its micro-batch's backward, and what torch waits for at the end of the step alone, until then. After its
 last backward a stage has its tail: gradients reduced, weights updated.
 """
 
@@ -29,9 +30,9 @@ from autoshard.simulation.pipeline_schedule import (
 class PartCosts:
     """One micro-batch through one part of the model, on the device that holds most.
 
-    `kept_bytes` are held from its forward to its backward, `working_bytes` while one of these runs. `received_bytes`
-    and `receive_seconds`: of its input from the part before, and of the gradient back. `first_seconds`: what the first
-    forward takes more, for weights that are gathered once a step.
+    `kept_bytes` are held from its forward to its backward, with the output that it hands on; `working_bytes` while one
+    of these runs. `received_bytes` and `receive_seconds`: of its input from the part before, and of the gradient back.
+    `first_seconds`: what the first forward takes more, for weights that are gathered once a step.
     """
 
     forward_seconds: float
@@ -84,11 +85,33 @@ class StepCosts:
         return own.forward_seconds + after + own.first_seconds * (slot.micro_batch == 0)
 
     def buffer_bytes(self, stage: int) -> float:
-        """Of what a stage receives: inputs, and gradients of outputs."""
+        """Of what a stage receives: inputs, and gradients of outputs. And what torch.distributed.pipelining still holds
+        with 1F1B of what was sent: a gradient while the next is computed, and an output of the warm-up."""
         count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         parts = range(stage, len(self.parts), len(self.stages))
-        sizes = [*(part.received_bytes for part in self.parts), 0.0]
-        return sum(count[part].inputs * sizes[part] + count[part].gradients * sizes[part + 1] for part in parts)
+        received = sum(
+            count[part].inputs * self._entering(part) + count[part].gradients * self._entering(part + 1)
+            for part in parts
+        )
+        if self.schedule != "1f1b":
+            return received
+        warm_up = min(self.micro_batches, len(self.stages) - stage)
+        return received + self._entering(stage) * (self.micro_batches > 1) + self._entering(stage + 1) * (warm_up > 1)
+
+    def sent_bytes(self, stage: int, slot: Slot) -> float:
+        """What a backward leaves behind: GPipe and the interleaved schedule of torch.distributed.pipelining hold what
+        they sent, an output and the gradient of an input, to the step's end. In place of inputs' buffers stand
+        gradients."""
+        if slot.kind == "F" or self.schedule == "1f1b":
+            return 0.0
+        part = slot.chunk * len(self.stages) + stage
+        count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)[part]
+        more = slot.micro_batch < self.micro_batches - count.inputs
+        return self._entering(part + 1) + self._entering(part) * more
+
+    def _entering(self, part: int) -> float:
+        """Bytes that a stage gives to another one; nothing enters the first part, nor one after the last."""
+        return self.parts[part].received_bytes if 0 < part < len(self.parts) and len(self.stages) > 1 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +158,9 @@ class StepTimeline:
         chunks = np.array([slot.chunk for slot in slots], dtype=np.int64)
         forward = np.array([slot.kind == "F" for slot in slots], dtype=bool)
         kept = np.array([part.kept_bytes for part in own])[chunks]
-        alive = np.cumsum(np.where(forward, kept, -kept)) + np.where(forward, 0.0, kept)
+        sends = self.costs.schedule != "1f1b"
+        freed = kept - (np.array([self.costs.sent_bytes(stage, slot) for slot in slots]) if sends else 0.0)
+        alive = np.cumsum(np.where(forward, kept, -freed)) + np.where(forward, 0.0, freed)
         working = np.array([part.working_bytes for part in own])[chunks]
         base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
         return base + float((alive + working).max(initial=0.0))
@@ -147,7 +172,8 @@ class StepTimeline:
             own = self.costs.part(stage, placed.slot.chunk)
             alive += own.kept_bytes if placed.slot.kind == "F" else 0.0
             found.append((placed.start_seconds, base + alive + own.working_bytes))
-            alive -= own.kept_bytes if placed.slot.kind == "B" else 0.0
+            if placed.slot.kind == "B":
+                alive -= own.kept_bytes - self.costs.sent_bytes(stage, placed.slot)
             found.append((placed.end_seconds, base + alive))
         return tuple(found)
 

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from autoshard.simulation.pipeline_schedule import ReceiveBuffers, receive_buffers
+from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.verification.ranks.rank_processes import run_processes
 from tests.receiving_worker import MICRO_BATCHES, STAGES, batch, loss, whole
 
@@ -52,6 +53,17 @@ def test_a_stage_has_the_buffers_that_are_predicted(ranks: list[dict[str, Any]],
         assert own.inputs == most[part].inputs
         slack = 1 if schedule == "interleaved" else 0
         assert own.gradients - slack <= most[part].gradients <= own.gradients
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_a_stage_holds_what_it_sent_as_is_predicted(ranks: list[dict[str, Any]], schedule: str, chunks: int) -> None:
+    """Of tensors as large as each other: received, sent, and sent long ago."""
+    last = STAGES * chunks - 1
+    parts = tuple(PartCosts(1.0, 2.0, float(n < last), 0.0, float(n > 0)) for n in range(last + 1))
+    made = simulate_step(StepCosts(schedule, MICRO_BATCHES, parts, (StageCosts(),) * STAGES))
+    for rank, peak in zip(ranks, made.peak_bytes, strict=True):
+        slack = 1 if chunks == 1 else 2 * chunks  # gradients come one after the other when all else is sent
+        assert peak - slack <= rank[schedule]["together"] <= peak
 
 
 def test_one_too_few_is_seen(ranks: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,3 +141,12 @@ def test_a_block_that_keeps_less_computes_again(keep: str) -> None:
     if keep == "input":
         assert again > 0.5 * everything.forward_seconds  # all but the embedding and the head
         assert less.kept_bytes < 0.5 * everything.kept_bytes
+
+
+def test_a_stage_has_its_output_until_its_backward() -> None:
+    """Of layers that keep nothing but inputs, each stage but the last has what it handed on, too."""
+    plan = with_step(planned(), gpt2(), StepRequest(micro_batches=4, stages=4, recompute="full"))
+    parts = costs(plan).parts
+    assert all(own.received_bytes > 0 for own in parts[1:])
+    for own, after in itertools.pairwise(parts):
+        assert own.kept_bytes >= after.received_bytes
