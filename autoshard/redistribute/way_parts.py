@@ -130,7 +130,8 @@ class _Walk:
         ends: tuple[Integers, Integers],
     ) -> None:  # fmt: skip
         """The edges `some`, all of which do the same over the same axes."""
-        bits, sums = sum(1 << axis for axis in axes), PAIRS[pair] == ("R", "R+")
+        bits = sum(1 << axis for axis in axes)
+        sums = PAIRS[pair] == ("R", "R+") and self.prices.differentiable  # no gradient, no sum
         there = np.zeros(where.shape, bool)
         there[where] = np.isin(position, some)
         if sums:

@@ -176,6 +176,21 @@ def test_what_the_host_issues_is_no_longer_than_a_step(name: str, mesh: str) -> 
     assert 0 < bound.seconds <= step_seconds(formulation, best) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("mesh", MESHES[:2])
+def test_without_a_loss_no_gradients_are_summed(mesh: str) -> None:
+    """Its values are marked as those of a training step: nothing but the forward runs."""
+    graph = mlp_graph(layers=2, batch=64, hidden=2048)
+    last = graph.ops[-2].results[0]
+    kept = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
+    graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(last,), tensors=kept, inputs=("x",))
+    formulation = formulate(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm"), float("inf"))
+    resources = step_resources(formulation)
+    best = StepSearch(formulation).first()
+    assert best is not None and 0.5 < all_hold(resources, formulation, best) <= 1 + 1e-9
+    some = [random_choice(formulation.problem, seed) for seed in range(4)]
+    assert all(not resources.least_used(choice)[len(resources.names) :].any() for choice in some)
+
+
 def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int, again: bool) -> Floats:
     for (phase, axes), seconds in tables._parts(v).seconds.items():
         found[tables._rows(axes, phase != "forward")] += seconds / count
