@@ -15,12 +15,13 @@ import numpy as np
 from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
 from autoshard.costs.host_memory import TO_DEVICE, host_tasks
-from autoshard.costs.links import joint_link
 from autoshard.costs.moving import gradient_dtype
 from autoshard.costs.operator import compute_seconds, weight_seconds
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.joined_gathers import joined_less
+from autoshard.formulation.link_groups import groups_of
 from autoshard.formulation.weight_tasks import WeightTasks, members, weight_tasks
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
@@ -60,7 +61,7 @@ class ResourceTables:
     def __init__(self, formulation: Formulation, in_order: bool, fused: bool = False) -> None:
         self.formulation, self.in_order = formulation, in_order
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
-        self.groups = _groups(formulation)
+        self.groups = groups_of(formulation)
         self.names = (*_FIXED, *self.groups)
         self.count = len(self.names)
         self.dispatch_seconds = self.hardware.constant("host.dispatch")
@@ -301,6 +302,9 @@ class ResourceTables:
                 continue
             if axes:
                 found[self._rows(axes, phase != FORWARD)] += seconds / count
+        for phase, backward in ((GATHER, False), (SCATTER, True)):
+            for row, less in self._joined_less(v, phase, backward).items():
+                found[row] -= less / count
         if self.in_turn:
             self._add_tasks(found, v, count)
         if again:
@@ -309,6 +313,11 @@ class ResourceTables:
         if parameter and parts.summed.any():
             self._add_buckets(found, v, parts, count)
         return found
+
+    def _joined_less(self, v: int, phase: str, backward: bool) -> dict[int, Floats]:
+        parts, sizes = self._parts(v, by_rate=True), self._parts(v, sized=True)
+        rate, rows = partial(per_byte_seconds, self.hardware, self.mesh), partial(self._rows, backward=backward)
+        return joined_less(parts, sizes, phase, self.formulation.values[v].sources, rate, rows)
 
     def _tasks(self, v: int) -> WeightTasks:
         """What a weight's collectives take besides: nothing is known of it where a step is several micro-batches."""
@@ -352,6 +361,8 @@ class ResourceTables:
             if phase == GATHER and axes:
                 for row in self._rows(axes, backward=True):
                     rows[row] = rows[row] + seconds if row in rows else seconds
+        for row, less in self._joined_less(v, GATHER, backward=True).items():
+            rows[row] = rows[row] - less
         if self.in_turn:
             tasks = self._tasks(v)
             rows[self._row(HOST, True)] = self.dispatch_seconds * tasks.issued[GATHER]
@@ -446,15 +457,16 @@ class ResourceTables:
                 found[row] = min(rate if row in self._rows(own, backward=True) else 0.0 for own, rate in rates.items())
         return found
 
-    def _parts(self, v: int, *, by_rate: bool = False) -> WayParts:
+    def _parts(self, v: int, *, by_rate: bool = False, sized: bool = False) -> WayParts:
+        """`by_rate`: at the seconds that a collective surely takes. `sized`: its bytes in place of seconds."""
         site = self.formulation.values[v]
         tensor = self.graph.tensor(site.tensor)
         own = self.together.get(site.tensor, 0) if by_rate else 0
-        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets, by_rate, own)
+        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets, by_rate, sized, own)
         if key not in self.ways:
             terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
             least = partial(self._least, terms.seconds, own) if by_rate else None
-            self.ways[key] = way_parts(site.sources, site.targets, terms, least)
+            self.ways[key] = way_parts(site.sources, site.targets, terms, _size if sized else least)
         return self.ways[key]
 
     def _least(self, alone: CollectiveSeconds, own: int, axes: Axes, kind: str, size: float) -> float:
@@ -462,6 +474,10 @@ class ResourceTables:
         known: their bytes, and a part of what it takes besides, which is as much as the largest's."""
         bytes_ = per_byte_seconds(self.hardware, self.mesh, axes, kind) * size
         return bytes_ + (max(0.0, alone(axes, kind, size) - bytes_) / own if own else 0.0)
+
+
+def _size(axes: Axes, kind: str, size: float) -> float:
+    return size
 
 
 def _least_positive(seconds: Floats) -> float:
@@ -472,18 +488,3 @@ def _least_positive(seconds: Floats) -> float:
 def _through_last(certain: Sequence[bool]) -> int:
     """How many there are up to the last that is so."""
     return max((position + 1 for position, own in enumerate(certain) if own), default=0)
-
-
-def _groups(formulation: Formulation) -> dict[str, frozenset[Axes]]:
-    """Each link and each axis, with the groups of axes whose collectives it carries; none that is part of another."""
-    mesh, hardware = formulation.mesh, formulation.hardware
-    own = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    every = [axes for n in range(1, len(own) + 1) for axes in combinations(own, n)]
-    sets: dict[str, frozenset[Axes]] = {}
-    for axes in every:
-        link = f"link {joint_link(hardware, mesh, axes).name}"
-        sets[link] = sets.get(link, frozenset()) | {axes}
-    for axis in own:
-        sets[f"axis {mesh.names[axis]}"] = frozenset(axes for axes in every if axis in axes)
-    distinct = {held: name for name, held in reversed(sets.items())}
-    return {name: held for held, name in reversed(distinct.items()) if not any(held < other for other in distinct)}

@@ -51,19 +51,26 @@ class WayParts:
 
     def goes_alone(self, sources: Sequence[Layout]) -> NDArray[np.bool_]:
         """[source, target]: whether none of the forward's collectives can be part of a gather of many weights: there
-        are several, or one that is no gather, and no two become one, as those of one dim that the source cuts may."""
-        gathers: list[tuple[NDArray[np.bool_], Integers]] = []  # where each runs, and the dims that it gathers
+        are several, or one that is no gather, and no two become one."""
         alone = np.zeros(self.summed.shape, bool)
         for (phase, axes), seconds in self.seconds.items():
             if phase == FORWARD and axes:
-                gathered = self.seconds.get((GATHER, axes), np.zeros(alone.shape))
-                alone |= seconds > gathered
-                gathers.append((gathered > 0, np.array([_dims(source, axes) for source in sources])[:, None]))
-        joined = np.zeros(alone.shape, bool)
-        for (there, dims), (also, more) in combinations(gathers, 2):
+                alone |= seconds > self.seconds.get((GATHER, axes), np.zeros(alone.shape))
+        for (there, _), (also, _) in combinations(self._gathers(sources), 2):
             alone |= there & also
+        return alone & ~self.may_join(sources)
+
+    def may_join(self, sources: Sequence[Layout]) -> NDArray[np.bool_]:
+        """[source, target]: whether two gathers of a way may become one, as those of one dim that the source cuts."""
+        joined = np.zeros(self.summed.shape, bool)
+        for (there, dims), (also, more) in combinations(self._gathers(sources), 2):
             joined |= there & also & ((dims & more) != 0)
-        return alone & ~joined
+        return joined
+
+    def _gathers(self, sources: Sequence[Layout]) -> list[tuple[NDArray[np.bool_], Integers]]:
+        """Of each group of axes, where it is gathered over, and the dims of each source that this gathers."""
+        own = [(axes, seconds) for (phase, axes), seconds in self.seconds.items() if phase == GATHER and axes]
+        return [(got > 0, np.array([_dims(source, axes) for source in sources])[:, None]) for axes, got in own]
 
 
 def way_parts(

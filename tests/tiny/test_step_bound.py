@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -331,6 +331,11 @@ def style_choice(formulation: Formulation, style: str) -> Choice:
     """Of the plan of a style, in the numbers of the whole formulation."""
     keep = STYLES[style].keep(formulation)
     assert not isinstance(keep, str)
+    return kept_choice(formulation, keep)
+
+
+def kept_choice(formulation: Formulation, keep: Mapping[int, Sequence[int]]) -> Choice:
+    """The least of those that keep some choices."""
     small = narrowed(formulation, keep)
     found = solvers.solve(small.problem).choice
     chosen = [keep.get(n, range(len(node.seconds))) for n, node in enumerate(formulation.problem.nodes)]
@@ -349,6 +354,28 @@ def test_what_is_sure_of_weights_that_go_together_is_no_more_than_a_step(mesh: s
         assert all_hold(resources, formulation, best) <= 1 + 1e-9
         more = resources.least_used(best) - free.least_used(best)
         assert style == "dp" or (more[[resources.names.index(name) for name in (IN_ROW, HOST)]] > 0).all()
+
+
+def test_gathers_that_become_one_count_no_more_than_that_one() -> None:
+    """A small weight alone is gathered over one axis after the other; 48 together, over both at once, in half of it."""
+    graph = mlp_graph(layers=96, batch=96, hidden=192)
+    ops = [replace(op, module=f"layers.{2 * n // len(graph.ops)}") for n, op in enumerate(graph.ops)]
+    ops = [replace(op, operands=(*op.operands[:2], None)[: len(op.operands)]) for op in ops]  # no bias
+    weights = tuple(p for p in graph.parameters if p.tensor.startswith("w"))
+    tensors = tuple(t for t in graph.tensors if not t.name.startswith("b"))
+    graph = replace(graph, ops=tuple(ops), parameters=weights, tensors=tensors)
+    formulation = formulate(graph, Mesh.parse("a=4,b=4"), load_hardware("rtx-4090-24g"), math.inf)
+    keep = {}
+    for n, site in enumerate(formulation.sites):
+        if site.kind == "parameter":
+            keep[n] = [s for s, layout in enumerate(site.layouts) if str(layout) == "S0 S0"]
+        elif site.name.startswith("linear"):
+            keep[n] = [s for s, strategy in enumerate(site.strategies) if str(strategy).startswith("i0 i0")]
+    choice = kept_choice(formulation, keep)
+    for in_order in (True, False):
+        resources = step_resources(formulation, in_order=in_order)
+        share = resources.longest(resources.least_used(choice)) / step_seconds(formulation, choice)
+        assert 0.4 < share <= 1 + 1e-9
 
 
 def test_a_weight_that_is_moved_otherwise_than_by_one_gather_goes_alone() -> None:

@@ -1,0 +1,45 @@
+"""Gathers of one weight over one axis after the other, which may run as one over all of these (`weight_way`).
+
+Each alone may be cheaper, of a small weight; together with those of others the one gather may take less than the bytes
+of both, or another link. So on each row counts the least of what they take apart and as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, combinations
+
+import numpy as np
+
+from autoshard.ir.layout import Layout
+from autoshard.ir.problem import Floats
+from autoshard.redistribute.way_parts import GATHER, Axes, WayParts
+
+
+def joined_less(
+    parts: WayParts,
+    sizes: WayParts,
+    phase: str,
+    sources: Sequence[Layout],
+    rate: Callable[[Axes, str], float],
+    rows: Callable[[Axes], Sequence[int]],
+) -> dict[int, Floats]:
+    """Row -> [source, target]: seconds that `parts` has too much of a phase, GATHER or SCATTER. `sizes`: the same ways
+    in bytes. `rate`: seconds a byte of a collective; `rows`: those that one over these axes counts in."""
+    groups = [axes for own, axes in parts.seconds if own == phase and axes]
+    if len(groups) < 2:
+        return {}
+    joined, kind = parts.may_join(sources), "all_gather" if phase == GATHER else "reduce_scatter"
+    zero = np.zeros(joined.shape)
+    found = {}
+    for row in sorted({row for axes in groups for row in rows(axes)}):
+        apart = {axes: parts.seconds[phase, axes] * (row in rows(axes)) for axes in groups}
+        least = whole = sum(apart.values(), zero)
+        for some in chain.from_iterable(combinations(groups, n) for n in range(2, len(groups) + 1)):
+            over = tuple(sorted({axis for axes in some for axis in axes}))
+            own = [sizes.seconds[phase, axes] for axes in some]
+            one = rate(over, kind) * np.maximum.reduce(own) * (row in rows(over))
+            rest = sum((seconds for axes, seconds in apart.items() if axes not in some), zero)
+            least = np.where(np.minimum.reduce(own) > 0, np.minimum(least, rest + one), least)
+        found[row] = (whole - least) * joined
+    return found
