@@ -119,7 +119,9 @@ class _Leads:
         old, dispatch = self.resources.constants, self.dispatch_seconds
         forward = [dispatch * self.issued[: turn.forward].sum() for turn in turns]
         backward = [dispatch * self.issued_back[turn.backward :].sum() for turn in turns]
-        backward = [own + old[self.count + self.row] for own in backward]  # what is taken off what is in a row
+        # On whichever side of the turn the block is; of its tasks only those after an operator count before the turn.
+        spared = self.resources.spared[self.count + self.row] + self.resources.spared_cast[self.count + self.host]
+        backward = [own - spared for own in backward]
         return np.concatenate([old[: self.count], forward, old[self.count :], backward])
 
 

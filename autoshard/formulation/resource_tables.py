@@ -87,7 +87,7 @@ class ResourceTables:
         found = np.zeros(2 * self.count)
         for backward, issued in enumerate(self._issued()):
             found[self._row(HOST, bool(backward))] = self.dispatch_seconds * issued
-        return found - self.stays_whole()
+        return found
 
     def _issued(self) -> tuple[int, int]:
         """How many operators the host issues, forward and backward, before something that surely takes time on the
@@ -369,11 +369,14 @@ class ResourceTables:
             rows[self._row(IN_ROW, True)] = tasks.seconds[GATHER]
         return rows
 
-    def stays_whole(self) -> Floats:
-        """(2 R,): the most that the block which is not gathered again, whichever it is, was counted with."""
+    def stays_whole(self, *, cast: bool = False) -> Floats:
+        """(2 R,): the most that the block which is not gathered again, whichever it is, was counted with. `cast`: of
+        weights alone that are cast before."""
         found: dict[str, Floats] = {}
         for v, value in enumerate(self.formulation.problem.values):
             block = self._block_again(v, 0) if len(value.consumers) == 1 else ""
+            if cast and self.formulation.sites[value.producer].kind != "op":
+                continue
             if block and not self.formulation.values[v].tied:
                 own = found.setdefault(block, np.zeros(2 * self.count))
                 for row, seconds in self._again(v).items():

@@ -60,7 +60,8 @@ class StepResources:
     """`names` of the resources, R of them. Arrays begin with the R of the forward, then the R of the backward.
 
     `constants`: what every plan occupies; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values' ways,
-    and `values[v]`, shape (2 R, sources, targets), is the whole of each way.
+    and `values[v]`, shape (2 R, sources, targets), is the whole of each way. `spared`: what the constants have less,
+    for the block whose weights are not gathered again; `spared_cast`: of cast weights alone.
     """
 
     problem: Problem
@@ -69,6 +70,8 @@ class StepResources:
     nodes: tuple[Floats, ...]
     readers: tuple[Reader, ...]
     values: tuple[Floats, ...]
+    spared: Floats
+    spared_cast: Floats
 
     def longest(self, used: Floats) -> float:
         """The most that two resources which follow each other are occupied."""
@@ -171,7 +174,8 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused
         for position in range(len(value.consumers))
     )
     values = tuple(tables.whole(v) for v in range(len(problem.values)))
-    return StepResources(problem, tables.names, tables.constants(), nodes, readers, values)
+    spared, cast = tables.stays_whole(), tables.stays_whole(cast=True)
+    return StepResources(problem, tables.names, tables.constants() - spared, nodes, readers, values, spared, cast)
 
 
 __all__ = ["COMPUTE", "HOST", "IN_ROW", "LEAD", "PATH", "Reader", "StepResources", "follows", "in_a_row",
