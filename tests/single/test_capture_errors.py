@@ -42,6 +42,12 @@ def raises():
     sizes = []
     return sizes[0]
 
+def other_weights():
+    Model(size=2).load_state_dict(nn.Linear(2, 1).state_dict())
+
+def many_other_weights():
+    nn.Sequential(*(nn.Linear(1, 1) for _ in range(99))).load_state_dict({})
+
 def reads_a_value():
     rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
     return build()
@@ -90,7 +96,8 @@ def test_the_line_that_breaks_the_capture_is_named(model, body: str, place: str,
 
 def test_missing_callable_lists_those_there_are(model) -> None:  # type: ignore[no-untyped-def]
     text = message(UsageError, lambda: capture(model() + ":bild", {}))
-    assert "'bild'" in text and "build, needs, no_tensors, other, raises, reads_a_value" in text
+    names = "build, many_other_weights, needs, no_tensors, other, other_weights, raises, reads_a_value"
+    assert "'bild'" in text and names in text
 
 
 @pytest.mark.parametrize(
@@ -108,6 +115,13 @@ def test_missing_file_or_module(spec: str, words: str) -> None:
 def test_the_callables_own_error_is_told_with_its_line(model) -> None:  # type: ignore[no-untyped-def]
     text = message(CaptureError, lambda: load_model(model() + ":raises", {}))
     assert "mine.py:29 `return sizes[0]`: IndexError: list index out of range" in text, text
+
+
+def test_a_line_that_only_announces_the_error_takes_the_next(model) -> None:  # type: ignore[no-untyped-def]
+    text = message(CaptureError, lambda: load_model(model() + ":other_weights", {}))
+    assert 'state_dict for Model: Missing key(s) in state_dict: "layer.weight", "layer.bias".' in text, text
+    text = message(CaptureError, lambda: load_model(model() + ":many_other_weights", {}))
+    assert 'Missing key(s) in state_dict: "0.weight"' in text and "…" in text, text
 
 
 def test_a_file_that_does_not_import(model) -> None:  # type: ignore[no-untyped-def]

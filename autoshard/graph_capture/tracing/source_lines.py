@@ -16,6 +16,7 @@ import torch
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "<")
 _MACHINERY = tuple(f"/site-packages/{name}/" for name in ("sympy", "mpmath", "hypothesis"))  # called by torch, or by gc
 _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+MOST_SHOWN = 240  # characters: a list of missing keys may be long
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -27,13 +28,15 @@ def blame(error: BaseException) -> str:
 
 
 def headline(error: BaseException) -> str:
-    """The exception's first line of text, with its type where that says more."""
+    """The exception's first line of text, with its type, and what follows while a line only announces it by a colon."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{short_path(error.filename)}:{error.lineno}: SyntaxError: {error.msg}"
     if isinstance(error, SystemExit):
         return "it ended the program: " + (str(error) if str(error).startswith("os.") else f"sys.exit({error})")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    end = next((n for n, line in enumerate(lines) if not line.endswith(":")), len(lines)) + 1
+    what = f"{type(error).__name__}: {' '.join(lines[:end])}".removesuffix(": ")
+    return what if len(what) <= MOST_SHOWN else f"{what[: MOST_SHOWN - 1]}…"
 
 
 def culprit(error: BaseException) -> str:
