@@ -123,10 +123,10 @@ class _Measured:
         again_cheap = self._cheap_seconds(own)
         everything = sum(span.held.bytes for block, span in self.kept if block == number)
         entered = self._entered(number)
-        dear = sum(span.held.bytes for block, span in self.kept if block == number and self._is_dear(span))
-        kept = {"all": everything, "expensive": min(everything, dear + entered), "input": min(everything, entered)}
+        dear = self._dear_bytes(number)
+        kept = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
         again = {"all": 0.0, "expensive": again_cheap, "input": forward}
-        working = {keep: self.working[number] + everything - size for keep, size in kept.items()}
+        working = {keep: self.working[number] + max(0.0, everything - size) for keep, size in kept.items()}
         return BlockCosts(
             forward,
             backward,
@@ -164,8 +164,17 @@ class _Measured:
         dear = {i for i in own if isinstance(step := steps[i], Compute) and is_expensive(step.target)}
         return math.fsum(starts[i + 1] - starts[i] for i in own if i not in dear)
 
+    def _dear_bytes(self, number: int) -> float:
+        """Of what is dear in a block: all results, whether a backward reads them or not, and what it keeps beside."""
+        made = [
+            span
+            for span in self.memory.spans
+            if span.held.kind in ("activation", "extra") and span.start < self.count and self._is_dear(span)
+        ]
+        return sum(span.held.bytes for span in made if self.block_of[span.start] == number)
+
     def _is_dear(self, span: Span) -> bool:
-        """Is what is kept a result of something dear? A collective runs again (see emit/runtime)."""
+        """Is it a result of something dear? A collective runs again (see emit/runtime)."""
         instruction = self.program.instructions[span.start]
         return isinstance(instruction, Compute) and is_expensive(instruction.target)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
@@ -23,7 +24,7 @@ from autoshard.program.stage_programs import handed_to, shared_parameters, stage
 from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
 from autoshard.simulation.engine import simulate
-from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
+from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
 from autoshard.simulation.timeline import Timeline
 from autoshard.simulation.working_memory import local_bytes
@@ -40,7 +41,8 @@ def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -
     """Of the parts that the plan cuts its program into."""
     parts = stage_programs(program, plan)
     stages = plan.step.stages
-    measured = [_MeasuredPart(part, program, graph, hardware, plan.step.recompute) for part in parts]
+    accumulates = plan.step.micro_batches > 1
+    measured = [_MeasuredPart(part, program, graph, hardware, plan.step.recompute, accumulates) for part in parts]
     wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
     costs = []
     for part, own in zip(parts, measured, strict=True):
@@ -110,20 +112,35 @@ def _update_seconds(once: Timeline, count: int) -> float:
 
 @dataclass(frozen=True)
 class _Again:
-    """What the backward of a block computes again, and what it therefore does not keep."""
+    """What the backward of a block computes again, and what it therefore does not keep; `saved`: results of what is
+    dear that no backward reads, which are there for the second forward. Of its instructions the last is `last`."""
 
     seconds: float
-    bytes: float
+    dropped: tuple[Span, ...]
+    saved: tuple[Span, ...]
+    last: int
+
+    @property
+    def bytes(self) -> float:
+        return sum(span.held.bytes for span in self.dropped) - sum(span.held.bytes for span in self.saved)
 
 
 class _MeasuredPart:
+    """`accumulates`: micro-batches before it have left gradients."""
+
     def __init__(
-        self, part: Program, whole: Program, graph: Graph, hardware: Hardware, policies: Iterable[BlockPolicy]
+        self,
+        part: Program,
+        whole: Program,
+        graph: Graph,
+        hardware: Hardware,
+        policies: Iterable[BlockPolicy],
+        accumulates: bool,
     ) -> None:
         self.part, self.count, self.handed = part, len(part.instructions), handed_to(part, whole)
         self.timeline = _among(part, graph, hardware)
         self.memory: MemoryPlan = plan_memory(
-            part, graph, accumulates=True, block_bytes=hardware.constant("allocator.block")
+            part, graph, accumulates=accumulates, block_bytes=hardware.constant("allocator.block")
         )
         starts = self.timeline.starts
         self.forward_seconds = starts[self.count] - starts[0]
@@ -135,12 +152,12 @@ class _MeasuredPart:
         self.update_seconds = _update_seconds(once, self.count)
         self.again = [self._again(policy) for policy in policies if policy.keep != "all"]
 
-    @property
-    def _kept(self) -> list[tuple[int, str, float]]:
-        """(instruction that makes it, name, bytes) of what is alive between forward and backward."""
+    @cached_property
+    def _kept(self) -> list[Span]:
+        """What is alive between forward and backward."""
         turn = self.count - 1
         return [
-            (span.start, span.held.name, span.held.bytes)
+            span
             for span in self.memory.spans
             if span.held.kind in ("activation", "extra") and span.start <= turn < span.last
         ]
@@ -148,7 +165,7 @@ class _MeasuredPart:
     @property
     def _handed_on(self) -> float:
         """Bytes of outputs that nothing of the backward keeps: the schedule has them until then."""
-        known = {name for _, name, _ in self._kept} | {*self.handed}
+        known = {span.held.name for span in self._kept} | {*self.handed}
         outputs = () if self.part.loss else self.part.outputs
         return sum(local_bytes(self.part.value(name), self.part.mesh) for name in outputs if name not in known)
 
@@ -163,17 +180,28 @@ class _MeasuredPart:
         )
 
     def costs(self) -> PartCosts:
-        kept = sum(size for _, _, size in self._kept)
+        kept = sum(span.held.bytes for span in self._kept) - sum(own.bytes for own in self.again)
         received = sum(local_bytes(self.part.value(name), self.part.mesh) for name in self.handed)
-        working = max(self.memory.bytes) - self.static_bytes - received - kept
-        less = sum(own.bytes for own in self.again)
         return PartCosts(
             self.forward_seconds,
             self.backward_seconds + sum(own.seconds for own in self.again),
-            kept - less + self._handed_on,
-            max(0.0, working) + max((own.bytes for own in self.again), default=0.0),
+            kept + self._handed_on,
+            max(0.0, max(self._bytes) - self.static_bytes - received - kept),
             first_seconds=self.first_seconds,
         )
+
+    @property
+    def _bytes(self) -> tuple[float, ...]:
+        """In memory at each step: what a block drops is there until its forward has ended, and again from where its
+        backward begins."""
+        changed = {id(span) for own in self.again for span in (*own.dropped, *own.saved)}
+        spans = [span for span in self.memory.spans if id(span) not in changed]
+        for own in self.again:
+            begins = 2 * self.count - 1 - own.last
+            spans += [replace(span, last=begins) for span in own.saved]
+            spans += [replace(span, last=own.last) for span in own.dropped]
+            spans += [replace(span, start=begins) for span in own.dropped]
+        return levels(spans, len(self.memory.bytes))
 
     def _again(self, policy: BlockPolicy) -> _Again:
         """A block at `policy.module`."""
@@ -188,8 +216,13 @@ class _MeasuredPart:
         dear = {i for i in own if policy.keep == "expensive" and self._is_dear(i)}
         starts = self.timeline.starts
         seconds = math.fsum(starts[i + 1] - starts[i] for i in own - dear)  # what the host takes, too
-        dropped = sum(size for i, name, size in self._kept if i in own - dear and name not in outside)
-        return _Again(seconds, dropped)
+        dropped = [span for span in self._kept if span.start in own - dear and span.held.name not in outside]
+        saved = [
+            span
+            for span in self.memory.spans
+            if span.held.kind == "activation" and span.start in dear and span.last < self.count
+        ]
+        return _Again(seconds, tuple(dropped), tuple(saved), max(own, default=0))
 
     def _is_dear(self, index: int) -> bool:
         """A collective runs again (see emit/runtime)."""

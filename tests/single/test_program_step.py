@@ -60,8 +60,10 @@ def test_a_step_of_one_micro_batch_is_the_simulated_one() -> None:
     made = simulate_step(own)
     assert made.step_seconds == pytest.approx(timeline.step_seconds, rel=0.02)  # a bucket's copy delays the backward
     block = hardware().constant("allocator.block")
-    peak = max(plan_memory(program, gpt2(), accumulates=True, block_bytes=block).bytes)
-    assert made.peak_bytes[0] == pytest.approx(peak)
+    for count in (1, 2):
+        peak = max(plan_memory(program, gpt2(), accumulates=count > 1, block_bytes=block).bytes)
+        several = replace(plan, step=replace(plan.step, micro_batches=count))
+        assert simulate_step(costs(several)).peak_bytes[0] == pytest.approx(peak)
 
 
 def test_micro_batches_repeat_all_but_the_end_of_the_step() -> None:
