@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.model_spec import LOSS, check_spec
+from autoshard.graph_capture.model_spec import LOSS, check_spec, holds_graph
 from autoshard.package import output_folder
 from autoshard.package.package_files import REPORT, VERIFICATION, read_beside, report_text
 from autoshard.system.garbage import seldom_searched
@@ -51,12 +51,18 @@ def read_graph(request: ModelRequest) -> Graph:
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.graph_capture.capture import capture
+    from autoshard.graph_capture.other_samples import with_samples
+    from autoshard.rules.captured_batch import with_free_sizes
 
-    return checked(
-        capture(
-            request.spec, request.arguments, request.precision or "fp32", request.optimizer or "adamw", request.training
-        )
-    )
+    asked = (request.precision or "fp32", request.optimizer or "adamw", request.training)
+    graph = checked(capture(request.spec, request.arguments, *asked))
+    if holds_graph(request.spec):
+        return graph
+
+    def again(own: int, samples: int) -> Graph:
+        return capture(request.spec, request.arguments, *asked, lambda inputs: with_samples(inputs, own, samples))
+
+    return with_free_sizes(graph, again)
 
 
 def checked(captured: Graph) -> Graph:

@@ -24,8 +24,10 @@ from autoshard.graph_capture.call_form import (
 )
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.load_model import find_callable
+from autoshard.graph_capture.other_samples import with_samples
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.ir.graph import Graph
+from autoshard.rules.captured_batch import with_free_sizes
 
 
 def live_model(
@@ -44,6 +46,16 @@ def captured(live: LiveModel, precision: str, optimizer: str, training: bool, ke
     module = call_by(same_tensors(live.module), live.call)
     name = type(live.module).__name__
     return capture_model(module, live.tensors, precision, optimizer, training, name, keep_modes)
+
+
+def captured_again(live: LiveModel, graph: Graph) -> Graph:
+    """`graph`, the capture of `live`, with what another capture tells of its sizes."""
+
+    def again(own: int, samples: int) -> Graph:
+        other = LiveModel(live.module, copy.copy(live.call), with_samples(live.tensors, own, samples))
+        return captured(other, graph.precision, graph.optimizer, graph.training)
+
+    return with_free_sizes(graph, again)
 
 
 def same_tensors(model: nn.Module) -> nn.Module:

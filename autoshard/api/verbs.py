@@ -213,6 +213,10 @@ def write_files(plan: PlannedModel, folder: Path) -> list[str]:
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
+    if plan.live is not None and not plan.graph.free_sizes:
+        from autoshard.api.live_model import captured_again
+
+        plan = replace(plan, graph=captured_again(plan.live, plan.graph))
     files = package_files.package_files(plan.simulated, plan.beside)
     output_folder.write_package(folder, files)
     write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))

@@ -44,6 +44,7 @@ class Header:
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
     at_another_batch: Program | None = None
+    free_sizes: tuple[tuple[str, str], ...] = ()  # as in Graph
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
@@ -60,6 +61,7 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         recipes=graph.recipes,
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
         at_another_batch=at_another_batch(program, plan, graph),
+        free_sizes=graph.free_sizes,
     )
 
 

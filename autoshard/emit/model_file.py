@@ -22,6 +22,7 @@ from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import parameter_paths
 from autoshard.program.weights import careful_casts, gathered_weights
 from autoshard.replay.batch_numbers import same_code
+from autoshard.replay.free_sizes import BATCH, free_batch
 from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
@@ -34,8 +35,8 @@ RUNTIME_NAMES = frozenset({
     ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {
-    "F", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES", "Holder", "INPUTS", "LABEL_COUNTS",
-    "LOSS_AXES", CLASS, "PRECISION",
+    "F", "FIXED_SIZES", "FREE_SIZES", "GATHERS_AGAIN", "GRADIENT_BUCKETS", "HAS_LOSS", "HOST_TABLES", "Holder",
+    "INPUTS", "LABEL_COUNTS", "LOSS_AXES", CLASS, "PRECISION",
     "MESH", "MICRO_BATCHES", "OPTIMIZER", "PLAN", "SHARED", "STAGES", "Tensor", "UPDATES_BUFFERS", "VIRTUAL_STAGES",
     "WEIGHT_BUCKETS", "ZERO", "annotations", "block", "build_labels", "build_model", "build_pipeline", "first_random",
     "float", "i", "len", "mesh", "nn", "path", "range", "self", "super", "torch",
@@ -105,7 +106,7 @@ def model_file(program: Program, header: Header) -> str:
     registering = registering_lines(header.registrations)
     names = names_in("\n".join([code, *registering]))
     holder = [HOLDER.strip("\n")] if "Holder" in names else []
-    parts = [head_lines(program, header), imports(names), registering, facts(program, header)]
+    parts = [head_lines(program, header), imports(names), registering, facts(program, header, package.other)]
     head = "\n".join("\n".join(part) for part in parts if part)
     lines = [*_build_model(package.tree.root.name), "", "", *build_labels(labels), "", "", *_build_pipeline()]
     end = ["\n".join(lines)]
@@ -166,8 +167,13 @@ def imports(used: set[str]) -> list[str]:
     return lines
 
 
-def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]] | None = None) -> list[str]:
-    """Module-level constants."""
+def facts(
+    program: Program,
+    header: Header,
+    other: Program | None = None,
+    shared: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[str]:
+    """Module-level constants. `other`: the same at another batch, where its code is the same."""
     mesh = ", ".join(f"{quoted(name)}: {size}" for name, size in program.mesh.axes)
     lines = [
         "",
@@ -181,7 +187,8 @@ def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]
     for item in header.inputs:
         fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
         lines += statement(f"{quoted(item.name)}: ({fields}),", 1)
-    lines += ["}", f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
+    lines += ["}", *_free_lines(program, header, other)]
+    lines += [f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
     loss = program.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
     axes = _partial_axes(program, loss) if loss is not None else []
@@ -201,6 +208,22 @@ def facts(program: Program, header: Header, shared: Mapping[str, tuple[int, ...]
     counts = ", ".join(f"({_names([*count.axes])}, {count.ignored})" for count in program.label_counts)
     lines.append(f"LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = [{counts}]")
     return lines
+
+
+def _free_lines(program: Program, header: Header, other: Program | None) -> list[str]:
+    """Which sizes may be others than planned."""
+    found = free_batch(program, other, dict(header.free_sizes).get(BATCH))
+    if isinstance(found, str):
+        why = [f"        {quoted(line)}" for line in textwrap.wrap(found, WIDTH - 12, drop_whitespace=False)]
+        lines = ["# Sizes of the inputs that can't be others than planned, and why.", "FIXED_SIZES = {"]
+        lines += [f"    {quoted(BATCH)}: (", *why, "    ),", "}"]
+        return ["FREE_SIZES: dict[str, tuple[int, int, dict[str, int]]] = {}", *lines]
+    dims = ", ".join(f"{quoted(name)}: {dim}" for name, dim in found.dims)
+    return [
+        "# Sizes that may be others than planned: as planned, of what each must be a multiple, and dims of the inputs.",
+        *statement(f"FREE_SIZES = {{{quoted(BATCH)}: ({found.planned}, {found.unit}, {{{dims}}})}}", 0),
+        "FIXED_SIZES: dict[str, str] = {}  # and those that may not, and why",
+    ]
 
 
 def gradient_buckets(program: Program) -> list[str]:

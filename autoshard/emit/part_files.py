@@ -78,7 +78,7 @@ def _common_file(program: Program, parts: Sequence[Program], header: Header) -> 
     first = imports(names_in(code) | {"Pipeline"})
     at = next(i for i, line in enumerate(first) if line.startswith("from runtime"))
     shared = shared_parameters(parts, program.step.stages)
-    head = [head_lines(program, header), [*first[:at], *modules, *first[at:]], facts(program, header, shared)]
+    head = [head_lines(program, header), [*first[:at], *modules, *first[at:]], facts(program, header, shared=shared)]
     names = ", ".join(f"part_{number}" for number in range(count))
     lines = [
         f"SCHEDULE = {quoted(program.step.schedule)}",

@@ -160,6 +160,8 @@ class Graph:
     `variables` are (tensor, name) pairs: what the model's code calls the values, where it has a name for them.
     `call`: how the model is called with `inputs` and returns `outputs`, as JSON text; "" where that is not known. It is
     no part of what a plan is made for.
+    `free_sizes`: (size of the inputs, why it can't change) pairs that capture tried, "" where the model with another
+    one is this graph carried there; no part of what a plan is made for, either.
     """
 
     name: str
@@ -187,6 +189,7 @@ class Graph:
     module_requests: tuple[tuple[str, str], ...] = ()
     call: str = ""
     variables: tuple[tuple[str, str], ...] = ()
+    free_sizes: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

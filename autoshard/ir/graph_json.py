@@ -18,8 +18,9 @@ KIND = "autoshard.graph"
 # Fields that older files lack; written only where they say something.
 _LATER: dict[str, Any] = {
     "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [],
-    "module_requests": [], "call": "", "variables": [],
+    "module_requests": [], "call": "", "variables": [], "free_sizes": [],
 }  # fmt: skip
+_OF_PACKAGES = ("call", "free_sizes")  # read by what is written of a plan, not by searches
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 
@@ -84,7 +85,7 @@ def graph_hash(graph: Graph) -> str:
 
 
 def _hash(graph: Graph) -> str:
-    said = {name: value for name, value in _fields(graph).items() if name != "call"}
+    said = {name: value for name, value in _fields(graph).items() if name not in _OF_PACKAGES}
     canonical = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"{KIND} {SCHEMA_VERSION} {canonical}".encode()).hexdigest()
 

@@ -6,18 +6,38 @@ rule: only a second capture tells. Where both graphs compute the same but for nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from autoshard.errors import CaptureError, UsageError
+from autoshard.errors import CaptureError, UsageError, UserError
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Attribute, Graph, Op
-from autoshard.rules.rebatch import batch_size
+from autoshard.rules.rebatch import batch_size, rebatched
 
 MOST_SAID, LONGEST = 3, 24  # numbers in a note, and letters of one
+
+
+def with_free_sizes(graph: Graph, again: Callable[[int, int], Graph]) -> Graph:
+    """`graph`, just captured, with what was tried: whether its batch can change and nothing else does.
+
+    `again(own, samples)` captures the same model with `samples` in place of `own`.
+    """
+    return replace(graph, free_sizes=(("batch", _why_fixed(graph, again)),))
+
+
+def _why_fixed(graph: Graph, again: Callable[[int, int], Graph]) -> str:
+    """Why a package can't take another batch, "" where the model does nothing else there."""
+    try:
+        own = batch_size(graph)
+        carried = rebatched(graph, 2 * own)
+        with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
+            captured = again(own, 2 * own)
+        return next(iter(followed_numbers(with_numbers_of(carried, captured, own), carried)), "")
+    except UserError as error:
+        return error.message
 
 
 def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: int) -> Graph:

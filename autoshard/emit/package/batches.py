@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_parallel import INPUTS
+from model_parallel import FIXED_SIZES, FREE_SIZES, INPUTS
 from runtime import ParallelMesh, Read, held_indices
 
 
@@ -28,6 +28,23 @@ class UserError(Exception):
 
 class BatchError(UserError):
     """The same, of a batch that one rank got: shown by that rank."""
+
+
+def set_size(name: str, size: int) -> None:
+    """Another `batch` than planned, of all devices: to be called before any batch is read. UserError where it can't be.
+
+    INPUTS has it from then on; the model reads it off what it is given.
+    """
+    if name not in FREE_SIZES:
+        told = FIXED_SIZES.get(name, "no input has it")
+        raise UserError(f"the {name} can't be other than planned: {told}\n  try: a plan of its own")
+    planned, unit, dims = FREE_SIZES[name]
+    if size < 1 or size % unit:
+        least = f"a multiple of {unit}" if unit > 1 else "1 or more"
+        raise UserError(f"a {name} of {size}: expected {least} (planned: {planned}), over all devices")
+    for own, dim in dims.items():
+        shape, *others = INPUTS[own]
+        INPUTS[own] = ((*shape[:dim], size, *shape[dim + 1 :]), *others)
 
 
 def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
@@ -109,7 +126,8 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
     if not fits:
         got = tuple(x.shape)
         told = f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}"
-        raise BatchError(f"{told}\n  try: drop_last=True in the loader; for another batch or length, a plan of its own")
+        other = "for another batch --batch-size N" if "batch" in FREE_SIZES else "for another batch or length a plan"
+        raise BatchError(f"{told}\n  try: drop_last=True in the loader; {other}")
     return local_part(name, x, mesh).to(dtype=dtype)
 
 

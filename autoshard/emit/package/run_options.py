@@ -63,6 +63,8 @@ def _add_optimizer(parser: argparse._ArgumentGroup) -> None:
 
 def _add_data(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
+    other = "samples of a (micro-)batch, over all devices, where the plan allows others than planned"
+    parser.add_argument("--batch-size", type=int, metavar="N", help=other)
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
     parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, synthetic_batches
+from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, set_size, synthetic_batches
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
@@ -479,6 +479,8 @@ def main() -> int:
     options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
     try:
         check_options(options)
+        if options.batch_size is not None:
+            set_size("batch", options.batch_size)
         check_launch()
         check_devices(options.backend)
         stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)

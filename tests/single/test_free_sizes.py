@@ -1,0 +1,138 @@
+"""A package takes another batch than planned where its model and its plan do, and says why where they don't."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard import workflow
+from autoshard.cli.commands import main
+from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
+from autoshard.emit import emit
+from autoshard.ir import graph_json
+from autoshard.ir.graph import Graph
+from autoshard.ir.mesh import Mesh
+from autoshard.program.lower import lower
+from autoshard.replay.free_sizes import CUTS, STAGES, UNTRIED
+from autoshard.rules.rebatch import rebatched
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
+from autoshard.verification.case import check_files, make_case
+from autoshard.verification.ranks.loaded_package import load_package
+from tests.single.test_batch_numbers import SPEC
+
+HARDWARE = load_hardware("cpu-local")
+LOSSES = str(Path(__file__).with_name("test_captured_batch.py")) + ":build"
+MODULES = ("convert", "model_parallel", "runtime", "initial", "batches", "run_options", "start_state")
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        words = nn.functional.dropout(self.table(ids), 0.1, self.training)
+        return nn.functional.cross_entropy(self.head(words).flatten(0, 1), labels.flatten())
+
+
+def tagger(batch: int = 4) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Tagger(), tuple(torch.randint(0, 11, (batch, 6)) for _ in range(2))
+
+
+def captured(spec: str, **arguments: Any) -> Graph:
+    return workflow.read_graph(workflow.ModelRequest(spec, arguments))
+
+
+def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> dict[str, Any]:
+    """What model_parallel.py says of its sizes."""
+    plan = workflow.make_plan(graph, HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=strategy, **more)).plan
+    lines = emit(lower(plan, graph), plan, graph)["model_parallel.py"].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("FREE_SIZES"))
+    last = next(i for i, line in enumerate(lines) if line.startswith("OPTIMIZER"))
+    found: dict[str, Any] = {}
+    exec("\n".join(lines[first:last]), {}, found)
+    return found
+
+
+def test_free_where_model_and_plan_follow_it() -> None:
+    graph = captured(SPEC)
+    assert graph.free_sizes == (("batch", ""),)
+    for mesh, strategy, unit in (("dp=2,tp=2", "fsdp-tp", 2), ("dp=4", "fsdp", 4), ("tp=2", "megatron", 1)):
+        assert constants(graph, mesh, strategy)["FREE_SIZES"] == {"batch": (8, unit, {"ids": 0, "labels": 0})}
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="fsdp-tp"))
+    files = emit(lower(plan, graph), plan, graph)
+    for batch in (2, 6):
+        other = rebatched(graph, batch)
+        proof = check_files(make_case(SPEC, {"batch": batch}, other), lower(plan, other), files)
+        assert proof.passed, proof.failure
+
+
+def test_fixed_where_the_model_computes_numbers_of_it() -> None:
+    """Run at another batch its package would divide by the batch that was planned."""
+    ((name, told),) = captured(LOSSES).free_sizes
+    assert name == "batch" and "other of div at" in told and "is 16, where 8 was captured" in told
+    found = constants(captured(LOSSES), "dp=2", "dp")
+    assert found["FREE_SIZES"] == {} and found["FIXED_SIZES"] == {"batch": told}
+    ((_, told),) = captured(LOSSES, loss="half").free_sizes
+    assert "test_captured_batch.py:" in told
+
+
+def test_fixed_where_the_plan_or_the_graph_says_nothing_of_others(tmp_path: Path) -> None:
+    graph = captured(SPEC)
+    assert constants(graph, "dp=1", step=StepRequest(micro_batches=2, stages=2))["FIXED_SIZES"] == {"batch": STAGES}
+    uneven = captured(SPEC, batch=7)
+    assert constants(uneven, "dp=2", "dp")["FIXED_SIZES"] == {"batch": CUTS.format("batch")}
+    graph_json.save(graph, tmp_path / "graph.json")
+    again = captured(str(tmp_path / "graph.json"))
+    assert again == graph  # what capture found goes with it
+    untried = replace(graph, free_sizes=())
+    assert graph_json.graph_hash(untried) == graph_json.graph_hash(graph)  # a plan of one is a plan of the other
+    assert constants(untried, "dp=2", "dp")["FIXED_SIZES"] == {"batch": UNTRIED.format("batch")}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    yield monkeypatch
+    _forget()
+
+
+def _forget() -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] in MODULES]:
+        del sys.modules[name]
+
+
+def test_it_trains_as_one_planned_for_that_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: pytest.MonkeyPatch
+) -> None:
+    def started(batch: int, *options: str) -> tuple[int, str, str]:
+        folder = tmp_path / str(batch)
+        if not folder.exists():
+            asked = ["plan", f"{__file__}:tagger", "--with", f"batch={batch}", "--mesh", "dp=1"]
+            assert main([*asked, "--hardware", "cpu-local", "--out", str(folder)]) == 0
+        _forget()
+        train = load_package(folder).train
+        alone.syspath_prepend(str(folder))
+        alone.setattr(sys, "argv", ["train.py", "--backend", "gloo", "--steps", "3", *options])
+        capsys.readouterr()
+        code = train.main()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        said = capsys.readouterr()
+        return code, "".join(x.partition(", gradient")[0] for x in said.out.splitlines(True)), said.err
+
+    code, said, _ = started(4, "--batch-size", "6")
+    assert code == 0 and said.count("step") == 3
+    assert said == started(6)[1] != started(4)[1]
+    code, _, told = started(4, "--batch-size", "0")
+    assert code == 2 and "a batch of 0: expected 1 or more (planned: 4)" in told
