@@ -89,6 +89,37 @@ class Clipped(torch.autograd.Function):
     def backward(ctx, g):
         return g.clamp(-0.1, 0.1)
 
+class Weighed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = held
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.held[0].square(), None
+
+class Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, block):
+        ctx.block = block
+        ctx.save_for_backward(x)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.block(x), g)
+        return x.grad, None
+
+class Aside(Weighed):
+    @staticmethod
+    def backward(ctx, g):
+        with torch.enable_grad():
+            (ctx.held[0].square() * g.mean()).sum().backward()
+        return 2 * g, None
+
 numbers = random.Random(1)
 
 class Model(nn.Module):
@@ -119,6 +150,9 @@ KEPT = {
     "straight through": ("", f"h = Step.apply(self.a(x))\n{END}"),
     "a Function that is the derivative": ("", f"h = Swish.apply(self.a(x))\n{END}"),
     "a product with setup_context": ("", f"h = Product.apply(x, self.a.weight)\n{END}"),
+    "a Function that weighs by a parameter": (
+        "self.w = nn.Parameter(torch.ones(8))", f"h = Weighed.apply(self.a(x), [self.w])\n{END}",
+    ),
     "a hook that scales": ("", f"h = self.a(x)\nh.register_hook(lambda g: g * 0.5)\n{END}"),
     "a hook on infinite scores": (
         "",
@@ -227,6 +261,10 @@ REFUSED = {
         "the backward of Halved is not the gradient of its forward", "an own one must be elementwise and linear"),
     "a Function that clips": ("", f"h = Clipped.apply(self.a(x))\n{END}", "h = Clipped",
         "this Function's backward is not linear and elementwise", "a gradient that autograd makes"),
+    "a checkpoint by hand": ("", "h = Again.apply(self.a(x), nn.Sequential(self.b, nn.Tanh()))\nreturn h.mean()",
+        "h = Again", "the backward of Again runs autograd itself", "torch.utils.checkpoint"),
+    "a gradient set aside": ("", f"h = Aside.apply(self.a(x), [self.b.bias])\n{END}",
+        "h = Aside", "the backward of Aside runs autograd itself", "torch.utils.checkpoint"),
     "a hook that clips": ("", f"h = self.a(x)\nh.register_hook(lambda g: g.clamp(-1, 1))\n{END}", "h.register_hook",
         "this gradient hook is not linear and elementwise", "in the training loop"),
     "a hook that reads": ("", f"h = self.a(x)\nh.register_hook(lambda g: g * g.max().item())\n{END}", "h.register_hook",

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autoshard.errors import CaptureError
@@ -26,6 +28,10 @@ _REGISTERED = "torch._library.autograd"  # makes the Functions of operators, whi
 CLOSE = 1e-4  # of gradients computed in float64, by code that may cast to float32 inside
 _LARGEST_ELEMENTS = 1 << 25  # of the arguments that a Function's backward is tried with
 _HINT = "a gradient that autograd makes from the forward; an own one must be elementwise and linear in its argument"
+_AGAIN_HINT = (
+    "what computes again in backward as torch.utils.checkpoint, or not at all (a model's own switch, as "
+    "use_checkpoint=False): a plan computes blocks again by --recompute"
+)
 _HOOK_HINT = "a hook that scales or masks its gradient, or none: clip and log gradients in the training loop"
 
 _library = torch.library.Library("autoshard", "FRAGMENT")
@@ -42,6 +48,10 @@ _markers = torch.ops.autoshard
 torch.fx.node.has_side_effect(_markers.hooked.default)
 
 
+class DerivesError(CaptureError):
+    """While a forward is traced, autograd is asked for gradients."""
+
+
 # --- while the forward is traced --------------------------------------------------------------------------------------
 
 
@@ -55,10 +65,13 @@ def apply_function(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -
         made = _forward(cls, context, args)
     floating = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad]
     if not isinstance(made, torch.Tensor) or any(args[i].shape != made.shape for i in floating):
-        raise _refusal(cls, place)
-    terms = [_gradient(cls, context, _markers.gradient_seed(args[i]), i) for i in floating]
+        raise _refusal(cls, context, made, place)
+    try:
+        terms = [_gradient(cls, context, _markers.gradient_seed(args[i]), position=i) for i in floating]
+    except DerivesError as error:
+        raise _refusal(cls, context, made, place) from error
     if not all(isinstance(term, torch.Tensor) and term.shape == made.shape for term in terms):
-        raise _refusal(cls, place)
+        raise _refusal(cls, context, made, place)
     return _markers.own_gradient(made, terms)
 
 
@@ -82,9 +95,15 @@ def register_hook(x: torch.Tensor, hook: Callable[[Any], Any]) -> None:
         _markers.hooked(x, made)
 
 
-def _refusal(cls: Any, place: str) -> CaptureError:
-    what = "is not the gradient of its forward, and no elementwise change of it"
-    return CaptureError(f"the backward of {cls.__name__} {what}, at {place}", _HINT)
+def _refusal(cls: Any, context: _Context, made: Any, place: str) -> CaptureError:
+    what, hint = "is not the gradient of its forward, and no elementwise change of it", _HINT
+    try:
+        _gradient(cls, context, *tree_leaves(made), position=0)
+    except DerivesError:
+        what, hint = "runs autograd itself", _AGAIN_HINT
+    except Exception:
+        pass
+    return CaptureError(f"the backward of {cls.__name__} {what}, at {place}", hint)
 
 
 class _Context:
@@ -115,8 +134,8 @@ def _forward(cls: Any, context: _Context, args: tuple[Any, ...]) -> Any:
     return made
 
 
-def _gradient(cls: Any, context: _Context, gradient: Any, position: int) -> Any:
-    made = inspect.unwrap(cls.backward)(context, gradient)  # `once_differentiable` would cut what is traced here
+def _gradient(cls: Any, context: _Context, *gradients: Any, position: int) -> Any:
+    made = inspect.unwrap(cls.backward)(context, *gradients)  # `once_differentiable` would cut what is traced here
     return made[position] if isinstance(made, tuple) else made
 
 
@@ -146,7 +165,21 @@ class _Likeness:
     requires_grad: bool
 
 
+class _NumbersAlone(TorchFunctionMode):
+    """Raises where a tensor of the trace comes in: one that is no argument, as a module's parameter that is read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+            raise TypeError(f"{func} reads a tensor that is no argument and has no value")
+        return func(*args, **(kwargs or {}))
+
+
 def _agrees(cls: Any, likenesses: tuple[Any, ...]) -> bool:
+    with _NumbersAlone():
+        return _tried(cls, likenesses)
+
+
+def _tried(cls: Any, likenesses: tuple[Any, ...]) -> bool:
     source = torch.Generator().manual_seed(0)
     real = tree_map_only(_Likeness, lambda like: _random(like, source), likenesses)
     with torch.random.fork_rng(devices=[]):
@@ -174,6 +207,8 @@ def _own(cls: Any, real: tuple[Any, ...], seeds: list[Any]) -> list[Any]:
         torch.manual_seed(0)
         _forward(cls, context, tuple(_fresh(a) for a in real))
         made = cls.backward(context, *seeds)
+    if any(isinstance(leaf, torch.Tensor) and leaf.grad is not None for leaf in tree_leaves(real)):
+        raise TypeError(f"the backward of {cls.__name__} sets gradients aside")
     made = made if isinstance(made, tuple) else (made,)
     return [g for g, arg in zip(made, real, strict=False) if isinstance(arg, torch.Tensor) and arg.requires_grad]
 
@@ -241,7 +276,9 @@ def _resolve_hook(graph: fx.Graph, node: fx.Node) -> None:
 
 def _resolve(graph: fx.Graph, node: fx.Node, y: fx.Node, terms: list[fx.Node], what: str, hint: str) -> fx.Node:
     terms = list(terms)
-    for seed in [each for each in _chain(terms, what, hint) if each.target is _markers.gradient_seed.default]:
+    chain = _chain(terms, what, hint)
+    _hold_factors(graph, chain)
+    for seed in [each for each in chain if each.target is _markers.gradient_seed.default]:
         zero = _write_seed(graph, seed)
         terms = [zero if term is seed else term for term in terms]
     with graph.inserting_before(node):
@@ -251,6 +288,20 @@ def _resolve(graph: fx.Graph, node: fx.Node, y: fx.Node, terms: list[fx.Node], w
     node.replace_all_uses_with(total)
     graph.erase_node(node)
     return total
+
+
+def _hold_factors(graph: fx.Graph, chain: Iterable[fx.Node]) -> None:
+    """What a gradient is multiplied by gets none: a backward runs without autograd."""
+    members = set(chain)
+    for node in members:
+        for factor in node.all_input_nodes:
+            if node.target is not _markers.gradient_seed.default and factor not in members and _floats(_value(factor)):
+                with graph.inserting_before(node):
+                    node.replace_input_with(factor, _made(graph, aten.detach.default, (factor,), factor, node))
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
 
 
 def _write_seed(graph: fx.Graph, seed: fx.Node) -> fx.Node:

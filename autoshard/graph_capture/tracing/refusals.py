@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from autoshard.errors import CaptureError
-from autoshard.graph_capture.tracing.own_gradients import apply_checkpoint, apply_function, register_hook
+from autoshard.graph_capture.tracing.own_gradients import (
+    DerivesError,
+    apply_checkpoint,
+    apply_function,
+    register_hook,
+)
 from autoshard.graph_capture.tracing.source_lines import here, is_visible, quote
 from autoshard.graph_capture.tracing.value_questions import ASKED, Answers, is_causal_mask
 
@@ -108,7 +113,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
             (torch.Tensor, "register_hook", _hooked(torch.Tensor.register_hook)),
             (graph, "__enter__", _saved(graph.__enter__)),
             *(
-                (owner, name, _refused(getattr(owner, name), "the forward differentiates", _DERIVES))
+                (owner, name, _refused(getattr(owner, name), "the forward differentiates", _DERIVES, DerivesError))
                 for owner, name in _DERIVING
             ),
         ]
@@ -132,9 +137,11 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _refused(original: Callable[..., Any], what: str, hint: str) -> Callable[..., Any]:
+def _refused(
+    original: Callable[..., Any], what: str, hint: str, kind: type[CaptureError] = CaptureError
+) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise CaptureError(f"{what} ({original.__name__}) at {here()}", hint)
+        raise kind(f"{what} ({original.__name__}) at {here()}", hint)
 
     return refuse
 

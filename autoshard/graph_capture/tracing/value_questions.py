@@ -27,7 +27,10 @@ from autoshard.graph_capture.tracing.size_constants import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.source_lines import here, short_path
 
 _DRAWN = "x + f(x) * torch.empty(1).bernoulli_(keep) / keep, instead of leaving f(x) out by chance; or a rate of 0"
-_FIRST = "call the model once before it is captured, so that what only its first call does is behind it"
+_FIRST = (
+    "call the model once before it is captured, so that what only its first call does is behind it; or turn off what "
+    "it does every so many calls, and do that in the training loop"
+)
 ASKED = ("__bool__", "item", "__int__", "__float__", "__index__", "tolist")
 
 
