@@ -182,6 +182,12 @@ KEPT = {
         f"h = self.a(x) * t.float()\n{END}",
     ),
     "no gradient in a region": ("", f"with torch.no_grad():\n    m = self.a(x).abs().mean()\nh = self.a(x) / m\n{END}"),
+    "a part in inference mode": ("",
+        f"with torch.inference_mode():\n    m = self.a(x)\nh = self.a(x) / m.clone()\n{END}"),
+    "gradients in inference mode": ("",
+        "with torch.inference_mode():\n    m = self.a(x)\n    with torch.inference_mode(False):\n"
+        "        h = self.a(x)\n"
+        f"h = h / (2 + m.clone().abs())\n{END}"),
     "a frozen parameter": ("self.a.requires_grad_(False)", f"h = self.a(x)\n{END}"),
     "a plain tensor": ("self.scale = torch.linspace(0.5, 2, 8)", f"h = self.a(x) * self.scale\n{END}"),
     "a plain tensor that changes": (
@@ -450,6 +456,11 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert words in caught.value.message and line in caught.value.message, caught.value.message
     assert hint in caught.value.hint, caught.value.hint
     assert "mine.py" in caught.value.message or not line
+
+
+def test_a_forward_in_inference_mode_has_nothing_to_train(tmp_path: Path) -> None:
+    graph = capture(spec_of(tmp_path, "", f"with torch.inference_mode():\n    h = self.a(x)\n    {END}"), {})
+    assert graph.loss is None
 
 
 def test_a_region_without_autocast_is_not_lowered(tmp_path: Path) -> None:

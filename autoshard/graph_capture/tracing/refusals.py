@@ -104,6 +104,8 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
         (torch.amp.autocast_mode.autocast, "__enter__", _autocast(torch.amp.autocast_mode.autocast.__enter__)),
         *((owner, name, _refused(getattr(owner, name), "the forward seeds torch", _SEED)) for owner, name in _SEEDS),
         (torch.nn.Module, "to", _moved(torch.nn.Module.to)),
+        (torch.inference_mode, "__enter__", _enter_inference),
+        (torch.inference_mode, "__exit__", _exit_inference),
         (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
         (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
     ]
@@ -135,6 +137,16 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
         return self if there and same and layout is None else original(self, *args, **kwargs)
 
     return to
+
+
+def _enter_inference(self: Any) -> None:
+    """A trace holds where gradients are off, and not why: inference mode turns them off, and on where it is left."""
+    self._grad_before = torch.is_grad_enabled()
+    torch.set_grad_enabled(not self.mode)
+
+
+def _exit_inference(self: Any, *_: Any) -> None:
+    torch.set_grad_enabled(self._grad_before)
 
 
 def _refused(
