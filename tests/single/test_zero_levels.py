@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,55 @@ def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monke
     assert called == {"start_all_gather": gathers, "start_reduce_scatter": buckets * (1 if zero == 1 else count)}
     assert zero < 3 or count * buckets < gathers <= count * (buckets + again)
     assert let_go["forward"] == (2 * count if zero == 3 else 0), "what forward gathered is not kept for backward"
+
+
+def test_weights_are_on_their_way_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In forward and in backward the block after the one in use starts, so that alone the first of each is waited for
+    as soon as it starts."""
+    plan = planned("dp=2", "dp", StepPlan(1, zero=3))
+    program = lower(plan, captured())
+    with written(emit(program, plan, captured())) as folder:
+        package = load_package(Path(folder))
+        used: dict[int, list[tuple[str, int]]] = {}  # of each rank
+        take = package.runtime.flat_weights._Bucket.take
+
+        def asked(bucket: Any, weight: Any) -> Any:
+            used[bucket.axis.mesh.rank].append(("asked", -1))
+            return take(bucket, weight)
+
+        monkeypatch.setattr(package.runtime.flat_weights._Bucket, "take", asked)
+
+        def work(ranks: Any) -> list[tuple[str, int]]:
+            model = package.model.build_model(ranks)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
+            events: list[tuple[str, int]] = []
+            used[ranks.rank] = events
+            ranks["dp"].transport.start_all_gather = _noting(events, ranks["dp"].transport.start_all_gather)
+            ids = torch.randint(0, 40, (2, 8))
+            package.train.accumulate_gradients(model, ranks, [(ids, ids)])
+            return events
+
+        events = run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)[0]
+    blocks = len({bucket.block for bucket in program.weight_buckets})
+    assert blocks >= 4 and sum(kind == "start" for kind, _ in events) > len(program.weight_buckets)
+    late = [number for (kind, number), after in pairwise(events) if kind == "start" and after == ("waited", number)]
+    assert len(late) <= 2, events
+
+
+def _noting(events: list[tuple[str, int]], start: Any) -> Any:
+    numbers = count()
+
+    def started(*arguments: Any) -> Any:
+        number, wait = next(numbers), start(*arguments)
+        events.append(("start", number))
+
+        def waited() -> Any:
+            events.append(("waited", number))
+            return wait()
+
+        return waited
+
+    return started
 
 
 def _counting(called: Counter[str], name: str, function: Any) -> Any:
