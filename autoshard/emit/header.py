@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import printable
 from autoshard.ir import plan_json
-from autoshard.ir.graph import Graph, Op, Recipe, Registration
+from autoshard.ir.graph import FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
@@ -44,7 +44,7 @@ class Header:
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
     at_another_batch: Program | None = None
-    free_sizes: tuple[tuple[str, str], ...] = ()  # as in Graph
+    free_sizes: tuple[FreeSize, ...] = ()
 
 
 def header_of(program: Program, plan: Plan, graph: Graph) -> Header:

@@ -212,16 +212,20 @@ def facts(
 
 def _free_lines(program: Program, header: Header, other: Program | None) -> list[str]:
     """Which sizes may be others than planned."""
-    found = free_batch(program, other, dict(header.free_sizes).get(BATCH))
+    found = free_batch(program, other, next((size for size in header.free_sizes if size.name == BATCH), None))
     if isinstance(found, str):
         why = [f"        {quoted(line)}" for line in textwrap.wrap(found, WIDTH - 12, drop_whitespace=False)]
         lines = ["# Sizes of the inputs that can't be others than planned, and why.", "FIXED_SIZES = {"]
         lines += [f"    {quoted(BATCH)}: (", *why, "    ),", "}"]
-        return ["FREE_SIZES: dict[str, tuple[int, int, dict[str, int]]] = {}", *lines]
+        return ["FREE_SIZES: dict[str, tuple[int, int, int, int, dict[str, int]]] = {}", *lines]
     dims = ", ".join(f"{quoted(name)}: {dim}" for name, dim in found.dims)
+    sizes = f"{found.planned}, {found.unit}, {found.least}, {found.most}"
     return [
-        "# Sizes that may be others than planned: as planned, of what each must be a multiple, and dims of the inputs.",
-        *statement(f"FREE_SIZES = {{{quoted(BATCH)}: ({found.planned}, {found.unit}, {{{dims}}})}}", 0),
+        "# Sizes that may be others than planned: as planned, of what a multiple, from, to, and dims of the inputs.",
+        *statement(
+            f"FREE_SIZES = {{{quoted(BATCH)}: ({sizes}, {{{dims}}})}}",
+            0,
+        ),
         "FIXED_SIZES: dict[str, str] = {}  # and those that may not, and why",
     ]
 

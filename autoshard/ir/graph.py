@@ -141,6 +141,17 @@ class InputRange:
 
 
 @dataclass(frozen=True)
+class FreeSize:
+    """A size of the inputs ("batch"). `fixed`: why it can't change, or "" where the model, captured with `least` and
+    with `most`, is the same graph carried there."""
+
+    name: str
+    fixed: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
 class Graph:
     """A captured model. `ops` are in execution order. `loss` is the scalar to differentiate, or None (inference).
 
@@ -160,8 +171,7 @@ class Graph:
     `variables` are (tensor, name) pairs: what the model's code calls the values, where it has a name for them.
     `call`: how the model is called with `inputs` and returns `outputs`, as JSON text; "" where that is not known. It is
     no part of what a plan is made for.
-    `free_sizes`: (size of the inputs, why it can't change) pairs that capture tried, "" where the model with another
-    one is this graph carried there; no part of what a plan is made for, either.
+    `free_sizes`: what capture tried of sizes of the inputs, no part of what a plan is made for, either.
     """
 
     name: str
@@ -189,7 +199,7 @@ class Graph:
     module_requests: tuple[tuple[str, str], ...] = ()
     call: str = ""
     variables: tuple[tuple[str, str], ...] = ()
-    free_sizes: tuple[tuple[str, str], ...] = ()
+    free_sizes: tuple[FreeSize, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from autoshard.ir.graph import FreeSize
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute, Program
@@ -18,23 +19,26 @@ CUTS = "its plan cuts something in parts that the {} has to be of"
 
 
 @dataclass(frozen=True)
-class FreeSize:
-    """`planned`, of all devices; another must be a multiple of `unit`. `dims`: of the inputs that have it."""
+class PlannedSize:
+    """`planned`, of all devices; another from `least` to `most` must be a multiple of `unit`. `dims`: of the inputs
+    that have it."""
 
     planned: int
     unit: int
+    least: int
+    most: int
     dims: tuple[tuple[str, int], ...]
 
 
-def free_batch(program: Program, other: Program | None, told: str | None) -> FreeSize | str:
+def free_batch(program: Program, other: Program | None, told: FreeSize | None) -> PlannedSize | str:
     """The batch, or why it can't change. `other`: the same at another batch, where its code is the same.
 
-    `told`: what capture found, see `Graph.free_sizes`; None where it found nothing out.
+    `told`: what capture found, None where it tried nothing.
     """
     if program.step.stages > 1:
         return STAGES
-    if told is None or told:
-        return UNTRIED.format(BATCH) if told is None else told
+    if told is None or told.fixed:
+        return UNTRIED.format(BATCH) if told is None else told.fixed
     if other is None:
         return CUTS.format(BATCH)
     dims = tuple(_input_dims(program, other))
@@ -46,7 +50,7 @@ def free_batch(program: Program, other: Program | None, told: str | None) -> Fre
     numbers = [number for own, theirs in sizes for number in _numbers(followed(own, theirs, program.mesh))]
     unit = math.lcm(*(planned // math.gcd(planned, number) for number in numbers))
     names = {name: program.value(name).tensor for name, _ in dims}
-    return FreeSize(planned, unit, tuple((names[name], dim) for name, dim in dims))
+    return PlannedSize(planned, unit, told.least, told.most, tuple((names[name], dim) for name, dim in dims))
 
 
 def _input_dims(program: Program, other: Program) -> Iterator[tuple[str, int]]:

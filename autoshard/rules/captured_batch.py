@@ -6,7 +6,7 @@ rule: only a second capture tells. Where both graphs compute the same but for nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -14,30 +14,40 @@ from typing import Any
 
 from autoshard.errors import CaptureError, UsageError, UserError
 from autoshard.graph_capture.model_spec import holds_graph
-from autoshard.ir.graph import Attribute, Graph, Op
+from autoshard.ir.graph import Attribute, FreeSize, Graph, Op
 from autoshard.rules.rebatch import batch_size, rebatched
 
+LESS, MORE = 2, 64  # the batch captured, divided and multiplied
 MOST_SAID, LONGEST = 3, 24  # numbers in a note, and letters of one
 
 
 def with_free_sizes(graph: Graph, again: Callable[[int, int], Graph]) -> Graph:
     """`graph`, just captured, with what was tried: whether its batch can change and nothing else does.
 
-    `again(own, samples)` captures the same model with `samples` in place of `own`.
+    `again(own, samples)` captures the same model with `samples` in place of `own`. Tried are a `LESS`th and
+    `MORE` times its own: a model could do something else of fewer, or of more (`if len(x) < 4`).
     """
-    return replace(graph, free_sizes=(("batch", _why_fixed(graph, again)),))
-
-
-def _why_fixed(graph: Graph, again: Callable[[int, int], Graph]) -> str:
-    """Why a package can't take another batch, "" where the model does nothing else there."""
     try:
         own = batch_size(graph)
-        carried = rebatched(graph, 2 * own)
-        with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
-            captured = again(own, 2 * own)
-        return next(iter(followed_numbers(with_numbers_of(carried, captured, own), carried)), "")
+    except UserError as error:
+        return replace(graph, free_sizes=(FreeSize("batch", error.message, 0, 0),))
+    tried = max(1, own // LESS), own * MORE
+    return replace(graph, free_sizes=(FreeSize("batch", _why_fixed(graph, own, tried, again), *tried),))
+
+
+def _why_fixed(graph: Graph, own: int, tried: Iterable[int], again: Callable[[int, int], Graph]) -> str:
+    """Why a package can't take another batch, "" where the model does nothing else of those tried."""
+    try:
+        for samples in tried:
+            carried = rebatched(graph, samples)
+            with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
+                captured = again(own, samples)
+            told = followed_numbers(with_numbers_of(carried, captured, own), carried)
+            if told:
+                return told[0]
     except UserError as error:
         return error.message
+    return ""
 
 
 def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: int) -> Graph:

@@ -18,7 +18,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.ir import graph_json
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.replay.free_sizes import CUTS, STAGES, UNTRIED
@@ -65,12 +65,12 @@ def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> d
 
 def test_free_where_model_and_plan_follow_it() -> None:
     graph = captured(SPEC)
-    assert graph.free_sizes == (("batch", ""),)
+    assert graph.free_sizes == (FreeSize("batch", "", 4, 512),)
     for mesh, strategy, unit in (("dp=2,tp=2", "fsdp-tp", 2), ("dp=4", "fsdp", 4), ("tp=2", "megatron", 1)):
-        assert constants(graph, mesh, strategy)["FREE_SIZES"] == {"batch": (8, unit, {"ids": 0, "labels": 0})}
+        assert constants(graph, mesh, strategy)["FREE_SIZES"] == {"batch": (8, unit, 4, 512, {"ids": 0, "labels": 0})}
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="fsdp-tp"))
     files = emit(lower(plan, graph), plan, graph)
-    for batch in (2, 6):
+    for batch in (4, 6):
         other = rebatched(graph, batch)
         proof = check_files(make_case(SPEC, {"batch": batch}, other), lower(plan, other), files)
         assert proof.passed, proof.failure
@@ -78,12 +78,14 @@ def test_free_where_model_and_plan_follow_it() -> None:
 
 def test_fixed_where_the_model_computes_numbers_of_it() -> None:
     """Run at another batch its package would divide by the batch that was planned."""
-    ((name, told),) = captured(LOSSES).free_sizes
-    assert name == "batch" and "other of div at" in told and "is 16, where 8 was captured" in told
+    (size,) = captured(LOSSES).free_sizes
+    told = size.fixed
+    assert size.name == "batch" and "other of div at" in told and "is 4, where 8 was captured" in told
     found = constants(captured(LOSSES), "dp=2", "dp")
     assert found["FREE_SIZES"] == {} and found["FIXED_SIZES"] == {"batch": told}
-    ((_, told),) = captured(LOSSES, loss="half").free_sizes
-    assert "test_captured_batch.py:" in told
+    for loss in ("half", "branch"):  # of 4 samples it is another branch, of 512 it is not
+        (size,) = captured(LOSSES, loss=loss).free_sizes
+        assert "test_captured_batch.py:" in size.fixed
 
 
 def test_fixed_where_the_plan_or_the_graph_says_nothing_of_others(tmp_path: Path) -> None:
@@ -134,5 +136,6 @@ def test_it_trains_as_one_planned_for_that_batch(
     code, said, _ = started(4, "--batch-size", "6")
     assert code == 0 and said.count("step") == 3
     assert said == started(6)[1] != started(4)[1]
-    code, _, told = started(4, "--batch-size", "0")
-    assert code == 2 and "a batch of 0: expected 1 or more (planned: 4)" in told
+    for batch in ("1", "257"):
+        code, _, told = started(4, "--batch-size", batch)
+        assert code == 2 and f"a batch of {batch}: expected from 2 to 256 (planned: 4)" in told

@@ -38,10 +38,10 @@ def set_size(name: str, size: int) -> None:
     if name not in FREE_SIZES:
         told = FIXED_SIZES.get(name, "no input has it")
         raise UserError(f"the {name} can't be other than planned: {told}\n  try: a plan of its own")
-    planned, unit, dims = FREE_SIZES[name]
-    if size < 1 or size % unit:
-        least = f"a multiple of {unit}" if unit > 1 else "1 or more"
-        raise UserError(f"a {name} of {size}: expected {least} (planned: {planned}), over all devices")
+    planned, unit, least, most, dims = FREE_SIZES[name]
+    if not least <= size <= most or size % unit:  # of others nobody has asked the model
+        wanted = f"a multiple of {unit} " * (unit > 1) + f"from {least} to {most}"
+        raise UserError(f"a {name} of {size}: expected {wanted} (planned: {planned}), over all devices")
     for own, dim in dims.items():
         shape, *others = INPUTS[own]
         INPUTS[own] = ((*shape[:dim], size, *shape[dim + 1 :]), *others)
