@@ -18,6 +18,7 @@ from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
+from autoshard.ir.program import Compute
 from autoshard.program.lower import lower
 from autoshard.program.module_tree import module_tree
 from autoshard.search.whole_step import repeated_blocks
@@ -50,6 +51,30 @@ def build_normed() -> tuple[nn.Module, tuple[Tensor, ...]]:
             return x.square().mean()
 
     return Normed(), (torch.randn(8, 6),)
+
+
+class Block(nn.Module):
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.shared, self.own = shared, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.own(self.shared(x).tanh())
+
+
+def build_shared() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            one = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Block(one) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean()
+
+    return Shared(), (torch.randn(4, 8),)
 
 
 SPEC = f"{__file__}:build"
@@ -155,6 +180,16 @@ def test_what_can_not_be_computed_again_is_refused() -> None:
     torn = replace(plan, step=StepPlan(recompute=(BlockPolicy("layers", "input"),)))
     with pytest.raises(UsageError, match="layers can't be computed again by itself"):
         module_tree(lower(torn, graph))
+
+
+def test_a_weight_of_several_blocks_is_gathered_again_where_nothing_is_computed_again() -> None:
+    """A block whose forward runs again has what it reads by then; the block behind it asks for the weight itself."""
+    graph = capture(f"{__file__}:build_shared", {})
+    plan = sharded_plan(graph, Mesh.parse("dp=2"), "dp")
+    program = lower(replace(plan, step=StepPlan(1, recompute=(BlockPolicy("layers.1", "input"),))), graph)
+    again = {i.op: i.again for i in program.instructions if isinstance(i, Compute) and i.op.startswith("linear")}
+    shared = ("p_layers_0_shared_weight_1",)
+    assert again["linear_2"] == again["linear_3"] == () and again["linear_4"] == shared
 
 
 def test_the_generators_own_numbers_are_drawn_again() -> None:

@@ -68,6 +68,31 @@ def test_state_dict_errors_name_the_tensor() -> None:
         run_lockstep({"a": 1, "b": 1}, lambda mesh: runtime.load_full_state_dict(Toy(mesh), wrong))
 
 
+def test_a_cast_model_is_told_what_it_is() -> None:
+    with pytest.raises(TypeError, match=r"weight is not sharded: build the model in its dtype and device"):
+        runtime.full_state_dict(nn.Linear(2, 2))
+
+
+def test_buffers_that_are_computed_may_be_missing_and_parameters_not() -> None:
+    computed = ("attn.bias", "norm.mean")
+
+    def work(mesh: ParallelMesh) -> dict[str, Tensor]:
+        toy = Toy(mesh)
+        runtime.load_full_state_dict(toy, STATE)
+        other = {name: value + 1 for name, value in STATE.items() if name != "norm.mean"}
+        with pytest.raises(KeyError, match=r"lacks norm\.mean"):
+            runtime.load_full_state_dict(toy, other)
+        without = {name: value for name, value in other.items() if name != "attn.bias"}
+        with pytest.raises(KeyError, match=r"lacks attn\.bias"):
+            runtime.load_full_state_dict(toy, without, computed)
+        runtime.load_full_state_dict(toy, other, computed)
+        return runtime.full_state_dict(toy)
+
+    (state,) = run_lockstep({"a": 1, "b": 1}, work)
+    assert torch.equal(state["norm.mean"], STATE["norm.mean"])
+    assert all(torch.equal(state[name], STATE[name] + 1) for name in STATE if name not in ("norm.mean", "head", "wte"))
+
+
 RECIPES = [("normal", 0.5, 0.1), ("uniform", -2.0, 2.0), ("constant", 1.5), ("trunc_normal", 0.0, 0.02)]
 
 

@@ -114,6 +114,15 @@ def test_saved_and_resumed_it_goes_on_as_if_it_had_not_stopped(start: Start, tmp
     assert sorted(steps(start("--steps", 5, "--log-every", 2)[1])) == [2, 4, 5]
 
 
+def test_a_step_that_is_told_is_timed_from_an_idle_device_to_an_idle_device(
+    start: Start, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(package.train, "synchronise", waits.append)
+    assert start("--steps", 5, "--log-every", 2)[0] == 0
+    assert len(waits) == 2 * len((2, 4, 5))
+
+
 def test_options_count(start: Start) -> None:
     code, said, _ = start("--dry-run")
     assert code == 0 and "mesh dp=1 on cpu: 195 parameters, 195 on rank 0" in said
