@@ -98,7 +98,9 @@ def steps(said: str) -> dict[int, tuple[str, str]]:
     return {int(n): (loss, norm) for n, loss, norm in re.findall(pattern, said, re.MULTILINE)}
 
 
-def test_saved_and_resumed_it_goes_on_as_if_it_had_not_stopped(start: Start, tmp_path: Path) -> None:
+def test_saved_and_resumed_it_goes_on_as_if_it_had_not_stopped(
+    start: Start, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     options = ("--steps", 5, "--seed", 7, "--lr", 1e-2, "--save", tmp_path, "--save-every", 2)
     code, straight, _ = start(*options)
     assert code == 0 and sorted(steps(straight)) == [1, 2, 3, 4, 5]
@@ -111,16 +113,10 @@ def test_saved_and_resumed_it_goes_on_as_if_it_had_not_stopped(start: Start, tmp
     assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > 2}
     code, last, _ = start("--steps", 5, "--resume", tmp_path)
     assert f"resumed {tmp_path / 'step-5'} at step 5" in last and "nothing to do: 5 steps are done" in last
-    assert sorted(steps(start("--steps", 5, "--log-every", 2)[1])) == [2, 4, 5]
-
-
-def test_a_step_that_is_told_is_timed_from_an_idle_device_to_an_idle_device(
-    start: Start, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[torch.device] = []
+    waits: list[torch.device] = []  # a step that is told is timed from an idle device to an idle device
     monkeypatch.setattr(package.train, "synchronise", waits.append)
-    assert start("--steps", 5, "--log-every", 2)[0] == 0
-    assert len(waits) == 2 * len((2, 4, 5))
+    assert sorted(steps(start("--steps", 5, "--log-every", 2)[1])) == [2, 4, 5] and len(waits) == 2 * 3
+    assert steps(start("--steps", 1)[1]) == steps(start("--steps", 1, "--seed", 0)[1])
 
 
 def test_options_count(start: Start) -> None:
@@ -381,13 +377,20 @@ def test_an_error_of_a_loader_that_is_read_ahead_is_told(start: Start, tmp_path:
     assert code == 2 and "the batch lacks labels" in told and not steps(said)
 
 
-def test_saved_in_the_background_it_is_what_it_was(start: Start, package: LoadedPackage, tmp_path: Path) -> None:
+def test_saved_in_the_background_it_is_what_it_was(
+    start: Start, package: LoadedPackage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime, under_way = package.train.finish_saving.__globals__, list[int]()
+    save = runtime["dcp"].async_save
+    noted = lambda *a, **k: (under_way.append(len(runtime["_SAVING"])), save(*a, **k))[1]  # noqa: E731
+    monkeypatch.setattr(runtime["dcp"], "async_save", noted)
     options = ("--steps", 4, "--seed", 3, "--lr", 0.1, "--save-every", 1)
     code, straight, _ = start(*options, "--save", tmp_path / "now")
     code, _, _ = start(*options, "--save", tmp_path / "runs" / "later", "--save-async")
     later = tmp_path / "runs" / "later"
     assert code == 0 and sorted(path.name for path in later.iterdir()) == [f"step-{n}" for n in (1, 2, 3, 4)]
-    assert not package.train.finish_saving.__globals__["_HOST_GROUPS"], "nothing may hold a group as a process ends"
+    assert under_way == [0, 0, 0, 0], "a save waits for the one before"
+    assert not runtime["_HOST_GROUPS"], "nothing may hold a group as a process ends"
     for step in (1, 3):
         code, resumed, _ = start("--steps", 4, "--resume", later / f"step-{step}")
         assert steps(resumed) == {n: values for n, values in steps(straight).items() if n > step}
