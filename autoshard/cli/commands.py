@@ -310,6 +310,7 @@ def estimate(options: argparse.Namespace) -> int:
     from autoshard.cli import estimate_options
     from autoshard.cluster.hardware import load_hardware
     from autoshard.estimate import step as estimating
+    from autoshard.estimate.packages.package_estimate import estimate_any
     from autoshard.estimate.shown import estimate_text
 
     hardware = load_hardware(options.hardware)
@@ -317,7 +318,7 @@ def estimate(options: argparse.Namespace) -> int:
     host = None if given is None else replace(estimating.host_of(hardware), dispatch_seconds=given)
     if options.search:
         return _search_runs(options, hardware, host)
-    made = estimating.estimate(*estimate_options.read(options), hardware, host)
+    made = estimate_any(*estimate_options.read(options), hardware, host)
     if options.output:
         write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
     if options.json:
@@ -358,12 +359,12 @@ def diff(options: argparse.Namespace) -> int:
 
 def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
     from autoshard.cli import estimate_options
-    from autoshard.estimate.best_runs import best_runs
+    from autoshard.estimate.packages.package_runs import best_runs_any
     from autoshard.estimate.shown import best_runs_text
 
     space = estimate_options.space(options)
     with step(f"searching configurations of {space.devices} devices", options.json):
-        found = best_runs(space, hardware, options.top, host)
+        found = best_runs_any(space, hardware, options.top, host)
     if options.output:
         from autoshard.estimate.shown.estimate_text import pipeline_trace
 

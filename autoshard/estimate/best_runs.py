@@ -22,12 +22,12 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class BestRuns:
-    """`best`: fastest first. Of `possible` configurations `fitting` fit the memory and `simulated` were simulated; no
-    other one takes less than `others_seconds` (infinite where all were simulated)."""
+    """`best`: fastest first. Of `possible` configurations `fitting` (None: not counted) fit the memory and `simulated`
+    were simulated; no other one takes less than `others_seconds` (infinite where all were simulated)."""
 
     best: tuple[Estimate, ...]
     possible: int
-    fitting: int
+    fitting: int | None
     simulated: int
     others_seconds: float
 

@@ -12,6 +12,7 @@ from autoshard.estimate.gradient_sync import parameter_collectives
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, core, layer
 from autoshard.estimate.transformer_program import EXPERT, LAYERS, BuiltTransformer
 from autoshard.ir.program import Compute, Program
+from autoshard.program.weight_buckets import block_of
 from autoshard.simulation import simulate
 from autoshard.simulation.timeline import COMPUTE, Event
 
@@ -91,6 +92,18 @@ def _families(built: BuiltTransformer, events: Sequence[Event]) -> Families:
             name = _family(built, event)
             seconds[name] = seconds.get(name, 0.0) + event.duration_seconds
     return tuple(seconds.items())
+
+
+def families(built: BuiltTransformer, hardware: Hardware, layers: int) -> dict[str, float]:
+    """Seconds of a micro-batch of the model by what prices them, of `layers` for the ones that were built."""
+    events = [e for e in simulate(built.program, built.graph, hardware).events if e.phase != "optimizer"]
+    inside = [e for e in events if block_of(e.module)]
+    own = max(1, len({block_of(e.module) for e in inside}))
+    found: dict[str, float] = {}
+    for times, group in ((layers / own, inside), (1.0, [e for e in events if not block_of(e.module)])):
+        for name, seconds in _families(built, [e for e in group if e.instruction is not None]):
+            found[name] = found.get(name, 0.0) + times * seconds
+    return found
 
 
 def _family(built: BuiltTransformer, event: Event) -> str:

@@ -18,7 +18,7 @@ from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transf
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
-from autoshard.whole_steps.software import KERNELS, host_figures, priced_as, with_software
+from autoshard.whole_steps.software import KERNELS, PACKAGES, host_figures, priced_as, with_software
 from autoshard.whole_steps.step_bands import StepKind, step_kind, whole_step_band
 
 
@@ -27,7 +27,8 @@ class Estimate:
     """One step. `parts` are seconds by name and add up to it, on the stage that ends last.
 
     `memory` is that of the fullest device. `flops` are the model's own, forward and backward, of all devices, nothing
-    counted for what is computed again. `band`: how sure the step is.
+    counted for what is computed again. `band`: how sure the step is. `again`: how many layers compute what again, where
+    not all do what the run says.
     """
 
     model: Transformer
@@ -39,6 +40,7 @@ class Estimate:
     parameters: int
     flops: float
     band: Band
+    again: tuple[tuple[str, int], ...] = ()
 
     @property
     def flops_per_device(self) -> float:
@@ -56,8 +58,9 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
     `host`: by default what the hardware's constants say.
     """
     check(model, run)
-    _check_dtype(run, hardware)
+    check_dtype(run, hardware)
     check_mesh(hardware, Mesh((("devices", run.devices),)))
+    assert run.software != PACKAGES, "by packages/package_estimate.py"
     if run.offload:
         host_of_node(hardware)
     built = build(model, run, hardware)
@@ -99,7 +102,8 @@ def _kinds(order: Sequence[Slot]) -> set[Slot]:
     return {slot._replace(micro_batch=0) for slot in order}
 
 
-def _check_dtype(run: TrainingRun, hardware: Hardware) -> None:
+def check_dtype(run: TrainingRun, hardware: Hardware) -> None:
+    """UsageError where the device does not compute in the run's precision."""
     known, dtype = dict(hardware.peaks), PRECISIONS[run.precision]
     if dtype not in known:
         fitting = " or ".join(f"--precision {name}" for name, other in PRECISIONS.items() if other in known)

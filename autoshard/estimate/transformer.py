@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoshard.errors import UsageError
+from autoshard.whole_steps.software import PACKAGES
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
@@ -231,6 +232,7 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             f"batch {run.batch} / (micro-batch {run.micro_batch} x dp {run.dp}) is {run.micro_batches} micro-batches "
             f"through {chunks} pipeline chunks, each of which is simulated: at most {MOST_SLOTS} together",
         ),
+        *_package(run),
         (
             run.interleave == 1 or (run.schedule == "interleaved" and run.pp > 1),
             f"interleave {run.interleave} needs the interleaved schedule and pp > 1",
@@ -250,6 +252,29 @@ def _shared_sequences(model: Transformer, run: TrainingRun) -> list[tuple[bool, 
         (
             run.cp == 1 or model.attention != "unfused",
             f"context parallelism (cp {run.cp}) needs a fused attention, got {model.attention}",
+        ),
+    ]
+
+
+def _package(run: TrainingRun) -> list[tuple[bool, str]]:
+    """What packages of `autoshard plan` are, where the run is one of theirs."""
+    if run.software != PACKAGES:
+        return []
+    precisions = [name for name in PRECISIONS if name not in HALF]
+    told = f"software {PACKAGES}: packages"
+    return [
+        (
+            run.precision in precisions,
+            f"{told} compute in precision {' or '.join(precisions)}, got {run.precision}",
+        ),
+        (run.cp == 1, f"{told} of plans by blocks share no sequence, got cp {run.cp}"),
+        (run.ep == 1, f"{told} of plans by blocks share no experts, got ep {run.ep}"),
+        (run.shards == run.replicas, f"{told} of plans by blocks cut weights over all replicas, got shard {run.shard}"),
+        (not run.offload, f"{told} keep the optimizer on the device, got offload {run.offload}"),
+        (not run.reduced, f"{told} sum gradients in float32, got reduce {run.reduced}"),
+        (
+            run.micro_batches >= run.pp,
+            f"{told} need a micro-batch for each of their stages, got {run.micro_batches} for pp {run.pp}",
         ),
     ]
 

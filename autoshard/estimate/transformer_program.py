@@ -61,16 +61,23 @@ def _built(
     dp, ep, cp, tp = degrees
     written = transformer_graph(model, micro_batch * dp, precision, optimizer)
     mesh = Mesh(((DATA, dp // ep), *[(EXPERT, ep)] * (ep > 1), *[(CONTEXT, cp)] * (cp > 1), (TENSOR, tp)))
+    formulation = _stored_whole(split_formulation(written, mesh, hardware, sequence_parallel))
+    solution = solvers.solve(formulation.problem)
+    plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
+    program = _balanced(lower(plan, written.graph))
+    return BuiltTransformer(program if overlap else _in_a_row(program), written.graph, mesh)
+
+
+def split_formulation(
+    written: TransformerGraph, mesh: Mesh, hardware: Hardware, sequence_parallel: bool
+) -> Formulation:
+    """Of the strategies that Megatron-LM has, each device storing what it reads."""
     stream = "S1" if sequence_parallel else "R"
 
     def allowed(op: Op, strategy: Strategy) -> bool:
         return _is_wanted(written, op, strategy, mesh, stream)
 
-    formulation = _stored_as_read(_stored_whole(formulate(written.graph, mesh, hardware, float("inf"), allowed)))
-    solution = solvers.solve(formulation.problem)
-    plan = plan_of(formulation, solution, Origin("autoshard estimate"), float("inf"), "megatron")
-    program = _balanced(lower(plan, written.graph))
-    return BuiltTransformer(program if overlap else _in_a_row(program), written.graph, mesh)
+    return _stored_as_read(formulate(written.graph, mesh, hardware, float("inf"), allowed))
 
 
 def _balanced(program: Program) -> Program:

@@ -165,6 +165,9 @@ class StepProblem:
             blocks = [k for part in own for k in range(part.first, part.stop)]
             fronts = [(self.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
             static = sum(float(f.front.static_bytes[p]) for f, p in fronts)
+            if self._alone:
+                static -= sum(self._fresh_bytes(k) for k in blocks)
+                static -= sum(f.costs.held.gradient_bytes for f, _ in fronts) * (choice.zero == 1)
             copies = [self.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
             shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
             last = [self.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
@@ -180,6 +183,23 @@ class StepProblem:
             stages.append(StageCosts(static + shared, tail))
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
 
+    @property
+    def _alone(self) -> bool:
+        """Is there one micro-batch, which finds no gradients? Those of blocks are there from their backward on."""
+        return self.choice.micro_batches == 1
+
+    def _fresh_bytes(self, block: int) -> float:
+        """Of the gradients that a block's backward makes of a single micro-batch."""
+        shares = self.choice.replicas if self.choice.zero else 1
+        return self.costs[self.kinds[block]].held.gradient_bytes / shares if self._alone else 0.0
+
+    def _working_bytes(self, block: int, point: int) -> float:
+        """Whole gradients of a single micro-batch are scattered block by block, as ZeRO 2 does with those of each."""
+        kind = self.kinds[block]
+        if self._alone and self.choice.zero == 1:
+            return dict(self.sharded[kind].once[1].working_bytes)[self.keeps[kind][point]]
+        return float(self.fronts[kind].front.working_bytes[point])
+
     def _scattered_last(self, part: Part) -> float:
         """Of a backward under ZeRO 2: gradients that none of the part's blocks is left to hide."""
         if self.choice.zero != 2 or takes_turns(self.mesh, self.hardware):
@@ -191,7 +211,8 @@ class StepProblem:
         return max(0.0, moving - before) if number else 0.0
 
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
-        found = PartCosts(*self._ends(plan))
+        """While a block runs, those after it keep nothing: either not yet or no more."""
+        found, most = PartCosts(*self._ends(plan)), 0.0
         for block in range(part.first, part.stop):
             own, point = self.fronts[self.kinds[block]], plan.points[block]
             front = own.front
@@ -200,9 +221,11 @@ class StepProblem:
                 forward_seconds=found.forward_seconds + float(front.forward_seconds[point]),
                 backward_seconds=found.backward_seconds + float(front.backward_seconds[point]),
                 kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
-                working_bytes=max(found.working_bytes, float(front.working_bytes[point])),
                 first_seconds=found.first_seconds + own.first_seconds,
             )
+            made = sum(self._fresh_bytes(other) for other in range(block, part.stop))
+            most = max(most, found.kept_bytes + self._working_bytes(block, point) + made)
+        found = replace(found, working_bytes=max(0.0, most - found.kept_bytes))
         found = replace(found, backward_seconds=found.backward_seconds + self._scattered_last(part))
         if self.choice.stages > 1 and part.stop < len(self.kinds):
             found = replace(found, kept_bytes=found.kept_bytes + self.costs[self.kinds[part.stop]].received_bytes)

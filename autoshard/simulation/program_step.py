@@ -9,7 +9,7 @@ the rest again in its backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,19 +39,50 @@ def simulate_plan_step(plan: Plan, program: Program, graph: Graph, hardware: Har
 
 def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepCosts:
     """Of the parts that the plan cuts its program into."""
-    parts = stage_programs(program, plan)
     stages = plan.step.stages
+    measured = measured_parts(plan, program, graph, hardware, stages)
+    whole = tuple(stage_costs(measured[stage::stages]) for stage in range(stages))
+    return StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(own.costs for own in measured), whole)
+
+
+@dataclass(frozen=True)
+class PartMeasure:
+    """One part of the model: a micro-batch through it, bytes that it always holds, and seconds once a step: of
+    gradients after its last backward, between stages that hold the same parameters, and of the optimizer."""
+
+    costs: PartCosts
+    static_bytes: float
+    late_seconds: float
+    tied_seconds: float
+    update_seconds: float
+
+
+def measured_parts(
+    plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int
+) -> tuple[PartMeasure, ...]:
+    """Of the parts that the plan cuts its program into; messages are those between `stages`."""
+    parts = stage_programs(program, plan)
     accumulates = plan.step.micro_batches > 1
-    measured = [_MeasuredPart(part, program, graph, hardware, plan.step.recompute, accumulates) for part in parts]
     wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
-    costs = []
-    for part, own in zip(parts, measured, strict=True):
+    tied = _tied_seconds(parts, plan.step.stages, wide, hardware)
+    found: list[PartMeasure] = []
+    for part in parts:
+        own = _MeasuredPart(part, program, graph, hardware, plan.step.recompute, accumulates)
         received = sum(local_bytes(program.value(name), program.mesh) for name in handed_to(part, program))
         seconds = joint_seconds(hardware, wide, (0,), "send_receive", received) if stages > 1 else 0.0
-        costs.append(replace(own.costs(), received_bytes=received, receive_seconds=seconds))
-    tied = _tied_seconds(parts, stages, wide, hardware)
-    whole = tuple(_stage(measured[stage::stages], tied.get(stage, 0.0)) for stage in range(stages))
-    return StepCosts(plan.step.schedule, plan.step.micro_batches, tuple(costs), whole)
+        costs = replace(own.costs(), received_bytes=received, receive_seconds=seconds)
+        number = len(found)
+        shared = tied.get(number % plan.step.stages, 0.0) * (number < plan.step.stages)
+        found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, shared, own.update_seconds))
+    return tuple(found)
+
+
+def stage_costs(own: Sequence[PartMeasure]) -> StageCosts:
+    """Of a stage with these parts."""
+    late = own[0].late_seconds + sum(part.tied_seconds for part in own)
+    update = sum(part.update_seconds for part in own)
+    tail = (("gradients between replicas and stages", late), ("optimizer", update))
+    return StageCosts(sum(part.static_bytes for part in own), tail)
 
 
 def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardware, micro_batches: int) -> float:
@@ -69,13 +100,6 @@ def is_expensive(target: str) -> bool:
     """Is its result dear to make again: a product, a convolution, attention?"""
     work = record(target).work
     return isinstance(work, Product) or work is Work.ATTENTION
-
-
-def _stage(own: list[_MeasuredPart], tied_seconds: float) -> StageCosts:
-    late = own[0].late_seconds + tied_seconds
-    update = sum(part.update_seconds for part in own)
-    tail = (("gradients between replicas and stages", late), ("optimizer", update))
-    return StageCosts(sum(part.static_bytes for part in own), tail)
 
 
 def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: Hardware) -> dict[int, float]:

@@ -17,6 +17,7 @@ from autoshard.errors import UsageError
 from autoshard.system.data_files import data_folder
 
 KERNELS = "kernels"  # the constants as they are
+PACKAGES = "autoshard"  # the same, of the packages that `autoshard plan` writes
 SAME_PEAK = 0.002  # relative: two devices of one generation
 # Bytes of a loss over those of one kernel that works in place: 6 passes of the logits to 3; operator by operator in
 # float32 (the runtime's own), 60 bytes an element to 6.
@@ -33,7 +34,7 @@ def tables() -> dict[str, Any]:
 
 def names() -> tuple[str, ...]:
     """Of known software."""
-    return tuple(dict.fromkeys((KERNELS, *tables().get("software", {}), *tables()["memory"])))
+    return tuple(dict.fromkeys((KERNELS, PACKAGES, *tables().get("software", {}), *tables()["memory"])))
 
 
 def generation(hardware: Hardware) -> str:

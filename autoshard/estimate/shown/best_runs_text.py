@@ -29,6 +29,7 @@ def text(found: BestRuns, hardware: Hardware) -> str:
             "",
             *_table([_cells(made, hardware) for made in found.best], first.model.experts > 0),
             "",
+            *_first(first),
             f"error band of the first {first.band}",
             *_certainty(found),
         ]
@@ -47,14 +48,27 @@ def _cells(made: Estimate, hardware: Hardware) -> dict[str, str]:
     share = made.flops_per_device / hardware.peak_flops(PRECISIONS[run.precision])
     sizes = (run.dp, run.ep, run.pp, run.interleave, run.micro_batch)
     shown = (
-        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), run.recompute, str(run.zero),
+        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), _again(made), str(run.zero),
         format_seconds(made.step_seconds), f"{share:.1%}", format_bytes(made.memory.peak),
     )  # fmt: skip
     return dict(zip(_WIDTHS, shown, strict=True))
 
 
+def _again(made: Estimate) -> str:
+    return "mixed" if made.again else made.run.recompute
+
+
+def _first(made: Estimate) -> list[str]:
+    """How many layers of the first row compute what again, where they differ, and how many are where."""
+    counts = ", ".join(f"{word} of {count}" for word, count in made.again)
+    recomputed = [f"layers of the first computed again: {counts}"] if made.again else []
+    uneven = ", ".join(map(str, made.run.stage_layers))
+    return [*recomputed, *([f"layers of its parts: {uneven}"] if uneven else [])]
+
+
 def _certainty(found: BestRuns) -> list[str]:
-    lines = [f"{found.possible:,} configurations, {found.fitting:,} fit the memory, {found.simulated} were simulated."]
+    fitting = "" if found.fitting is None else f" {found.fitting:,} fit the memory,"
+    lines = [f"{found.possible:,} configurations,{fitting} {found.simulated} were simulated."]
     if math.isfinite(found.others_seconds):
         lines.append(
             f"Each of the others takes at least {format_seconds(found.others_seconds)}: a bound, not simulated."

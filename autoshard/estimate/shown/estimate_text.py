@@ -12,6 +12,7 @@ from autoshard.estimate.stage_layers import part_layers
 from autoshard.estimate.step import Estimate, used_parameters
 from autoshard.estimate.transformer import PRECISIONS
 from autoshard.units import format_bytes, format_flop_rate, format_seconds
+from autoshard.whole_steps.software import PACKAGES
 
 MICROSECONDS = 1e6
 
@@ -51,8 +52,13 @@ def text(made: Estimate, hardware: Hardware) -> str:
 
 
 def _reserved(made: Estimate, hardware: Hardware) -> list[str]:
-    size = reserved_memory(made.model, made.run, hardware)
+    size = _reserved_bytes(made, hardware)
     return [] if size is None else [f"  {'reserved by the caching allocator':<40} {format_bytes(size):>10}"]
+
+
+def _reserved_bytes(made: Estimate, hardware: Hardware) -> float | None:
+    """Of packages it is not told."""
+    return None if made.run.software == PACKAGES else reserved_memory(made.model, made.run, hardware)
 
 
 def _experts(made: Estimate) -> list[str]:
@@ -126,7 +132,8 @@ def as_dict(made: Estimate, hardware: Hardware) -> dict[str, Any]:
         "tokens_per_second": made.tokens_per_second,
         "flops_per_device": made.flops_per_device,
         "memory_bytes": asdict(made.memory) | {"peak": made.memory.peak},
-        "reserved_bytes": reserved_memory(made.model, made.run, hardware),
+        "reserved_bytes": _reserved_bytes(made, hardware),
+        "layers_computed_again": dict(made.again) or {made.run.recompute: made.model.layers},
         "fits": made.memory.fits(hardware),
     }
 

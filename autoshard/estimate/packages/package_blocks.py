@@ -1,0 +1,101 @@
+"""What the blocks of a transformer cost in a package of `autoshard plan`: measured as those of a captured model are.
+
+The numbers become a graph of a few layers, which is split over the devices of a replica as Megatron-LM splits it, with
+or without sequence parallelism; joint/ measures its program, as that of any captured model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from autoshard import solvers
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer_graph import TransformerGraph, transformer_graph
+from autoshard.estimate.transformer_program import split_formulation
+from autoshard.ir.mesh import Mesh
+from autoshard.ir.plan import Plan
+from autoshard.joint.block_line import KEPT, block_line
+from autoshard.joint.block_measure import block_costs
+from autoshard.joint.block_splits import TENSOR, BlockSplit
+from autoshard.joint.joint_search import MEASURED, FrontStore, SplitCosts, by_kind
+from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.step_costs import StepProblem
+from autoshard.program.lower import lower
+from autoshard.search.build_plan import Origin, plan_of
+
+MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"  # splits
+FIRST, LAYER, LAST = range(3)  # kinds of blocks
+BATCH = 2  # of the graph that is written; other sizes follow from it
+
+
+@dataclass
+class MegatronStore(FrontStore):
+    """Of one split alone for each (tensor-parallel size, micro-batch)."""
+
+    written: TransformerGraph | None = None
+    sequence_parallel: bool = False
+    plans: dict[tuple[int, bool], Plan] = field(default_factory=dict)
+
+    def _costs(self, tensor: int, micro_batch: int) -> tuple[SplitCosts, ...]:
+        short, mesh = self._of(micro_batch), Mesh(((TENSOR, tensor),))
+        plan, name = self._plan(tensor, micro_batch), MEGATRON_SP if self.sequence_parallel else MEGATRON
+        split = BlockSplit(name, plan, lower(plan, short.graph), short.graph, mesh)
+        own = block_costs(short, split, self.hardware)
+        return (SplitCosts(micro_batch, split, own, by_kind(short, own)),)
+
+    def _plan(self, tensor: int, micro_batch: int) -> Plan:
+        """Of one micro-batch as of another: the strategies are said. Rules leave out dims of one sample."""
+        key = tensor, micro_batch == 1
+        if key not in self.plans:
+            assert self.written is not None
+            graph = self._of(micro_batch).graph
+            written, mesh = replace(self.written, graph=graph), Mesh(((TENSOR, tensor),))
+            formulation = split_formulation(written, mesh, self.hardware, self.sequence_parallel)
+            solution = solvers.solve(formulation.problem)
+            self.plans[key] = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
+        return self.plans[key]
+
+
+@lru_cache(maxsize=64)
+def block_store(
+    model: Transformer, precision: str, optimizer: str, sequence_parallel: bool, replicas: int, hardware: Hardware
+) -> MegatronStore:
+    """`replicas`: of which what is in shards over them is measured."""
+    written = transformer_graph(replace(model, layers=min(model.layers, KEPT)), BATCH, precision, optimizer)
+    line = block_line(written.graph)
+    assert [block.kind for block in line.blocks] == [FIRST, *[LAYER] * (len(line.blocks) - 2), LAST], line.blocks
+    return MegatronStore(line, hardware, replicas=replicas, written=written, sequence_parallel=sequence_parallel)
+
+
+def store_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> MegatronStore:
+    """With the blocks of `run`."""
+    cut = run.sequence_parallel and run.tp > 1
+    return block_store(model, run.precision, run.optimizer, cut, min(max(run.dp, 2), MEASURED), hardware)
+
+
+def line_of(model: Transformer) -> tuple[int, ...]:
+    """Kinds of the blocks of the whole model: embedding, layers, head."""
+    return (FIRST, *[LAYER] * model.layers, LAST)
+
+
+def keeps_of(offered: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """What blocks may keep, by kind: layers alone are computed again."""
+    return ("all",), tuple(RECOMPUTE[own] for own in offered), ("all",)
+
+
+def problem_of(
+    model: Transformer,
+    choice: OuterChoice,
+    store: FrontStore,
+    offered: tuple[str, ...],
+    hardware: Hardware,
+    capacity_bytes: float,
+) -> tuple[StepProblem, BlockSplit]:
+    """The steps of an outer choice whose layers are computed again in one of the ways that are `offered`."""
+    own = store.costs(choice.tensor, choice.micro_batch)[0]
+    sharded = store.sharded(own) if choice.zero else ()
+    kinds, keeps = line_of(model), keeps_of(offered)
+    return StepProblem(choice, kinds, own.costs, keeps, hardware, capacity_bytes, None, sharded), own.split

@@ -1,0 +1,60 @@
+"""What `autoshard estimate` says of a run, whoever's software it is; and of a package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoshard.cluster.hardware import Hardware, check_mesh
+from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.estimate.packages.package_program import Layers, package_costs
+from autoshard.estimate.packages.package_step import (
+    layers_by_keep,
+    layers_of_parts,
+    priced,
+    step_band,
+    step_memory,
+    step_parts,
+)
+from autoshard.estimate.stage_slots import Host
+from autoshard.estimate.step import Estimate, check_dtype, estimate, model_flops, parameter_count
+from autoshard.estimate.transformer import TrainingRun, Transformer, check
+from autoshard.ir.mesh import Mesh
+from autoshard.simulation.step_timeline import StepTimeline, simulate_step
+from autoshard.whole_steps.software import PACKAGES
+
+
+def estimate_any(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host | None = None) -> Estimate:
+    """As `estimate`, of packages too."""
+    if run.software != PACKAGES:
+        return estimate(model, run, hardware, host)
+    check(model, run)
+    check_dtype(run, hardware)
+    check_mesh(hardware, Mesh((("devices", run.devices),)))
+    return package_estimate(model, run, layers_of_parts(model, run), priced(hardware, model, host))
+
+
+def package_estimate(
+    model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware, made: StepTimeline | None = None
+) -> Estimate:
+    """Of a package of `autoshard plan`, by the programs of its parts, or as it was simulated otherwise (`made`).
+    `parts`: what their layers keep, whatever `run` says of that; `hardware` as `priced`."""
+    made = made or simulate_step(package_costs(model, run, parts, hardware))
+    seconds = step_parts(made)
+    return Estimate(
+        model=model,
+        run=run,
+        step_seconds=made.step_seconds,
+        parts=seconds,
+        placed=made.placed,
+        memory=step_memory(model, run, parts, made, hardware),
+        parameters=parameter_count(model),
+        flops=model_flops(model, run),
+        band=step_band(model, run, seconds[-2:], hardware),
+        again=_mixed(parts),
+    )
+
+
+def _mixed(parts: Sequence[Layers]) -> tuple[tuple[str, int], ...]:
+    counts = layers_by_keep(parts)
+    own = tuple((word, counts[keep]) for word, keep in RECOMPUTE.items() if counts.get(keep))
+    return own if len(own) > 1 else ()

@@ -1,0 +1,129 @@
+"""The costs of a step of a package, from the programs of its parts: what `plan` prices a captured model's step by.
+
+A part of many layers is that of a few, and what one more takes as often as there are more. Programs have at most three
+parts: the first, the last, and one that stands for all between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.estimate.packages.package_blocks import BATCH, block_store
+from autoshard.estimate.transformer import TrainingRun, Transformer
+from autoshard.estimate.transformer_graph import layer, transformer_graph
+from autoshard.ir.graph import Graph
+from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.joint.block_line import block_line
+from autoshard.joint.replicated_split import replicated_split
+from autoshard.program.lower import lower
+from autoshard.rules.rebatch import rebatched
+from autoshard.search.build_plan import Origin, plan_of
+from autoshard.simulation.program_step import PartMeasure, measured_parts, stage_costs
+from autoshard.simulation.step_timeline import PartCosts, StepCosts
+
+BUILT = 4  # layers of a part at most; beyond, each takes what the last of these does
+PARTS = 3
+
+Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers keep that
+
+
+def package_costs(model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware) -> StepCosts:
+    """`parts`: layers of each part, in the model's order; whatever `run` says of layers and recomputation."""
+    built = min(len(parts), PARTS)
+    measured = []
+    for number, layers in enumerate(parts):
+        role = 0 if number == 0 else built - 1 if number == len(parts) - 1 else 1
+        measured.append(_mixed(model, run, layers, built, role, hardware))
+    stages = tuple(stage_costs(measured[stage :: run.pp]) for stage in range(run.pp))
+    schedule = run.schedule if run.pp > 1 else "1f1b"
+    return StepCosts(schedule, run.micro_batches, tuple(own.costs for own in measured), stages)
+
+
+def _mixed(
+    model: Transformer, run: TrainingRun, layers: Layers, built: int, role: int, hardware: Hardware
+) -> PartMeasure:
+    """Of layers that keep different things: each adds what it does among its like, the fullest moment is the fullest of
+    any."""
+    total = sum(layers.values())
+    keeps = [keep for keep, count in layers.items() if count] or ["all"]
+    alike = {keep: _of_layers(model, run, total, keep, built, role, hardware) for keep in keeps}
+    if len(keeps) == 1:
+        return alike[keeps[0]]
+    shares = {keep: layers[keep] / total for keep in keeps}
+    found = _sum([(shares[keep], alike[keep]) for keep in keeps])
+    working = max(own.costs.working_bytes for own in alike.values())
+    return replace(found, costs=replace(found.costs, working_bytes=working))
+
+
+def _of_layers(
+    model: Transformer, run: TrainingRun, count: int, keep: str, built: int, role: int, hardware: Hardware
+) -> PartMeasure:
+    def measured(layers: int) -> PartMeasure:
+        return _measured(_asked(model, run, layers, keep, built), hardware)[role]
+
+    if 0 < count <= BUILT:
+        return measured(count)
+    near, more = (BUILT - 1, BUILT) if count else (2, 1)
+    times = (count - near) / (more - near)
+    return _sum([(1.0 - times, measured(near)), (times, measured(more))])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a program is made of: `parts` of `layers` each, every one of which keeps `keep`."""
+
+    model: Transformer
+    run: TrainingRun
+    layers: int
+    keep: str
+    parts: int
+
+
+def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: int) -> _Asked:
+    """Steps of which the same programs are asked are one key."""
+    several = min(run.micro_batches, 2)
+    same = replace(
+        run, batch=run.dp * run.micro_batch * several, schedule="1f1b", interleave=1, recompute="none", stage_layers=(),
+        zero=run.zero if run.dp > 1 else 0,
+    )  # fmt: skip
+    return _Asked(replace(model, layers=layers * parts), same, layers, keep, parts)
+
+
+@lru_cache(maxsize=256)
+def _measured(asked: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
+    plan, graph = _plan(replace(asked, keep="all"), hardware)
+    again = (BlockPolicy(layer(n), asked.keep) for n in range(asked.model.layers) if asked.keep != "all")
+    plan = replace(plan, step=replace(plan.step, recompute=tuple(again)))
+    return measured_parts(plan, lower(plan, graph), graph, hardware, asked.run.pp)
+
+
+@lru_cache(maxsize=64)
+def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
+    """Of the same splits that a search by blocks has."""
+    model, run = asked.model, asked.run
+    cut = run.sequence_parallel and run.tp > 1
+    store = block_store(replace(model, layers=BUILT), run.precision, run.optimizer, cut, 2, hardware)
+    split = store.costs(run.tp, run.micro_batch)[0].split
+    graph = rebatched(transformer_graph(model, BATCH, run.precision, run.optimizer).graph, run.dp * run.micro_batch)
+    line = block_line(graph)
+    stored, solution = replicated_split(line, store.short, split, run.dp, run.zero > 0, hardware)
+    plan = plan_of(stored, solution, Origin(graph.source), float("inf"), "search")
+    first = [0] + [line.blocks[1 + asked.layers * part].first for part in range(1, asked.parts)]
+    parts = tuple(StagePart(number, 0, graph.ops[start].name) for number, start in enumerate(first))
+    step = StepPlan(run.micro_batches, "1f1b", 1, parts if asked.parts > 1 else (), zero=run.zero or 3)
+    return replace(plan, step=step), graph
+
+
+def _sum(parts: Sequence[tuple[float, PartMeasure]]) -> PartMeasure:
+    """Of each so much; nothing is below 0."""
+
+    def added(owns: Sequence[tuple[float, Any]], names: Sequence[str]) -> dict[str, float]:
+        return {name: max(0.0, sum(times * float(getattr(own, name)) for times, own in owns)) for name in names}
+
+    costs = added([(times, own.costs) for times, own in parts], [f.name for f in fields(PartCosts)])
+    rest = added(parts, [f.name for f in fields(PartMeasure) if f.name != "costs"])
+    return PartMeasure(PartCosts(**costs), **rest)

@@ -1,0 +1,160 @@
+"""The best packages for a transformer by its numbers: the search of whole steps, of blocks cut as Megatron-LM has them.
+
+As of a captured model, the blocks' costs find the best steps, and the best of these are priced by their own programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.errors import InfeasibleError, UsageError
+from autoshard.estimate.best_runs import BestRuns, best_runs
+from autoshard.estimate.packages.package_blocks import (
+    LAYER,
+    MEGATRON_SP,
+    MegatronStore,
+    block_store,
+    line_of,
+    problem_of,
+)
+from autoshard.estimate.packages.package_estimate import package_estimate
+from autoshard.estimate.packages.package_program import Layers
+from autoshard.estimate.packages.package_step import layers_by_keep, priced
+from autoshard.estimate.run_space import RunSpace
+from autoshard.estimate.stage_layers import balanced
+from autoshard.estimate.stage_slots import Host
+from autoshard.estimate.step import Estimate
+from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
+from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.found_steps import StepFound
+from autoshard.joint.joint_plan import MOST_PLANS
+from autoshard.joint.joint_search import best_of, measured_replicas
+from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
+from autoshard.joint.step_costs import StepProblem
+from autoshard.whole_steps.software import PACKAGES
+
+WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
+Problem = tuple[StepProblem, BlockSplit | None]
+
+
+def best_runs_any(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
+    """As `best_runs`, of packages too."""
+    search = package_runs if space.run.software == PACKAGES else best_runs
+    return search(space, hardware, count, host)
+
+
+def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
+    """The `count` fastest that were found. InfeasibleError where none fits."""
+    if space.run.stage_layers:
+        raise UsageError("--search finds the layers of stages, got --stage-layers", "leave them out")
+    own, log = priced(hardware, space.model, host), Divided()
+    choices = [choice for choice in outer_choices(_outer(space), own, log) if _possible(space, choice)]
+    if not choices:
+        told = f"nothing divides: no configuration of {space.devices} devices of {hardware.name} suits the model"
+        raise InfeasibleError(f"{told} and the batch of {space.run.batch}", "more devices, or another batch or model")
+    offered = _offered(space)
+    problems = list(_problems(space, choices, offered, own))
+    store = _store(space, _sequences(space, choices[0].tensor)[0], choices, own)
+    found = best_of(problems, store.line, log, count, len(problems), lambda text: None)
+    steps = (found.best, *found.others)[:count]
+    made = [_estimate(space, step, own, number < MOST_PLANS) for number, step in enumerate(steps)]
+    made[:MOST_PLANS] = sorted(made[:MOST_PLANS], key=lambda own: (own.step_seconds, own.memory.peak))
+    return BestRuns(tuple(made), found.considered, None, found.solved, found.bound_seconds)
+
+
+def _outer(space: RunSpace) -> OuterSpace:
+    """With what is fixed, in the words of that search."""
+    model, fixed = space.model, space.fixed
+
+    def only(name: str) -> tuple[int, ...] | None:
+        return (fixed[name],) if name in fixed else None  # type: ignore[return-value]
+
+    return OuterSpace(
+        space.devices, space.run.batch, model.layers + 2, model.layers, only("pp"), only("interleave"), None,
+        only("tp"), only("micro_batch"), only("zero"), _offered(space),
+    )  # fmt: skip
+
+
+def _offered(space: RunSpace) -> tuple[Recompute, ...]:
+    """Ways to compute again that a layer may take."""
+    own = space.fixed.get("recompute")
+    return tuple(word for word in WORDS if own in (None, word))
+
+
+def _possible(space: RunSpace, choice: OuterChoice) -> bool:
+    run = _run(space, choice)
+    return choice.replicas == space.fixed.get("dp", choice.replicas) and is_possible(space.model, run)
+
+
+def _run(space: RunSpace, choice: OuterChoice) -> TrainingRun:
+    schedule: Schedule = "interleaved" if choice.virtual_stages > 1 else "1f1b"
+    return replace(
+        space.run, dp=choice.replicas, tp=choice.tensor, pp=choice.stages, schedule=schedule,
+        interleave=choice.virtual_stages, micro_batch=choice.micro_batch, zero=choice.zero, sequence_parallel=False,
+        recompute=_offered(space)[0],
+    )  # fmt: skip
+
+
+def _sequences(space: RunSpace, tensor: int) -> tuple[bool, ...]:
+    """Whether what lies between is cut along the sequence: both, where it may be."""
+    if tensor == 1 or space.model.sequence % tensor:
+        return (False,)
+    return (True,) if space.fixed.get("sequence_parallel") else (False, True)
+
+
+def _store(space: RunSpace, cut: bool, choices: Sequence[OuterChoice], hardware: Hardware) -> MegatronStore:
+    run, replicas = space.run, measured_replicas(choices)
+    return block_store(space.model, run.precision, run.optimizer, cut, replicas, hardware)
+
+
+def _problems(
+    space: RunSpace, choices: Sequence[OuterChoice], offered: tuple[Recompute, ...], hardware: Hardware
+) -> Iterator[Problem]:
+    """Small micro-batches first: where one layer alone is too much for a device, a larger one is, too. What shards take
+    is measured with the first."""
+    room = hardware.usable_memory_bytes
+    too_much: dict[tuple[int, bool], int] = {}
+    for choice in sorted(choices, key=lambda choice: choice.micro_batch):
+        for cut in _sequences(space, choice.tensor):
+            key = choice.tensor, cut
+            if choice.micro_batch >= too_much.get(key, choice.micro_batch + 1):
+                continue
+            store = _store(space, cut, choices, hardware)
+            costs = store.costs(choice.tensor, choice.micro_batch)[0].costs
+            if min(size for _, size in costs[LAYER].working_bytes) > room:
+                too_much[key] = choice.micro_batch
+                continue
+            yield problem_of(space.model, choice, store, offered, hardware, room)
+
+
+def _estimate(space: RunSpace, step: StepFound, hardware: Hardware, by_program: bool) -> Estimate:
+    """By the programs of its parts, or by the costs of its blocks."""
+    problem, plan, model = step.problem, step.plan, space.model
+    kinds, parts = line_of(model), []
+    for part in plan.parts:
+        layers: dict[str, int] = {}
+        for k in range(part.first, part.stop):
+            if kinds[k] == LAYER:
+                keep = problem.keeps[LAYER][plan.points[k]]
+                layers[keep] = layers.get(keep, 0) + 1
+        parts.append(layers)
+    cut = step.split is not None and step.split.name == MEGATRON_SP
+    run = replace(
+        _run(space, problem.choice), sequence_parallel=cut, stage_layers=_uneven(model, parts), recompute=_most(parts)
+    )  # fmt: skip
+    return package_estimate(model, run, parts, hardware, None if by_program else step.timeline)
+
+
+def _uneven(model: Transformer, parts: Sequence[Layers]) -> tuple[int, ...]:
+    """Layers of the parts, where they are not as even as they go."""
+    own = tuple(sum(layers.values()) for layers in parts)
+    return () if own == balanced(model.layers, len(own)) else own
+
+
+def _most(parts: Sequence[Layers]) -> Recompute:
+    """What most layers compute again."""
+    counts = layers_by_keep(parts)
+    return max(WORDS, key=lambda word: counts.get(RECOMPUTE[word], 0))

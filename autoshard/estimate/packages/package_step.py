@@ -1,0 +1,106 @@
+"""A step of a package that `autoshard plan` writes (`--software autoshard`): its parts, memory and band."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.costs.bands import Band
+from autoshard.estimate.packages.package_blocks import FIRST, LAST, LAYER, store_of
+from autoshard.estimate.packages.package_program import Layers
+from autoshard.estimate.pieces import families
+from autoshard.estimate.stage_layers import part_layers
+from autoshard.estimate.stage_memory import StageMemory
+from autoshard.estimate.stage_slots import Host, Part
+from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer
+from autoshard.estimate.transformer_program import BuiltTransformer
+from autoshard.joint.block_costs import HeldParameters, held_together
+from autoshard.simulation.step_timeline import StepTimeline
+from autoshard.whole_steps.software import KERNELS, PACKAGES, with_software
+from autoshard.whole_steps.step_bands import step_kind, whole_step_band
+
+
+def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardware:
+    """With the attention and the loss of `model`, and what `host` takes for an operator."""
+    own = with_software(hardware, KERNELS, model.fused_attention, model.fused_loss)
+    if host is None:
+        return own
+    told = dict(own.constants) | {"host.dispatch": host.dispatch_seconds}
+    return replace(own, constants=tuple(told.items()))
+
+
+def layers_of_parts(model: Transformer, run: TrainingRun) -> tuple[Layers, ...]:
+    """Of each part of the model, all of which keep what `run` says."""
+    return tuple({RECOMPUTE[run.recompute]: count} for count in part_layers(model, run))
+
+
+def layers_by_keep(parts: Sequence[Layers]) -> dict[str, int]:
+    """What a layer keeps -> how many do."""
+    found: dict[str, int] = {}
+    for keep, count in (pair for layers in parts for pair in layers.items()):
+        found[keep] = found.get(keep, 0) + count
+    return found
+
+
+def step_parts(made: StepTimeline) -> tuple[Part, ...]:
+    """Seconds of the stage that ends last, by name; they add up to the step."""
+    stage = max(range(made.stages), key=made.stage_seconds.__getitem__)
+    slots, tail = made.by_stage[stage], made.costs.stages[stage].tail
+    forward = backward = 0.0
+    for slot in (placed.slot for placed in slots):
+        own = made.costs.part(stage, slot.chunk)
+        if slot.kind == "F":
+            forward += own.forward_seconds + own.first_seconds * (slot.micro_batch == 0)
+        else:
+            backward += own.backward_seconds
+    busy = sum(placed.duration_seconds for placed in slots)
+    waits = made.stage_seconds[stage] - busy - sum(seconds for _, seconds in tail)
+    return (
+        ("forward", forward),
+        ("backward, with what it computes again", backward),
+        ("sends to other stages", busy - forward - backward),
+        ("pipeline bubble", waits),
+        *tail,
+    )
+
+
+def step_memory(
+    model: Transformer, run: TrainingRun, parts: Sequence[Layers], made: StepTimeline, hardware: Hardware
+) -> StageMemory:
+    """Of the fullest device."""
+    stage = max(range(made.stages), key=made.peak_bytes.__getitem__)
+    static, peak = made.costs.stages[stage].static_bytes, made.peak_bytes[stage]
+    own = _held(model, run, parts, stage, hardware)
+    shares = run.dp if run.zero else 1
+    gradients = (own.gradient_bytes / shares + own.gradient_bytes * (run.zero == 1)) * (run.micro_batches > 1)
+    optimizer = own.optimizer_bytes / shares
+    working = max(made.costs.part(stage, chunk).working_bytes for chunk in range(made.costs.chunks))
+    weights, working = max(0.0, static - gradients - optimizer), min(working, peak - static)
+    return StageMemory(weights, static - weights - optimizer, optimizer, peak - static - working, working)
+
+
+def _held(
+    model: Transformer, run: TrainingRun, parts: Sequence[Layers], stage: int, hardware: Hardware
+) -> HeldParameters:
+    """Of the parameters of a stage, with its copies of what another one holds too."""
+    costs, found = store_of(model, run, hardware).costs(run.tp, run.micro_batch)[0].costs, HeldParameters()
+    for number in range(stage, len(parts), run.pp):
+        kinds = [FIRST] * (number == 0) + [LAYER] * sum(parts[number].values()) + [LAST] * (number == len(parts) - 1)
+        for own in (costs[kind] for kind in kinds):
+            found = held_together(found, own.held)
+            found = held_together(found, own.shared) if run.pp > 1 else found
+    return found
+
+
+def step_band(model: Transformer, run: TrainingRun, tail: Sequence[Part], hardware: Hardware) -> Band:
+    """As a plan has it: such a step nobody measured."""
+    split = store_of(model, run, hardware).costs(run.tp, run.micro_batch)[0].split
+    seconds = families(BuiltTransformer(split.program, split.graph, split.mesh), hardware, model.layers)
+    seconds = {name: own * run.micro_batches / run.pp for name, own in seconds.items()}
+    for name, own in tail:
+        family = "memory" if name == "optimizer" else "collective"
+        seconds[family] = seconds.get(family, 0.0) + own
+    kind = step_kind(hardware, PACKAGES, KERNELS, run.devices)
+    return whole_step_band(hardware, seconds, PRECISIONS[run.precision], kind)
