@@ -22,6 +22,7 @@ from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.joined_gathers import joined_less
 from autoshard.formulation.link_groups import groups_of
+from autoshard.formulation.value_ways import ValueWays
 from autoshard.formulation.weight_tasks import WeightTasks, members, weight_tasks
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
@@ -29,7 +30,6 @@ from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
 from autoshard.program.early_reductions import LINEARS
 from autoshard.program.weight_buckets import SMALL_BYTES, block_of
-from autoshard.redistribute import CollectiveSeconds
 from autoshard.redistribute.way_parts import (
     AGAIN,
     BACKWARD,
@@ -42,7 +42,6 @@ from autoshard.redistribute.way_parts import (
     Axes,
     WayParts,
     axes_of,
-    way_parts,
 )
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -77,7 +76,9 @@ class ResourceTables:
         }
         self.path = longest(self.graph, least)
         self.known: dict[Hashable, Floats] = {}
-        self.ways: dict[Hashable, WayParts] = {}
+        self.ways = ValueWays(formulation, self.together)
+        self.tasks: dict[Hashable, WeightTasks] = {}
+        self.agains: dict[Hashable, dict[int, Floats]] = {}
         self.values_of: dict[str, list[int]] = {}
         for v, value in enumerate(formulation.values):
             self.values_of.setdefault(value.tensor, []).append(v)
@@ -273,7 +274,7 @@ class ResourceTables:
             return found
         if self.formulation.values[v].tensor in self.graph.weights:
             return self._weight_part(found, v, count, again)
-        parts, summed = self._parts(v), np.zeros(found.shape[1:])
+        parts, summed = self.ways.parts(v), np.zeros(found.shape[1:])
         for (phase, axes), seconds in parts.seconds.items():
             backward = phase != FORWARD
             if phase in PARTS:
@@ -296,7 +297,7 @@ class ResourceTables:
         """A weight's collectives may go together with those of others, ahead of their use or beside backward: the links
         carry their bytes, and that is all that is certain. `again`: as one of a block."""
         parameter = self.formulation.values[v].tensor in self.parameters
-        parts = self._parts(v, by_rate=True)
+        parts = self.ways.rates(v)
         for (phase, axes), seconds in parts.seconds.items():
             if phase in (GATHER, SCATTER) or (phase == EXCHANGED and not again) or (phase == SUM and parameter):
                 continue
@@ -315,13 +316,25 @@ class ResourceTables:
         return found
 
     def _joined_less(self, v: int, phase: str, backward: bool) -> dict[int, Floats]:
-        parts, sizes = self._parts(v, by_rate=True), self._parts(v, sized=True)
+        parts, sizes = self.ways.rates(v), self.ways.sizes(v)
         rate, rows = partial(per_byte_seconds, self.hardware, self.mesh), partial(self._rows, backward=backward)
         return joined_less(parts, sizes, phase, self.formulation.values[v].sources, rate, rows)
 
+    def _alike(self, v: int) -> Hashable:
+        """All that the tables of a weight's way depend on."""
+        site = self.formulation.values[v]
+        facts = costs.moving_facts(self.graph, self.graph.tensor(site.tensor))
+        own = self.together.get(site.tensor, 0), site.tensor in self.parameters
+        return facts, id(site.sources), id(site.targets), own
+
     def _tasks(self, v: int) -> WeightTasks:
         """What a weight's collectives take besides: nothing is known of it where a step is several micro-batches."""
-        parts = self._parts(v)
+        if (key := self._alike(v)) not in self.tasks:
+            self.tasks[key] = self._worked_out(v)
+        return self.tasks[key]
+
+    def _worked_out(self, v: int) -> WeightTasks:
+        parts = self.ways.parts(v)
         copies = {phase: np.zeros(parts.summed.shape) for phase in (FORWARD, BACKWARD)}
         for phase, axes in parts.seconds:
             if phase == GATHER and axes:
@@ -329,9 +342,7 @@ class ResourceTables:
                 for way in copies:
                     copies[way] += there * self._copied(v, parts, axes, gradient=way == BACKWARD)
         site = self.formulation.values[v]
-        return weight_tasks(
-            parts, self._parts(v, by_rate=True), copies, site.sources, stored=site.tensor in self.parameters
-        )
+        return weight_tasks(parts, self.ways.rates(v), copies, site.sources, stored=site.tensor in self.parameters)
 
     def _add_tasks(self, found: Floats, v: int, count: int) -> None:
         """But for what the backward makes again, see `_again`."""
@@ -356,8 +367,10 @@ class ResourceTables:
 
     def _again(self, v: int) -> dict[int, Floats]:
         """Row -> (sources, targets): the seconds of gathering a weight once more."""
-        rows: dict[int, Floats] = {}
-        for (phase, axes), seconds in self._parts(v, by_rate=True).seconds.items():
+        if (key := self._alike(v)) in self.agains:
+            return self.agains[key]
+        rows = self.agains[key] = {}
+        for (phase, axes), seconds in self.ways.rates(v).seconds.items():
             if phase == GATHER and axes:
                 for row in self._rows(axes, backward=True):
                     rows[row] = rows[row] + seconds if row in rows else seconds
@@ -388,7 +401,7 @@ class ResourceTables:
         found = self._empty(v)
         if self.formulation.values[v].tied:
             return found
-        tensor, parts = self.formulation.values[v].tensor, self._parts(v)
+        tensor, parts = self.formulation.values[v].tensor, self.ways.parts(v)
         weight, late = tensor in self.graph.weights, tensor in self.parameters
         summed = np.zeros(found.shape[1:])
         for (phase, axes), seconds in parts.seconds.items():
@@ -409,7 +422,7 @@ class ResourceTables:
     def _add_together(self, found: Floats, v: int, parts: WayParts, again: bool) -> None:
         """What weights take less whose way is one gather: it goes with those of others, beside all else. A small one in
         a bucket of its own would wait for large ones instead."""
-        rates = self._parts(v, by_rate=True).seconds
+        rates = self.ways.rates(v).seconds
         gathers = [axes for phase, axes in parts.seconds if phase == GATHER]
         collectives = sum(
             (seconds > 0).astype(int) for (phase, axes), seconds in parts.seconds.items() if phase == FORWARD and axes
@@ -459,28 +472,6 @@ class ResourceTables:
             else:
                 found[row] = min(rate if row in self._rows(own, backward=True) else 0.0 for own, rate in rates.items())
         return found
-
-    def _parts(self, v: int, *, by_rate: bool = False, sized: bool = False) -> WayParts:
-        """`by_rate`: at the seconds that a collective surely takes. `sized`: its bytes in place of seconds."""
-        site = self.formulation.values[v]
-        tensor = self.graph.tensor(site.tensor)
-        own = self.together.get(site.tensor, 0) if by_rate else 0
-        key = (costs.moving_facts(self.graph, tensor), site.sources, site.targets, by_rate, sized, own)
-        if key not in self.ways:
-            terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
-            least = partial(self._least, terms.seconds, own) if by_rate else None
-            self.ways[key] = way_parts(site.sources, site.targets, terms, _size if sized else least)
-        return self.ways[key]
-
-    def _least(self, alone: CollectiveSeconds, own: int, axes: Axes, kind: str, size: float) -> float:
-        """What a collective surely takes for `size` bytes of a weight, `own` of which go together, 0 where that is not
-        known: their bytes, and a part of what it takes besides, which is as much as the largest's."""
-        bytes_ = per_byte_seconds(self.hardware, self.mesh, axes, kind) * size
-        return bytes_ + (max(0.0, alone(axes, kind, size) - bytes_) / own if own else 0.0)
-
-
-def _size(axes: Axes, kind: str, size: float) -> float:
-    return size
 
 
 def _least_positive(seconds: Floats) -> float:

@@ -17,7 +17,7 @@ sum of an input's gradient counts what the weight product of a linear that reads
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,6 +120,13 @@ class StepResources:
                 values.append(Value(value.name, *ends, pairs, mean.zeros(pairs.shape[1]), ((0, 0),)))
         pairs_ = zip(self.problem.nodes, unary, strict=True)
         return Problem(tuple(Node(node.name, own, mean.zeros(len(own))) for node, own in pairs_), tuple(values))
+
+    def cut_off(self, values: Collection[int]) -> StepResources:
+        """The same, in whose bounds these values, too, are cut off from their readers."""
+        if all(reader.hub or reader.value not in values for reader in self.readers):
+            return self
+        readers = (replace(reader, hub=reader.hub or reader.value in values) for reader in self.readers)
+        return replace(self, readers=tuple(readers))
 
     def likely(self, weights: Floats) -> Problem:
         """The mean of what is roughly used, without the constants: with the structure and the memory of the problem."""

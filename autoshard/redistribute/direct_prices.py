@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 _KINDS: dict[Placement, int] = {REPLICATE: 1, REPLICATE_PARTIAL: 2, PARTIAL: 3}  # a shard is 0
 _SAME, _INSIDE = 16, 17  # instead of a pair of kinds: unchanged, and unchanged inside an axis that changes
 _PAIRS = 18
-_TABLE_LIMIT = 200_000
+_TABLE_LIMIT = 2_000_000  # entries
 
 
 def pair_codes(sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers:
@@ -153,8 +153,8 @@ def direct_seconds(
     after, column = np.unique(after_bytes, return_inverse=True)
     known = signatures(mesh)
     codes = 2 * codes + (after_bytes <= before_bytes[:, None])
-    distinct, position = _distinct(codes, 2 * _PAIRS ** len(mesh.axes))
-    found = np.array([known.of(code) for code in distinct.tolist()], dtype=np.int64).reshape(-1, 2)
+    some, position = distinct(codes, 2 * _PAIRS ** len(mesh.axes))
+    found = np.array([known.of(code) for code in some.tolist()], dtype=np.int64).reshape(-1, 2)
     prices = np.zeros((len(known.sums), len(before), len(after)))
     sums, terms = list(known.sums), list(known.terms)
     seconds: dict[int, Floats | float] = {}
@@ -166,11 +166,14 @@ def direct_seconds(
     return prices[found[:, 0][position], row[:, None], column], found[:, 1].astype(bool)[position]
 
 
-def _distinct(codes: Integers, count: int) -> tuple[Integers, Integers]:
-    """The codes that occur, and the position of each of `codes` among them."""
+def distinct(codes: Integers, count: int) -> tuple[Integers, Integers]:
+    """The codes below `count` that occur, ascending, and the position of each of `codes` among them."""
     if count > _TABLE_LIMIT:
-        distinct, position = np.unique(codes, return_inverse=True)
-        return distinct, position.reshape(codes.shape)
+        found, position = np.unique(codes, return_inverse=True)
+        return found, position.reshape(codes.shape)
     present = np.zeros(count, dtype=bool)
     present[codes] = True
-    return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]
+    found = np.flatnonzero(present)
+    place = np.empty(count, dtype=np.int64)
+    place[found] = np.arange(len(found))
+    return found, place[codes]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
 from autoshard.ir.layout import Layout, Shard
-from autoshard.redistribute.direct_prices import pair_codes, signatures
+from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_codes, signatures
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, space
@@ -77,23 +78,38 @@ def way_parts(
     sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms, least: Least | None = None
 ) -> WayParts:
     """Of the ways that `path` gives for all pairs; with `least`, at these seconds of a collective."""
-    prices = Prices(space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms)
-    starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
-    reached, previous = dijkstra(prices.weights, indices=starts, return_predecessors=True)
-    direct = prices.goes_direct(sources, targets, reached[:, stops], previous)
-    if least is not None:
-        prices.seconds = least
-    walk = _Walk(prices, (len(starts), len(stops)))
-    walk.follow(starts, stops, previous, direct)
-    if terms.all_to_all and direct.any():
-        _add_direct(walk, prices, sources, targets, direct)
-    return WayParts(
-        dict(walk.seconds), dict(walk.tasks), walk.summed, walk.summed & ~walk.others, prices.space.elements[starts]
-    )
+    return Ways(sources, targets, terms).parts(least)
+
+
+class Ways:
+    """The cheapest ways between all pairs, found once, whatever their parts are then counted in."""
+
+    def __init__(self, sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> None:
+        self.sources, self.targets = sources, targets
+        self.prices = Prices(
+            space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable), terms
+        )
+        states = self.prices.space.state_of
+        self.starts, self.stops = states(sources, "source"), states(targets, "target")
+        reached, self.previous = dijkstra(self.prices.weights, indices=self.starts, return_predecessors=True)
+        self.direct = self.prices.goes_direct(sources, targets, reached[:, self.stops], self.previous)
+
+    def parts(self, least: Least | None = None) -> WayParts:
+        """With `least`, at these seconds of a collective."""
+        prices = copy(self.prices)
+        if least is not None:
+            prices.seconds = least
+        walk = _Walk(prices, (len(self.starts), len(self.stops)))
+        walk.follow(self.starts, self.stops, self.previous, self.direct)
+        if prices.all_to_all and self.direct.any():
+            _add_direct(walk, prices, self.sources, self.targets, self.direct)
+        deferred, elements = walk.summed & ~walk.others, prices.space.elements[self.starts]
+        return WayParts(dict(walk.seconds), dict(walk.tasks), walk.summed, deferred, elements)
 
 
 class _Walk:
-    """The ways by the pair table, all followed back from their ends at once."""
+    """The ways by the pair table, all followed back from their ends at once. A way has one step at a time, so that each
+    takes part in what is added for its own step alone."""
 
     def __init__(self, prices: Prices, shape: tuple[int, int]) -> None:
         self.prices, self.space = prices, prices.space
@@ -105,61 +121,69 @@ class _Walk:
         self.codes = [np.array([letter.code for letter in own]) for own in self.space.letters]
 
     def follow(self, starts: Integers, stops: Integers, previous: Integers, direct: NDArray[np.bool_]) -> None:
-        rows = np.arange(len(starts))[:, None]
-        here = np.broadcast_to(stops, (len(starts), len(stops)))
+        """`previous[start, state]`: the state before one on the way from a start; negative at the start."""
+        ways = np.flatnonzero(~direct)
+        row, here = ways // len(stops), stops[ways % len(stops)]
         while True:
-            before = previous[rows, here]
-            going = (before >= 0) & ~direct
+            before = previous[row, here]
+            going = before >= 0
             if not going.any():
                 break
-            self.count(going, before[going].astype(np.int64), here[going].astype(np.int64))
-            here = np.where(before >= 0, before, here)
+            ways, row, here, before = ways[going], row[going], here[going], before[going].astype(np.int64)
+            self.count(ways, before, here)
+            here = before
 
-    def count(self, where: NDArray[np.bool_], start: Integers, stop: Integers) -> None:
-        """One step of each of the ways `where`."""
-        edges, position = np.unique(start * self.space.states + stop, return_inverse=True)
+    def count(self, ways: Integers, start: Integers, stop: Integers) -> None:
+        """One step of each of the ways, which are given by their place in a flat table."""
+        edges, position = distinct(start * self.space.states + stop, self.space.states**2)
         start, stop = edges // self.space.states, edges % self.space.states
         changed = np.zeros(len(edges), np.int64)
         for axis, (digits, placed) in enumerate(zip(self.space.digits, self.placed, strict=True)):
             changed |= (placed[digits[start]] != placed[digits[stop]]).astype(np.int64) << axis
+        kinds: list[tuple[Axes, int]] = []
+        kind = np.zeros(len(edges), np.int16)  # of each edge; 0: nothing changes
         for bits in set(changed.tolist()) - {0}:
             own = np.flatnonzero(changed == bits)
-            axes = tuple(axis for axis in range(len(self.placed)) if bits >> axis & 1)
+            axes = axes_of(bits)
             first = axes[0]
             before, after = (self.codes[first][self.space.digits[first][s[own]]] for s in (start, stop))
             pairs = pair_table(len(self.space.shape))[before, after]
             for pair in set(pairs.tolist()):
-                some = own[pairs == pair]
-                self.count_pair(axes, pair, where, position, some, (start[some], stop[some]))
+                kinds.append((axes, pair))
+                kind[own[pairs == pair]] = len(kinds)
+        of_way = kind[position]
+        order = np.argsort(of_way, kind="stable")
+        bounds = np.searchsorted(of_way[order], np.arange(1, len(kinds) + 2))
+        for number, (axes, pair) in enumerate(kinds):
+            some = order[bounds[number] : bounds[number + 1]]
+            edges_ = np.flatnonzero(kind == number + 1)
+            place = np.searchsorted(edges_, position[some])
+            self.count_pair(axes, pair, ways[some], place, (start[edges_], stop[edges_]))
 
     def count_pair(
-        self, axes: Axes, pair: int, where: NDArray[np.bool_], position: Integers, some: Integers,
-        ends: tuple[Integers, Integers],
-    ) -> None:  # fmt: skip
-        """The edges `some`, all of which do the same over the same axes."""
+        self, axes: Axes, pair: int, ways: Integers, place: Integers, ends: tuple[Integers, Integers]
+    ) -> None:
+        """The ways whose steps do the same over the same axes. `place`: of each, its edge among `ends`."""
         bits = sum(1 << axis for axis in axes)
-        sums = PAIRS[pair] == ("R", "R+") and self.prices.differentiable  # no gradient, no sum
-        there = np.zeros(where.shape, bool)
-        there[where] = np.isin(position, some)
-        if sums:
-            self.others[there] |= self.summed[there] & bits
-            self.summed[there] |= bits
+        summed, others = self.summed.reshape(-1), self.others.reshape(-1)
+        if sums := PAIRS[pair] == ("R", "R+") and self.prices.differentiable:  # no gradient, no sum
+            others[ways] |= summed[ways] & bits
+            summed[ways] |= bits
         else:
-            self.others[there] |= bits
+            others[ways] |= bits
         forward, backward = ACTIONS[pair]
         before, after = (self.space.elements[end] for end in ends)
-        self.add(FORWARD, axes, forward, before, after, 1.0, where, position, some)
-        if forward == "all_gather":
-            self.add(GATHER, axes, forward, before, after, 1.0, where, position, some)
+        phases = [FORWARD, GATHER] if forward == "all_gather" else [FORWARD]
+        self.add(phases, axes, forward, before, after, 1.0, ways, place)
         if self.prices.differentiable:
             phases = [SUM] if sums else [BACKWARD, SCATTER] if forward == "all_gather" else [BACKWARD]
-            for phase in phases:
-                self.add(phase, axes, backward, after, before, self.prices.widening, where, position, some)
+            self.add(phases, axes, backward, after, before, self.prices.widening, ways, place)
 
     def add(
-        self, phase: str, axes: Axes, action: str, given: Integers, made: Integers, widening: float,
-        where: NDArray[np.bool_], position: Integers, some: Integers,
+        self, phases: Sequence[str], axes: Axes, action: str, given: Integers, made: Integers, widening: float,
+        ways: Integers, place: Integers,
     ) -> None:  # fmt: skip
+        """The seconds of one action in all of these phases."""
         if not action:
             return
         prices, item_bytes = self.prices, self.prices.item_bytes * widening
@@ -170,10 +194,10 @@ class _Walk:
         else:
             moved = 2 * np.minimum(given, made) if action in CUTS else given + made
             own = np.asarray(prices.local.seconds(np.asarray(moved * item_bytes, float)))
-        every = np.zeros(int(position.max()) + 1)
-        every[some] = own
-        self.tasks[phase][where] += every[position] > 0
-        self.seconds[phase, axes if action in COLLECTIVES else ()][where] += every[position]
+        seconds = own[place]
+        for phase in phases:
+            self.tasks[phase].reshape(-1)[ways] += seconds > 0
+            self.seconds[phase, axes if action in COLLECTIVES else ()].reshape(-1)[ways] += seconds
 
 
 def _add_direct(
@@ -187,29 +211,37 @@ def _add_direct(
     elements = prices.space.elements
     starts, stops = prices.space.state_of(sources, "source"), prices.space.state_of(targets, "target")
     before, after = (elements[states].astype(np.float64) * prices.item_bytes for states in (starts, stops))
-    rows, columns = np.nonzero(where)
+    sizes, of_source = np.unique(before, return_inverse=True)
+    others, of_target = np.unique(after, return_inverse=True)
+    ways = np.flatnonzero(where)
+    rows, columns = ways // len(stops), ways % len(stops)
     codes = 2 * pair_codes(sources, targets)[rows, columns] + (after[columns] <= before[rows])
     known = signatures(prices.space.mesh)
-    distinct, position = np.unique(codes, return_inverse=True)
-    numbers = np.array([known.of(code)[0] for code in distinct.tolist()], np.int64)[position]
+    some, position = np.unique(codes, return_inverse=True)
+    numbers = np.array([known.of(code)[0] for code in some.tolist()], np.int64)[position]
     sums, terms = list(known.sums), list(known.terms)
-    for number in set(numbers.tolist()):
-        own = numbers == number
-        row, column = rows[own], columns[own]
-        for term in (terms[t] for t in sums[number]):
+    priced: dict[MessageTerm, Floats] = {}
+    order = np.argsort(numbers, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        row, column = of_source[rows[own]], of_target[columns[own]]
+        for term in (terms[t] for t in sums[int(numbers[own[0]])]):
             if term.backward and not prices.differentiable:
                 continue
-            (start, i), (stop, j) = (np.unique(x, return_inverse=True) for x in (before[row], after[column]))
-            price = prices.term_seconds_once(term, start, stop)
-            seconds = np.broadcast_to(price, (len(start), len(stop)))[i, j]
-            back = SUM if term.primitive == "all_reduce" else BACKWARD
-            if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
-                walk.summed[row, column] |= sum(1 << axis for axis in term.axes)
-            phase = back if term.backward else FORWARD
-            walk.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()][row, column] += seconds
-            walk.tasks[phase][row, column] += seconds > 0
-            if phase == FORWARD and term.primitive in _EXCHANGES:
-                walk.seconds[EXCHANGED, term.axes][row, column] += seconds
+            if term not in priced:
+                priced[term] = np.broadcast_to(prices.term_seconds_once(term, sizes, others), (len(sizes), len(others)))
+            _add_term(walk, term, ways[own], priced[term][row, column])
+
+
+def _add_term(walk: _Walk, term: MessageTerm, ways: Integers, seconds: Floats) -> None:
+    """A message of direct ways, which are given by their place in a flat table."""
+    back = SUM if term.primitive == "all_reduce" else BACKWARD
+    if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
+        walk.summed.reshape(-1)[ways] |= sum(1 << axis for axis in term.axes)
+    phase = back if term.backward else FORWARD
+    walk.seconds[phase, term.axes if term.primitive in COLLECTIVES else ()].reshape(-1)[ways] += seconds
+    walk.tasks[phase].reshape(-1)[ways] += seconds > 0
+    if phase == FORWARD and term.primitive in _EXCHANGES:
+        walk.seconds[EXCHANGED, term.axes].reshape(-1)[ways] += seconds
 
 
 def _numbered(items: Sequence[object]) -> Integers:

@@ -8,7 +8,7 @@ weights only prices change; shares of readers and plans are kept (`solvers/relax
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,10 +54,13 @@ class StepBound:
     tried: tuple[tuple[Floats, Choice], ...]
 
 
-def step_bound(resources: StepResources, known: Sequence[Choice], near: Floats | None = None) -> StepBound:
+def step_bound(
+    resources: StepResources, known: Sequence[Choice], near: Floats | None = None, cut: Collection[int] = ()
+) -> StepBound:
     """The bound, from the weights for which the plans `known` occupy most, a part of the way to the weights `near`,
-    which found plans. 0 seconds where tables are too large, or time is over, before one is proved."""
-    contents = Contents(resources.problem)
+    which found plans. 0 seconds where tables are too large, or time is over, before one is proved. `cut`: values that
+    are cut off, too, where tables are too large with them."""
+    least = _Least(resources, cut)
     used = [resources.least_used(choice) for choice in known]
     allowed = follows(resources.names)
     weights = heaviest(used, allowed)[0]
@@ -65,9 +68,7 @@ def step_bound(resources: StepResources, known: Sequence[Choice], near: Floats |
     best = 0.0
     tried: list[tuple[Floats, Choice]] = []
     for _ in range(_WEIGHTS):
-        problem = resources.bounding(weights)
-        contents.also(problem)
-        found = attempt(_least, problem, contents)
+        found = least.of(weights)
         if found is None:
             break
         tried.append((weights, found.choice))
@@ -82,10 +83,27 @@ def step_bound(resources: StepResources, known: Sequence[Choice], near: Floats |
     return StepBound(best, kept, tuple(tried))
 
 
-def _least(problem: Problem, contents: Contents) -> Minimum | None:
-    """The minimum, or where its tables are too large a bound by messages, with a plan near it."""
-    found = minimum_within(problem, contents, budget_entries=_ENTRIES)
-    return hub_relaxation.bounded(Incumbent(problem), _ENTRIES, Clock()) if found is None else found
+class _Least:
+    """The least by weights. What turns out too large for one is not tried for the next: tables differ in prices."""
+
+    def __init__(self, resources: StepResources, cut: Collection[int]) -> None:
+        self.resources, self.contents = resources, Contents(resources.problem)
+        coarser = resources.cut_off(cut)
+        self.forms = [resources] if coarser is resources else [resources, coarser]  # those whose tables may fit
+
+    def of(self, weights: Floats) -> Minimum | None:
+        """The minimum, as long as its tables take no more than messages would; else a bound by these, with a plan near;
+        None where time is over."""
+        while self.forms:
+            problem = self.forms[0].bounding(weights)
+            self.contents.also(problem)
+            budget = hub_relaxation.as_messages(problem, _ENTRIES)
+            found = attempt(minimum_within, problem, self.contents, budget_entries=budget)
+            if found is not None:
+                return found
+            del self.forms[0]
+        problem = self.resources.bounding(weights)
+        return attempt(hub_relaxation.bounded, Incumbent(problem), _ENTRIES, Clock())
 
 
 def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats, float]:
@@ -114,6 +132,7 @@ class StepSearch:
         self.formulation, self.problem = free, free.problem
         self.resources = step_resources(free, fused=fused)
         self.shares = ReaderShares(self.problem)
+        self.by_shares = True  # until their tables turn out too large, whatever the prices
         self.weights = in_a_row(self.resources)
         self.found: list[tuple[str, Choice]] = []
         self.used: list[Floats] = []
@@ -157,7 +176,7 @@ class StepSearch:
             self.leading = self._leading(known)
             count, more = len(self.resources.names), len(self.leading.names) - len(self.resources.names)
             near = np.concatenate([np.append(part, np.zeros(more)) for part in np.split(self.weights, [count])])
-            self.bounded = step_bound(self.leading, known, near)
+            self.bounded = step_bound(self.leading, known, near, self.shares.cut)
         return self.bounded
 
     def _leading(self, known: Sequence[Choice]) -> StepResources:
@@ -181,7 +200,8 @@ class StepSearch:
     def _solved(self, name: str, problem: Problem, rounds: int) -> Choice | None:
         state = Incumbent(problem)
         try:
-            if not self.shares.search(state, rounds, ROUGHLY):
+            self.by_shares = self.by_shares and self.shares.search(state, rounds, ROUGHLY)
+            if not self.by_shares:
                 if self.clock.over:
                     return None
                 state.offer(solve(problem, "auto", Options(self.clock, rough=True)).choice)

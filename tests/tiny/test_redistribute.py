@@ -45,6 +45,9 @@ from autoshard.redistribute import (
 )
 from autoshard.redistribute.direct import direct_steps
 from autoshard.redistribute.steps import clean_cut, table_step
+from autoshard.redistribute.way_parts import BACKWARD as BACK
+from autoshard.redistribute.way_parts import FORWARD as THERE
+from autoshard.redistribute.way_parts import SUM, way_parts
 
 KINDS = ("S", "R", "R+", "P")
 LOCAL_PASS = Pass(3e-6, 1e-8)
@@ -395,6 +398,30 @@ def test_path_and_all_pairs_equal_brute_force(case: Case) -> None:
             dim_cuts(step, state, shape, mesh)  # asserts that the blocks are clean
             state = step.applied(state)
         assert state == target
+
+
+@settings(max_examples=50)
+@given(cases())
+def test_parts_of_all_ways_are_those_of_each_way(case: Case) -> None:
+    """But for packing for an exchange, which parts leave out."""
+    sources, targets, shape, mesh, gradient = case
+    own = terms(shape, mesh, gradient)
+    together = way_parts(sources, targets, own)
+    for (i, source), (j, target) in itertools.product(enumerate(sources), enumerate(targets)):
+        one, alone = path(source, target, own), way_parts([source], [target], own)
+        for phases, seconds in (((THERE,), one.forward_seconds), ((BACK, SUM), one.backward_seconds)):
+            total = sum(part[i, j] for (phase, _), part in together.seconds.items() if phase in phases)
+            if any(step.by_index for step in one.steps):
+                assert total <= seconds * (1 + 1e-9)
+            else:
+                assert total == pytest.approx(seconds, rel=1e-9, abs=1e-15)
+        for key in together.seconds.keys() | alone.seconds.keys():
+            apart = alone.seconds[key][0, 0] if key in alone.seconds else 0.0
+            assert (together.seconds[key][i, j] if key in together.seconds else 0.0) == pytest.approx(apart, rel=1e-9)
+        for phase in together.tasks.keys() | alone.tasks.keys():
+            apart = alone.tasks[phase][0, 0] if phase in alone.tasks else 0.0
+            assert (together.tasks[phase][i, j] if phase in together.tasks else 0.0) == apart
+        assert together.summed[i, j] == alone.summed[0, 0] and together.deferred[i, j] == alone.deferred[0, 0]
 
 
 def test_same_answer_every_time_and_in_any_company() -> None:

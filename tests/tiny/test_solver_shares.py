@@ -14,7 +14,7 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import minimum_within
-from autoshard.solvers.relax import reader_shares, reader_terms
+from autoshard.solvers.relax import hub_relaxation, reader_shares, reader_terms
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from tests.random_problems import hub_problem, random_problem
 
@@ -143,10 +143,21 @@ def test_auto_proves_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_that_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
+    monkeypatch.setattr(hub_relaxation, "as_messages", lambda problem, least: least)
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert not ReaderShares(problem).search(Incumbent(problem))
     found = solvers.solve(problem)
     assert found.lower_bound <= found.objective
+
+
+def test_around_hubs_shares_have_the_tables_that_messages_would_pass_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_ENTRIES": 1, "_FORESEEN": 10**6, "_FORESEEN_CUT": 10**6}.items():
+        monkeypatch.setattr(reader_shares, name, value)
+    problem = hub_problem(3, layers=12, forbid=0.0)
+    assert ReaderShares(problem).cut
+    state = Incumbent(problem)
+    assert ReaderShares(problem).search(state) and 0 < state.bound <= state.value
+    assert ReaderShares(agreeing(30)).budget == 1  # exact tables are as small
 
 
 def test_a_small_gap_is_searched_under_a_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from autoshard import solvers
 from autoshard.cluster.hardware import load_hardware
-from autoshard.costs.moving import moving_terms
+from autoshard.costs.moving import moving_facts, moving_terms
 from autoshard.estimate.transformer import Transformer
 from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation import resource_tables
@@ -29,6 +30,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats, objective
 from autoshard.program.lower import lower
 from autoshard.redistribute.way_parts import way_parts
+from autoshard.search import step_search
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.step_search import StepSearch, heaviest, step_bound
 from autoshard.simulation import simulate
@@ -36,8 +38,10 @@ from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.elimination.minimise import minimum_within
 from autoshard.solvers.heuristics.random_plans import random_choice
-from autoshard.solvers.relax import reader_shares
+from autoshard.solvers.relax import hub_relaxation, reader_shares
+from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
 
@@ -192,7 +196,7 @@ def test_without_a_loss_no_gradients_are_summed(mesh: str) -> None:
 
 
 def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int, again: bool) -> Floats:
-    for (phase, axes), seconds in tables._parts(v).seconds.items():
+    for (phase, axes), seconds in tables.ways.parts(v).seconds.items():
         found[tables._rows(axes, phase != "forward")] += seconds / count
         found[tables._row(IN_ROW, phase != "forward")] += seconds / count
     return found
@@ -248,9 +252,62 @@ def test_other_plans_are_found_between_and_beside() -> None:
 
 def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_shares, "_ENTRIES", 1)
+    monkeypatch.setattr(ReaderShares, "search", counted := Counted(ReaderShares.search))
     search = StepSearch(made("dp=2,tp=8", *SIZES[1]))
     assert search.first() is not None and len(search.found) > 1
+    assert len([own for own in counted.first if own is search.shares]) == 1  # with other prices they are as large
     assert len(list(search.others())) > 0
+
+
+@pytest.mark.parametrize("mesh", MESHES[:2])
+def test_a_bound_is_exact_as_long_as_messages_would_take_more(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_search, "_ENTRIES", 1)
+    monkeypatch.setattr(hub_relaxation, "bounded", lambda *given: pytest.fail("messages"))
+    search = StepSearch(made(mesh, *SIZES[1]))
+    first = search.first()
+    assert first is not None and 0 < search.bound([first]).seconds <= search.resources.longest(search.used[0])
+
+
+@pytest.mark.parametrize("mesh", MESHES[:2])
+def test_values_cut_off_and_messages_bound_the_same_steps_from_below(
+    mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formulation = made(mesh, *SIZES[1])
+    search = StepSearch(formulation)
+    first = search.first()
+    assert first is not None
+    search.bound([first])
+    some = range(0, len(formulation.problem.values), 3)
+    assert search.resources.cut_off(()) is search.resources
+    assert any(reader.hub for reader in search.resources.cut_off(some).readers)
+    (weights, _), *_ = search.bounded.tried if search.bounded else []
+    whole, cut = (
+        solvers.solve(own.bounding(weights), "dp").objective for own in (search.leading, search.leading.cut_off(some))
+    )
+    assert 0 < cut <= whole * (1 + 1e-9)
+
+    calls = Counted(minimum_within)
+    monkeypatch.setattr(step_search, "minimum_within", lambda *given, **also: calls(*given) and None)
+    found = step_bound(search.leading, [first], cut=some)
+    assert found.seconds > 0
+    assert len(calls.first) == 2 and len(found.tried) >= 1  # each form once, whatever the weights
+    for choice in plans(formulation, first):
+        assert found.seconds <= step_seconds(formulation, choice)
+
+
+class Counted:
+    """A function that remembers the first argument of each call."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+        self.first: list[object] = []
+
+    def __get__(self, owner: object, kind: type | None = None) -> Callable[..., object]:
+        return lambda *given, **also: self(owner, *given, **also)
+
+    def __call__(self, *given: object, **also: object) -> object:
+        self.first.append(given[0])
+        return self.function(*given, **also)
 
 
 def test_an_estimate_counts_what_is_certain() -> None:
@@ -389,6 +446,17 @@ def test_a_weight_that_is_moved_otherwise_than_by_one_gather_goes_alone() -> Non
     parts = way_parts(sources, [Layout.parse("R R")], terms)
     assert tables.in_turn
     assert parts.goes_alone(sources)[:, 0].tolist() == [False, False, True, True, False]
+
+
+def test_a_way_is_found_once_whatever_its_parts_are_counted_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    formulation = made("dp=2,tp=2", *SIZES[0])
+    module = importlib.import_module("autoshard.redistribute.way_parts")  # its package has a function of that name
+    monkeypatch.setattr(module, "dijkstra", found := Counted(module.dijkstra))
+    step_resources(formulation)
+    graph, sites = formulation.graph, formulation.values
+    assert len(found.first) <= len(
+        {(moving_facts(graph, graph.tensor(site.tensor)), site.sources, site.targets) for site in sites}
+    )
 
 
 def test_weights_of_a_block_share_what_a_message_takes_besides_its_bytes() -> None:

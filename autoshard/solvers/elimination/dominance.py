@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value
 from autoshard.solvers.common.arc_consistency import Fences
 from autoshard.solvers.common.clock import Pace
 from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.least_excess import LeastExcess, beaten
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, hull, scaled, unary
 
 _ROUNDS = 4
@@ -67,11 +69,11 @@ def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[
 
 class _EndExcess(NamedTuple):
     """What a value says of the strategies of a node at one end: `of[s]`, the layout of a strategy; `layouts`, those of
-    the kept ones; least[a, b]: the least that the a-th of them can cost more than the b-th."""
+    the kept ones; `least` of the layouts, by their places among these."""
 
     layouts: Integers
     of: Integers
-    least: Floats
+    least: LeastExcess
 
 
 class _Comparisons:
@@ -94,7 +96,7 @@ class _Comparisons:
                 self.consumed[c].append((value, position))
         self.chosen: dict[tuple[int, int], Integers] = {}
         self.parts: dict[tuple[object, ...], _EndExcess] = {}
-        self.least: dict[tuple[object, ...], Floats] = {}
+        self.least: dict[tuple[object, ...], LeastExcess] = {}
         self.answers: dict[tuple[object, ...], Integers] = {}
         self.kept: dict[tuple[int, ...], Integers] = {}
 
@@ -126,11 +128,7 @@ class _Comparisons:
         rows = [np.searchsorted(part.layouts, part.of[alive]) for part in parts]
         key = (own.tobytes(), *((id(part.least), r.tobytes()) for part, r in zip(parts, rows, strict=True)))
         if key not in self.answers:
-            excess = own[:, None] - own[None, :]
-            with np.errstate(invalid="ignore"):
-                for part, r in zip(parts, rows, strict=True):
-                    excess = excess + part.least[np.ix_(r, r)]
-            self.answers[key] = _survivors(excess)
+            self.answers[key] = _survivors(beaten(own, [(part.least, r) for part, r in zip(parts, rows, strict=True)]))
         return self.answers[key]
 
     def as_producer(self, value: Value, kept: Sequence[Integers]) -> _EndExcess:
@@ -143,10 +141,8 @@ class _Comparisons:
             key = ("producer", self.contents.number(value.seconds), id(rows), *map(id, cols))
             if key not in self.least:
                 seconds = scaled(self.sum, value.seconds)
-                differences = [_least(seconds[np.ix_(rows, c)]) for c in cols]
-                if len(differences) > 1:  # a target may be shared: then only its cheaper side is certain
-                    differences = [np.minimum(d, 0.0) for d in differences]
-                self.least[key] = np.sum(differences, axis=0)
+                # a target may be shared: then only its cheaper side is certain
+                self.least[key] = LeastExcess([seconds[np.ix_(rows, c)] for c in cols], clipped=len(cols) > 1)
             self.parts[known] = _EndExcess(rows, value.source, self.least[key])
         return self.parts[known]
 
@@ -167,33 +163,17 @@ class _Comparisons:
                 if shared:  # the target that costs more may be there for another consumer already, the other may not
                     least = np.broadcast_to(-pay.max(axis=0), (len(cols), len(cols))).copy()
                     np.fill_diagonal(least, 0.0)
+                    self.least[key] = LeastExcess([], least)
                 else:
-                    least = _least(pay.T)
-                self.least[key] = least
+                    self.least[key] = LeastExcess([np.ascontiguousarray(pay.T)])
             self.parts[known] = _EndExcess(cols, targets, self.least[key])
         return self.parts[known]
 
 
-def _least(pay: Floats) -> Floats:
-    """least[a, b] = min over columns of pay[a] - pay[b]; a forbidden entry of a counts as infinitely more expensive."""
-    result = np.empty((len(pay), len(pay)))
-    if pay.size and np.isfinite(pay).all():
-        piece = np.empty_like(pay)
-        for a, row in enumerate(pay):
-            np.subtract(row, pay, out=piece).min(axis=1, out=result[a])
-        return result
-    for a, row in enumerate(pay):
-        with np.errstate(invalid="ignore"):
-            result[a] = np.where(np.isinf(row), np.inf, row - pay).min(axis=1, initial=np.inf)
-    return result
-
-
-def _survivors(excess: Floats) -> Integers:
+def _survivors(beaten: NDArray[np.bool_]) -> Integers:
     """Positions left after removing, from the last, each that some other remaining one is never more expensive than."""
-    beaten = excess >= 0
-    np.fill_diagonal(beaten, False)
-    alive = np.ones(len(excess), bool)
-    for s in range(len(excess) - 1, -1, -1):
+    alive = np.ones(len(beaten), bool)
+    for s in np.flatnonzero(beaten.any(axis=1))[::-1]:
         if (beaten[s] & alive).any():
             alive[s] = False
     return np.flatnonzero(alive)

@@ -23,7 +23,8 @@ from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.elimination.encoding_choice import WORK_PER_ENTRY
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax.pruned_start import kinds, narrowed, ranking
 from autoshard.solvers.relax.trws_layouts import Beliefs
@@ -57,6 +58,12 @@ def bounded(state: Incumbent, budget: int, clock: Clock) -> Minimum | None:
     if not (clock.over or objective(problem, best) - bound <= TOLERANCE * abs(bound)):
         best, bound = _closer(problem, beliefs, best, budget)
     return Minimum(bound, best, False, (), 0)
+
+
+def as_messages(problem: Problem, least: int) -> int:
+    """The budget of entries, `least` at least, with which exact tables take no more steps than messages do."""
+    passed = 2 * _ROUNDS * sum(value.seconds.size * len(value.consumers) for value in problem.values)
+    return min(BUDGET_ENTRIES, max(least, passed // WORK_PER_ENTRY))
 
 
 def sketched(state: Incumbent) -> None:

@@ -28,7 +28,7 @@ from autoshard.solvers.relax.pruned_start import kinds, narrowed
 from autoshard.solvers.relax.window_search import polished
 
 _ROUNDS = 8
-_ENTRIES = 20_000_000  # of the tables of a round, and of those over the choices of all rounds
+_ENTRIES = 20_000_000  # of the tables of a round, at least, and of those over the choices of all rounds
 _HEAD_ENTRIES = 1_000_000
 _FORESEEN = 8  # times the entries, before any choice is left out: what is above that does not fit after it
 _FORESEEN_CUT = 2  # the same where there is nothing more to cut off
@@ -51,6 +51,8 @@ class ReaderShares:
         self.pool: list[Choice] = []
         self.limited: list[Choice] = []  # plans met under memory limits
         self.cut, self.views = reader_terms.many(problem)  # values that are cut off
+        # Of the tables of a round. Where nothing is cut off exact ones are as small, and better than large shares.
+        self.budget = hub_relaxation.as_messages(problem, _ENTRIES) if self.cut else _ENTRIES
         self.heads = _upstream(problem, self.cut, self.views)
 
     def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR) -> bool:
@@ -67,7 +69,7 @@ class ReaderShares:
                 contents.also(part)
                 if out_of_reach(part, contents, _FORESEEN_CUT * _ENTRIES):
                     return False
-            found = attempt(minimum_within, part, contents, budget_entries=_ENTRIES)
+            found = attempt(minimum_within, part, contents, budget_entries=self.budget)
             if found is None:
                 return round_ > 0
             self.take(state, found)

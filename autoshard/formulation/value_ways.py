@@ -1,0 +1,60 @@
+"""What the ways of values occupy. Values that are alike have the same, and a way is found once, whatever its parts are
+counted in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+from autoshard import costs
+from autoshard.costs.collective import per_byte_seconds
+from autoshard.formulation.formulate import Formulation
+from autoshard.redistribute import CollectiveSeconds
+from autoshard.redistribute.way_parts import Axes, WayParts, Ways
+
+
+class ValueWays:
+    """`together`: see `weight_tasks.members`."""
+
+    def __init__(self, formulation: Formulation, together: Mapping[str, int]) -> None:
+        self.formulation, self.together = formulation, together
+        self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
+        self.found: dict[Hashable, tuple[Ways, CollectiveSeconds]] = {}
+        self.known: dict[Hashable, WayParts] = {}
+
+    def parts(self, v: int) -> WayParts:
+        return self._counted(v, "seconds", lambda alone: alone)
+
+    def rates(self, v: int) -> WayParts:
+        """At the seconds that a collective surely takes."""
+        own = self.together.get(self.formulation.values[v].tensor, 0)
+        return self._counted(v, own, lambda alone: self._least(alone, own))
+
+    def sizes(self, v: int) -> WayParts:
+        """In bytes in place of seconds."""
+        return self._counted(v, "bytes", lambda alone: _size)
+
+    def _counted(self, v: int, name: Hashable, count: Callable[[CollectiveSeconds], CollectiveSeconds]) -> WayParts:
+        site = self.formulation.values[v]
+        tensor = self.graph.tensor(site.tensor)
+        way = costs.moving_facts(self.graph, tensor), site.sources, site.targets
+        if (way, name) not in self.known:
+            if way not in self.found:
+                terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.formulation.all_to_all)
+                self.found[way] = Ways(site.sources, site.targets, terms), terms.seconds
+            ways, alone = self.found[way]
+            self.known[way, name] = ways.parts(count(alone))
+        return self.known[way, name]
+
+    def _least(self, alone: CollectiveSeconds, own: int) -> CollectiveSeconds:
+        """What a collective surely takes for so many bytes of a weight, `own` of which go together, 0 where that is not
+        known: their bytes, and a part of what it takes besides, which is as much as the largest's."""
+
+        def seconds(axes: Axes, kind: str, size: float) -> float:
+            bytes_ = per_byte_seconds(self.hardware, self.mesh, axes, kind) * size
+            return bytes_ + (max(0.0, alone(axes, kind, size) - bytes_) / own if own else 0.0)
+
+        return seconds
+
+
+def _size(axes: Axes, kind: str, size: float) -> float:
+    return size

@@ -1,0 +1,122 @@
+"""How much more than another a row of a table costs at the least, over its columns: least[a, b] = min of row a - row b.
+
+All pairs of n rows over m columns take n x n x m steps. Most pairs are told apart by a few columns: those in which row
+a is cheapest beside the others, and a few that are the same for all. Over these alone the least is an upper bound; only
+pairs whose bound leaves it open are looked at over all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.ir.problem import Floats, Integers
+
+_OWN, _COMMON = 4, 8  # columns by which a row is told from others: its own, and those of all rows
+_SMALL = 1 << 15  # entries of all pairs over all columns: they are not worth a bound
+_MANY = 8  # a part of all pairs: with more of them left open, all are looked at over all columns
+_SLAB = 1 << 16  # entries that are looked at together
+
+
+class LeastExcess:
+    """Of one value, or of several consumers of one: the sum over `tables`, each rows x columns. `clipped`: only what a
+    row costs less counts. `given`: the least itself, in place of tables."""
+
+    def __init__(self, tables: Sequence[Floats], given: Floats | None = None, *, clipped: bool = False) -> None:
+        self.tables, self.given, self.clipped = tables, given, clipped
+
+    @cached_property
+    def small(self) -> bool:
+        return sum(len(table) * table.size for table in self.tables) <= _SMALL
+
+    @cached_property
+    def most(self) -> Floats:
+        """[a, b]: not less than the least."""
+        if self.given is not None or self.small:
+            return self.whole
+        return self._sum([_over_few(table) for table in self.tables])
+
+    @cached_property
+    def whole(self) -> Floats:
+        """[a, b]: the least of all pairs."""
+        return self.given if self.given is not None else self._sum([_of_all(table) for table in self.tables])
+
+    def at(self, first: Integers, second: Integers) -> Floats:
+        """The least of these pairs alone."""
+        if self.given is not None or "whole" in vars(self):
+            return self.whole[first, second]
+        return self._sum([_of_pairs(table, first, second) for table in self.tables])
+
+    def _sum(self, parts: Sequence[Floats]) -> Floats:
+        found: Floats = np.sum([np.minimum(part, 0.0) if self.clipped else part for part in parts], axis=0)
+        return found
+
+
+def beaten(own: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDArray[np.bool_]:
+    """[a, b]: whether strategy b is never more expensive than another strategy a. `own`: what each costs by itself;
+    `parts`: the least of each value, with the row of each strategy."""
+    with np.errstate(invalid="ignore"):
+        excess = own[:, None] - own[None, :]
+        for least, row in parts:
+            excess = excess + least.most[np.ix_(row, row)]
+        open_ = ~(excess < 0)
+        np.fill_diagonal(open_, False)
+        first, second = np.nonzero(open_)
+        if len(first) * _MANY > len(own) ** 2:
+            excess = own[:, None] - own[None, :]
+            for least, row in parts:
+                excess = excess + least.whole[np.ix_(row, row)]
+            return (excess >= 0) & open_
+        exact = own[first] - own[second]
+        for least, row in parts:
+            exact = exact + least.at(row[first], row[second])
+    open_[first, second] = exact >= 0
+    return open_
+
+
+def _of_all(pay: Floats) -> Floats:
+    """A forbidden entry of a counts as infinitely more expensive."""
+    result = np.empty((len(pay), len(pay)))
+    if pay.size and np.isfinite(pay).all():
+        piece = np.empty_like(pay)
+        for a, row in enumerate(pay):
+            np.subtract(row, pay, out=piece).min(axis=1, out=result[a])
+        return result
+    for a, row in enumerate(pay):
+        result[a] = _less(row, pay).min(axis=1, initial=np.inf)
+    return result
+
+
+def _of_pairs(pay: Floats, first: Integers, second: Integers) -> Floats:
+    pairs, back = np.unique(first * len(pay) + second, return_inverse=True)
+    first, second = pairs // len(pay), pairs % len(pay)
+    result = np.empty(len(pairs))
+    length = max(1, _SLAB // max(1, pay.shape[1]))
+    for low in range(0, len(pairs), length):
+        some = slice(low, low + length)
+        result[some] = _less(pay[first[some]], pay[second[some]]).min(axis=1, initial=np.inf)
+    every: Floats = result[back.reshape(-1)]
+    return every
+
+
+def _over_few(pay: Floats) -> Floats:
+    """An upper bound of the least of all pairs."""
+    result = np.full((len(pay), len(pay)), np.inf)
+    rows, columns = pay.shape
+    allowed = np.isfinite(pay)
+    mean = np.where(allowed, pay, 0.0).sum(axis=0) / np.maximum(allowed.sum(axis=0), 1)
+    cheapest = np.argpartition(pay - mean, min(_OWN, columns) - 1, axis=1)[:, :_OWN]
+    for own in cheapest.T:
+        np.minimum(result, _less(pay[np.arange(rows), own][:, None], pay[:, own].T), out=result)
+    for column in np.unique(np.linspace(0, columns - 1, _COMMON).astype(np.int64)):
+        np.minimum(result, _less(pay[:, column][:, None], pay[:, column][None, :]), out=result)
+    return result
+
+
+def _less(first: Floats, second: Floats) -> Floats:
+    with np.errstate(invalid="ignore"):
+        found: Floats = np.where(np.isinf(first), np.inf, first - second)
+    return found
