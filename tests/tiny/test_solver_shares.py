@@ -156,7 +156,7 @@ def test_around_hubs_shares_have_the_tables_that_messages_would_pass_over(monkey
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert ReaderShares(problem).cut
     state = Incumbent(problem)
-    assert ReaderShares(problem).search(state) and 0 < state.bound <= state.value
+    assert ReaderShares(problem).search(state) and 0 < state.bound <= state.value * (1 + 1e-9)
     assert ReaderShares(agreeing(30)).budget == 1  # exact tables are as small
 
 
