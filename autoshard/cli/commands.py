@@ -124,7 +124,7 @@ def plan(options: argparse.Namespace) -> int:
 
     wanted, quiet = _wanted(options), options.json
     hardware = read_hardware(options.hardware)
-    wants_check = bool(options.verify or options.verify_with)
+    wants_check = bool(options.verify or options.verify_with or options.full or options.backend)
     asked: dict[str, Any] = {"arguments": dict(options.arguments), "precision": options.precision}
     asked |= {"loss": options.loss or None, "out": options.out, "to_verify": wants_check}
     verbs.check(options.model, hardware, wanted, **asked)
@@ -223,7 +223,7 @@ def _verify(options: argparse.Namespace, summary: dict[str, Any]) -> int:
 
     with step(f"verifying {options.out}", options.json):
         made, arguments = verbs.load_plan(options.out), dict(options.verify_with)
-        result = verbs.verify(made, backend=options.backend, full=options.full, arguments=arguments)
+        result = verbs.verify(made, backend=options.backend or "gloo", full=options.full, arguments=arguments)
     summary["verification"] = result.as_dict()
     if not options.json:
         print(result.summary())

@@ -198,8 +198,8 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     _add_pairs(parser, "--verify-with", "verify_with", "other arguments for the callable while verifying (n_layer=2)")
-    backends = "gloo: a process a device, up to 16; lockstep: all devices in one process"
-    parser.add_argument("--backend", choices=["gloo", "lockstep"], default="gloo", help=backends)
+    backends = "gloo (default): a process a device, up to 16; lockstep: all devices in one process"
+    parser.add_argument("--backend", choices=["gloo", "lockstep"], help=backends)
     parser.add_argument("--full", action="store_true", help="verify at full size, whatever it takes")
 
 

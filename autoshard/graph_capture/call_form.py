@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from autoshard.errors import CaptureError, UsageError
 
+_LACKS = "return the targets too, `return model, inputs, targets`, or a batch (a dict) with the labels that it names"
 _UNUSED = "leave it out of the inputs, or give the loss function an argument of this name"
 
 
@@ -128,7 +129,8 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
         hint = "--loss torch.nn.functional:cross_entropy, or loss=... in a program"
         raise UsageError("targets are given, but no loss function", hint)
     if not isinstance(inputs, Mapping):
-        return Arguments(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, given)
+        args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        return _with_loss(Arguments(args, {}, given), loss)
     taken, named = _keywords(own_forward(model)), _named(own_forward(model))
     of_loss = [] if loss is None else _named(loss)[1:]  # after the model's output
     own = {
@@ -143,7 +145,24 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
         if unknown:
             what = f"the forward of {type(model).__name__} takes no {unknown[0]!r}"
             raise UsageError(f"{what}, nor does a loss function" if loss is not None else what, _UNUSED)
-    return Arguments((), own, given, other)
+    return _with_loss(Arguments((), own, given, other), loss)
+
+
+def _with_loss(arguments: Arguments, loss: LossFunction | None) -> Arguments:
+    """UsageError where the loss function does not take what it will be called with."""
+    if loss is None:
+        return arguments
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):
+        return arguments
+    try:
+        signature.bind("output", *arguments.targets, **arguments.labels)
+    except TypeError as error:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        more = f", {len(arguments.targets)} targets and {len(arguments.labels)} labels of the batch"
+        raise UsageError(f"the loss function {name} is called with the model's output{more}: {error}", _LACKS) from None
+    return arguments
 
 
 def _named(function: Callable[..., Any]) -> list[str]:

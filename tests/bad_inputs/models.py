@@ -73,6 +73,12 @@ ROWS = [
     Row(_TYPED.replace("model.py:build", "x.pt2"), 5, "there is no file x.pt2"),
     Row(_TYPED.replace("model.py:build", "x.pt2"), 5, "x.pt2 is not a saved", text("x.pt2", "hello"), "text"),
     Row(_TYPED.replace("model.py:build", "x.pt2"), 5, "x.pt2 is not a saved", text("x.pt2", ""), "empty"),
+    Row(
+        f"{_TYPED} --loss torch.nn.functional:mse_loss",
+        2,
+        "the loss function mse_loss is called with the model's output",
+    ),
+    Row(f"{_TYPED} --loss model.py:build", 2, "0 targets and 0 labels of the batch: too many positional arguments"),
     Row(f"{_TYPED} --with width=2", 2, "has no argument 'width'"),
     Row("calibrate --hardware cpu-local --out x.toml --device cuda", 2, "there is no cuda device"),
     Row("calibrate --hardware cpu-local --out x.toml --device npu", 2, "there is no npu device"),

@@ -141,6 +141,8 @@ CHOICES = [
     Row(f"{P} --with 1x=2", 2, "expected NAME=VALUE, got '1x=2'"),
     Row(f"{P} --verify", 2, "the original model is needed to verify"),
     Row(f"{P} --verify-with n=2", 2, "the original model is needed to verify"),
+    Row(f"{P} --full", 2, "the original model is needed to verify"),
+    Row(f"{P} --backend lockstep", 2, "the original model is needed to verify"),
     Row(f"{P} --level fast", 2, "unknown level 'fast'"),
     Row(f"{P} --level 3", 2, "unknown level '3'"),
     Row(f"{P} --level ''", 2, "unknown level ''"),
