@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from batches import UserError
+from batches import UserError, set_size
 from model_parallel import MESH, PRECISION, STAGES
 from runtime import SHAPES
 
@@ -92,8 +92,10 @@ def _add_log(parser: argparse._ArgumentGroup) -> None:
     )
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """UserError on a number that makes no sense."""
+def take_options(options: argparse.Namespace) -> None:
+    """UserError on a number that makes no sense. Sizes other than planned count from here on."""
+    if options.batch_size is not None:
+        set_size("batch", options.batch_size)
     for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):
         value = getattr(options, name.replace("-", "_"))
         if value is not None and not value >= 0:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, set_size, synthetic_batches
+from batches import BatchError, UserError, check_agreement, loader_batches, local_shape, synthetic_batches
 from model_parallel import (
     GATHERS_AGAIN,
     GRADIENT_BUCKETS,
@@ -54,7 +54,7 @@ from model_parallel import (
     build_model,
     build_pipeline,
 )
-from run_options import LEARNING_RATE, check_devices, check_launch, check_options, parse_arguments, profiled_steps
+from run_options import LEARNING_RATE, check_devices, check_launch, take_options, parse_arguments, profiled_steps
 from runtime import (
     LossScaler,
     ParallelMesh,
@@ -76,6 +76,7 @@ from runtime import (
     save_checkpoint,
     sharding,
 )
+from runtime.optimizers import SGD, AdamW
 from start_state import last_checkpoint, prepare
 
 PATIENCE = 5.0  # seconds in which rank 0 can say what is wrong, before torchrun ends it
@@ -99,10 +100,10 @@ def make_optimizer(
         decays = ((matrices, weight_decay), (vectors, 0.0))
         trained = [{"params": own, "weight_decay": decay} for own, decay in decays if own or STAGES > 1]
     if OPTIMIZER == "sgd":
-        return torch.optim.SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
+        return SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
     # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
     fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
-    return torch.optim.AdamW(trained, lr=lr, fused=fused or None)
+    return AdamW(trained, lr=lr, fused=fused or None)
 
 
 def make_scaler(mesh: ParallelMesh, scale: float | None = None) -> LossScaler | None:
@@ -478,9 +479,7 @@ def one_step(
 def main() -> int:
     options = parse_arguments(description=(__doc__ or "").partition("\n")[0])
     try:
-        check_options(options)
-        if options.batch_size is not None:
-            set_size("batch", options.batch_size)
+        take_options(options)
         check_launch()
         check_devices(options.backend)
         stages, host = (STAGES, VIRTUAL_STAGES), bool(HOST_TABLES)

@@ -177,7 +177,7 @@ class _Bucket:
         for position in self.taken:
             parameter = self.members[position][1]
             parameter.grad = as_gradient(parameter, self.places[position])
-            _mark_reduced(parameter)
+            cast(Any, parameter.grad).reduced_at = self.flat._version  # which all views of it share
 
 
 def _mark_reduced(parameter: nn.Parameter) -> None:

@@ -23,7 +23,7 @@ def make_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.opt
 def set_options(optimizer: torch.optim.Optimizer, name: str) -> None:
     """The package's optimizer must be of the plan's kind; its options are the user's to edit, so ours replace them."""
     kind, options = OPTIMIZERS[name]
-    if type(optimizer) is not kind:
+    if not isinstance(optimizer, kind):
         raise CheckError(
             f"the package's optimizer is {type(optimizer).__name__}, planned {kind.__name__}",
             f"{kind.__name__} in train.py, or plan again with --optimizer",
