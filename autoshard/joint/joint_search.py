@@ -42,7 +42,7 @@ from autoshard.rules.rebatch import rebatched
 from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.simulation.step_timeline import StepTimeline, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
+from autoshard.solvers.stages.stage_partition import StageSolution, certificate, solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan
 
 INPUT = "input"  # what a block keeps that is computed again
@@ -215,8 +215,14 @@ class _Candidate:
 
     @cached_property
     def room(self) -> RoomBound:
+        """Of every plan that fits as it is simulated."""
         self.roomed = True
-        return RoomBound(self.problem.stage_problem)
+        return RoomBound(self.problem.bounding)
+
+    @cached_property
+    def form_room(self) -> RoomBound:
+        """Of every plan that fits as the closed form counts memory."""
+        return self.room if self.problem.choice.virtual_stages == 1 else RoomBound(self.problem.stage_problem)
 
     @cached_property
     def solution(self) -> StageSolution | None:
@@ -235,7 +241,7 @@ class _Candidate:
         if self.solved:
             return self.solution.model_bound if self.solution else np.inf
         known = max(self.problem.model_least, self.any_order_least)  # a form is no less than that bound
-        return max(known, self.room.form_seconds) if self.roomed else known
+        return max(known, self.form_room.form_seconds) if self.roomed else known
 
 
 class _BestFirst:
@@ -254,7 +260,7 @@ class _BestFirst:
             _, number = heappop(heap)
             own = self.candidates[number]
             if not own.roomed:
-                heappush(heap, (max(own.room.step_seconds, own.room.form_seconds * FAR), number))
+                heappush(heap, (max(own.room.step_seconds, own.form_room.form_seconds * FAR), number))
             elif own.solution is not None and own.solution.plans[0].seconds * FAR < self.best:
                 yield own
 
@@ -268,8 +274,8 @@ class _BestFirst:
             own = self.candidates[number]
             if not own.roomed:
                 heappush(heap, (own.room.step_seconds, number))
-            elif own.solution is not None:
-                least = min(least, own.solution.any_order_bound)
+            else:
+                least = certificate(own.problem.bounding, least)
         return least
 
 

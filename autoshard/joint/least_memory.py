@@ -21,10 +21,8 @@ from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
-from autoshard.solvers.stages.block_sums import point_bytes
 from autoshard.solvers.stages.least_bytes import least_bytes
 from autoshard.solvers.stages.stage_partition import solve_stages
-from autoshard.solvers.stages.stage_problem import StageProblem
 from autoshard.units import format_bytes
 
 _ROUND = 1e-9
@@ -48,7 +46,7 @@ def leanest_of(
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
-            heappush(heap, (least_bytes(_counted(problem.stage_problem), _beside(problem)), number, True))
+            heappush(heap, (least_bytes(problem.bounding, _beside(problem)), number, True))
             continue
         solved += 1
         bound = min(bound, own)
@@ -94,21 +92,9 @@ def _beside(problem: StepProblem) -> Floats:
     return problem.capacity_bytes - problem.stage_problem.capacity_bytes
 
 
-def _counted(problem: StageProblem) -> StageProblem:
-    """With several chunks, other blocks than those of the run keep nothing and work with nothing, and these work with
-    the least of theirs: not all that they hold is held at once."""
-    if problem.chunks == 1:
-        return problem
-    run = problem.line[problem.run[0]]
-    fronts = []
-    for kind, front in enumerate(problem.fronts):
-        working = np.full(front.points, float(front.working_bytes.min()) if kind == run else 0.0)
-        fronts.append(replace(front, kept_bytes=front.kept_bytes * (kind == run), working_bytes=working))
-    return replace(problem, fronts=tuple(fronts))
-
-
 def _share(problem: StepProblem) -> float:
     """Below what the fullest stage holds: an equal share of the leanest."""
-    own = _counted(problem.stage_problem)
-    each = [float(point_bytes(front, float(own.live.min())).min()) for front in own.fronts]
-    return sum(each[kind] for kind in own.line) / own.stages + float(_beside(problem).min())
+    own = problem.bounding
+    sizes = [[float(points.min()) for points in own.point_bytes(stage)] for stage in range(own.stages)]
+    each: Floats = np.min(sizes, axis=0)
+    return sum(float(each[kind]) for kind in own.line) / own.stages + float(_beside(problem).min())

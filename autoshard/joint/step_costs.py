@@ -28,8 +28,9 @@ from autoshard.joint.block_fronts import (
     takes_turns,
 )
 from autoshard.joint.outer_space import OuterChoice
-from autoshard.simulation.pipeline_schedule import receive_buffers
+from autoshard.joint.stage_values import StageValues, stage_values
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
+from autoshard.solvers.stages.least_held import least_held
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
 
 
@@ -121,35 +122,59 @@ class StepProblem:
         choice = self.choice
         first = {kind: block for block, kind in reversed([*enumerate(self.kinds)][1:])}
         send = min(map(self.received_seconds, first.values()), default=0.0)
+        handed, of_order = self._handed
         return StageProblem(
             tuple(own.front for own in self.fronts),
             self.kinds,
             choice.stages,
             choice.micro_batches,
             self.live,
-            self._room(),
+            self._room,
             choice.virtual_stages,
             send,
             self.allowed,
+            handed_bytes=handed,
+            of_order_bytes=of_order,
         )
+
+    @cached_property
+    def bounding(self) -> StageProblem:
+        """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
+        several chunks keep as the mean of all."""
+        return least_held(self.stage_problem, self._values)
 
     @cached_property
     def live(self) -> Floats:
         choice = self.choice
         return live_micro_batches(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
 
+    @property
+    def _values(self) -> tuple[StageValues, ...]:
+        choice = self.choice
+        return stage_values(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
+
+    @cached_property
+    def _entering(self) -> float:
+        """Bytes of the least that a stage receives of one micro-batch."""
+        return min((self.costs[kind].received_bytes for kind in self.kinds[1:]), default=0.0)
+
+    @property
+    def _handed(self) -> tuple[Floats, Floats]:
+        """Bytes of a stage: of the output of each micro-batch that it holds, and of sends that its own order alone has
+        in flight."""
+        gives = np.arange(self.choice.stages) < self.choice.stages - 1
+        sent = np.array([own.sent for own in self._values]) * (self.choice.stages > 1)
+        return np.array(gives * self._entering, float), np.array(sent * self._entering, float)
+
+    @cached_property
     def _room(self) -> Floats:
-        """Of each stage, without gradients that it receives, outputs that it hands on (inputs are among what its blocks
-        keep) and, on the last, the copy of shared parameters of the last block: blocks before it may stand on other
-        stages, where the simulated step counts theirs."""
+        """Of each stage, without what stages give each other as it is fullest (an input of each micro-batch is among
+        what its blocks keep) and, on the last, the copy of shared parameters of the last block: blocks before it may
+        stand on other stages, where the simulated step counts theirs."""
         choice = self.choice
         room = np.full(choice.stages, self.capacity_bytes) - self.withheld_bytes
         if choice.stages > 1:
-            entering = min((self.costs[kind].received_bytes for kind in self.kinds[1:]), default=0.0)
-            count = receive_buffers(choice.schedule, choice.stages, choice.micro_batches, choice.virtual_stages)
-            for stage in range(choice.stages):
-                outputs = self.live[stage] * choice.virtual_stages * (stage < choice.stages - 1)
-                room[stage] -= (sum(own.gradients for own in count[stage :: choice.stages]) + outputs) * entering
+            room -= np.array([own.beside for own in self._values], float) * self._entering
             last = self.costs[self.kinds[-1]].shared
             room[-1] -= static_bytes(last, choice.zero, choice.replicas)
         return room

@@ -189,9 +189,9 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
 
 
 def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> list[ReceiveBuffers]:
-    """From the third round of micro-batches on the order repeats; a single round is the first of two. Of gradients one
-    more: torch takes turns for what stands between slots, too, and that is not the same in all versions."""
-    count = max(2 * stages, min(micro_batches, 3 * stages))
+    """From the third round of micro-batches on the order repeats. Of gradients one more: torch takes turns for what
+    stands between slots, too, and that is not the same in all versions."""
+    count = min(micro_batches, 3 * stages)
     orders = [_with_turns(stage, stages, count, chunks) for stage in range(stages)]
     position, parts = [0] * stages, stages * chunks
     arrived: set[tuple[str, int, int]] = set()  # (F or B, part, micro-batch) whose receive is posted

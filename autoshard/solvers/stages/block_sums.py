@@ -6,32 +6,14 @@ Equal blocks can be exchanged, so a sum knows only how many of each kind there a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.stages.stage_problem import Front
+from autoshard.solvers.stages.counted_points import COUNTED, Sum, mixed, undominated
 
 Counts = tuple[int, ...]  # blocks of each kind
 _INF = float("inf")
-_ROUND = 1e-12
-COUNTED = 3  # points of a kind
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """Undominated totals, bytes ascending, seconds descending; `parents`: (entry of the sum before, point added)."""
-
-    seconds: Floats
-    bytes: Floats
-    before: Integers
-    point: Integers
-
-    @cached_property
-    def size(self) -> int:
-        return len(self.seconds)
 
 
 _NOTHING = Sum(np.zeros(1), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -39,14 +21,20 @@ _NOTHING = Sum(np.zeros(1), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.i
 
 class BlockSums:
     """Of one stage. `seconds[kind]` and `bytes[kind]` are of the kind's points, `working[kind]` what one of them needs
-    while it runs: the most over the blocks of the stage counts once."""
+    while it runs: the most over the blocks of the stage counts once. `dealt`: the kind that is dealt out onto chunks,
+    and for each of these, ascending, by what bytes beyond those of the kind's leanest point are multiplied there."""
 
     def __init__(
-        self, seconds: Sequence[Floats], sizes: Sequence[Floats], working: Sequence[Floats], capacity_bytes: float
+        self,
+        seconds: Sequence[Floats],
+        sizes: Sequence[Floats],
+        working: Sequence[Floats],
+        capacity_bytes: float,
+        dealt: tuple[int, Floats] | None = None,
     ) -> None:
         self.rooms: list[_Room] = []
         for top in sorted({float(w) for own in working for w in own}):
-            room = _Room(seconds, sizes, working, top, capacity_bytes - top)
+            room = _Room(seconds, sizes, working, top, capacity_bytes - top, dealt)
             if top <= capacity_bytes and not (self.rooms and self.rooms[-1].has_points_of(room)):
                 self.rooms.append(room)
 
@@ -65,13 +53,20 @@ class _Room:
     """Sums of the points that work with at most `top` bytes, within what that leaves."""
 
     def __init__(
-        self, seconds: Sequence[Floats], sizes: Sequence[Floats], working: Sequence[Floats], top: float, capacity: float
+        self,
+        seconds: Sequence[Floats],
+        sizes: Sequence[Floats],
+        working: Sequence[Floats],
+        top: float,
+        capacity: float,
+        dealt: tuple[int, Floats] | None,
     ) -> None:
         self.capacity = capacity
+        self.dealt, self.ratios = dealt or (-1, np.ones(1))
         self.points: list[Sum] = []
         for own_seconds, own_bytes, own_working in zip(seconds, sizes, working, strict=True):
             usable = np.flatnonzero((own_working <= top) & (own_bytes <= capacity))
-            kept = _undominated(own_seconds[usable], own_bytes[usable])
+            kept = undominated(own_seconds[usable], own_bytes[usable])
             usable = usable[kept]
             self.points.append(Sum(own_seconds[usable], own_bytes[usable], np.zeros(len(usable), np.int64), usable))
         self.known: dict[Counts, Sum] = {}
@@ -94,7 +89,7 @@ class _Room:
         for place, kind in enumerate(several):
             rows = np.flatnonzero(possible & choosing[:, place] & (choosing.sum(axis=1) == 1))
             if len(rows) and sizes[kind] <= COUNTED:
-                found[rows] = seconds[rows] + _mixed(self.points[kind], counts[rows, kind], room[rows])[0]
+                found[rows] = seconds[rows] + self._mixed(kind, counts[rows, kind], room[rows])[0]
                 possible[rows] = False
         for row in np.flatnonzero(possible & choosing.any(axis=1)):
             total = self.total(tuple(map(int, counts[row])))
@@ -114,9 +109,12 @@ class _Room:
             return self.walk(own, self.total(own).size - 1)
         found = [[int(own.point[0])] * int(n) if n else [] for own, n in zip(self.points, counts, strict=True)]
         for kind in several:
-            mix = _mixed(self.points[kind], counts[[kind]], self._fixed(counts[None])[1])[1][0]
+            mix = self._mixed(kind, counts[[kind]], self._fixed(counts[None])[1])[1][0]
             found[kind] = sorted(np.repeat(self.points[kind].point, mix).tolist())
         return found
+
+    def _mixed(self, kind: int | np.integer, blocks: Integers, room: Floats) -> tuple[Floats, Integers]:
+        return mixed(self.points[kind], blocks, room, self.ratios if kind == self.dealt else np.ones(1))
 
     def total(self, counts: Counts) -> Sum:
         """Of the last kind that counts has, one block is added to the sum of the others."""
@@ -140,7 +138,7 @@ class _Room:
         seconds = np.add.outer(own.seconds, points.seconds).ravel()
         sizes = np.add.outer(own.bytes, points.bytes).ravel()
         fitting = np.flatnonzero(sizes <= self.capacity)
-        kept = fitting[_undominated(seconds[fitting], sizes[fitting])]
+        kept = fitting[undominated(seconds[fitting], sizes[fitting])]
         return Sum(seconds[kept], sizes[kept], kept // max(1, points.size), points.point[kept % max(1, points.size)])
 
     def walk(self, counts: Counts, entry: int) -> list[list[int]]:
@@ -153,38 +151,7 @@ class _Room:
         return [sorted(points) for points in found]
 
 
-def _mixed(points: Sum, blocks: Integers, room: Floats) -> tuple[Floats, Integers]:
-    """(least seconds, blocks at each point) of so many blocks each, in so much room. At most `COUNTED` points: for each
-    number at the third, as many take the second as fit."""
-    sizes, seconds = points.bytes - points.bytes[0], points.seconds - points.seconds[0]
-    third = np.arange(int(blocks.max()) + 1 if points.size > 2 else 1)[None, :]
-    spare = (room - blocks * points.bytes[0])[:, None] - third * (sizes[2] if points.size > 2 else 0.0)
-    left = blocks[:, None] - third
-    second = np.clip(np.floor(spare / sizes[1] * (1 + _ROUND)), 0, np.maximum(left, 0)).astype(np.int64)
-    gain = third * (seconds[2] if points.size > 2 else 0.0) + second * seconds[1]
-    gain = np.where((left >= 0) & (spare >= 0), gain, _INF)
-    best = gain.argmin(axis=1)
-    rows = np.arange(len(blocks))
-    taken = np.stack([blocks - best - second[rows, best], second[rows, best], best], axis=1)
-    return blocks * points.seconds[0] + gain[rows, best], taken[:, : points.size]
-
-
 def _one_less(counts: Counts) -> tuple[int, Counts]:
     """The rarer kinds are added last: long sums of the others are shared."""
     kind = min((k for k, count in enumerate(counts) if count), key=lambda k: (counts[k], k))
     return kind, (*counts[:kind], counts[kind] - 1, *counts[kind + 1 :])
-
-
-def _undominated(seconds: Floats, sizes: Floats) -> Integers:
-    """Entries that none is as small as in both, bytes ascending."""
-    order = np.lexsort((seconds, sizes))
-    ordered = seconds[order]
-    least = np.concatenate([[_INF], np.minimum.accumulate(ordered)[:-1]]) if len(ordered) else ordered
-    kept: Integers = order[ordered < least]
-    return kept
-
-
-def point_bytes(front: Front, live: float) -> Floats:
-    """Of each point, with `live` micro-batches kept."""
-    total: Floats = front.static_bytes + live * front.kept_bytes
-    return total

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.stages.block_sums import BlockSums, point_bytes
+from autoshard.solvers.stages.block_sums import BlockSums
 from autoshard.solvers.stages.range_costs import RangeCosts
+from autoshard.solvers.stages.stage_problem import point_bytes
 
 _INF = float("inf")
 _NEVER = 1e30  # seconds
@@ -62,7 +63,7 @@ class IdleBound:
 
     def _seconds(self, stage: int, held: int, numbers: Integers) -> Floats:
         """The least of ranges of which the stage can hold so many micro-batches, its sends with them."""
-        key = held, float(self.problem.capacity_bytes[stage])
+        key = held, self.problem.held_room(stage, held)
         if key not in self.known:
             fronts = self.problem.fronts
             sizes = [point_bytes(front, float(held)) for front in fronts]

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats
-from autoshard.solvers.stages.block_sums import point_bytes
 from autoshard.solvers.stages.range_costs import block_counts, cut_places
 from autoshard.solvers.stages.stage_problem import StageProblem
 
@@ -32,8 +31,8 @@ def least_bytes(problem: StageProblem, beside: Floats) -> float:
 
 def _held(problem: StageProblem, counts: NDArray[np.int64], stage: int, top: float) -> Floats:
     """[end, begin]: of points that work with at most `top`, and that."""
-    live = float(problem.live[stage])
-    least = np.array([point_bytes(f, live)[f.working_bytes <= top].min(initial=_INF) for f in problem.fronts])
+    sizes = zip(problem.point_bytes(stage), problem.fronts, strict=True)
+    least = np.array([own[front.working_bytes <= top].min(initial=_INF) for own, front in sizes])
     none = counts @ np.isinf(least)
     own = counts @ np.where(np.isinf(least), 0.0, least)
     found: Floats = np.where(none[:, None] == none[None, :], own[:, None] - own[None, :] + top, _INF)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.stages.block_sums import BlockSums, point_bytes
+from autoshard.solvers.stages.block_sums import BlockSums
 from autoshard.solvers.stages.stage_problem import Part, StageProblem
 
 _INF = float("inf")
@@ -37,9 +37,10 @@ class RangeCosts:
 
     def sums(self, stage: int) -> BlockSums:
         if stage not in self.made:
-            fronts, live = self.problem.fronts, float(self.problem.live[stage])
-            sizes, working = [point_bytes(front, live) for front in fronts], [front.working_bytes for front in fronts]
-            self.made[stage] = BlockSums(self.costs, sizes, working, float(self.problem.capacity_bytes[stage]))
+            sizes, working = self.problem.point_bytes(stage), [front.working_bytes for front in self.problem.fronts]
+            run, ratios = self.problem.line[self.problem.run[0]], self.problem.chunk_ratios(stage)
+            dealt = None if ratios is None else (run, np.sort(ratios))
+            self.made[stage] = BlockSums(self.costs, sizes, working, float(self.problem.capacity_bytes[stage]), dealt)
         return self.made[stage]
 
     def from_start(self) -> Floats:

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.ir.problem import Floats
-from autoshard.solvers.stages.block_sums import point_bytes
 from autoshard.solvers.stages.stage_problem import StageProblem
 
 _INF = float("inf")
@@ -27,14 +26,16 @@ class RoomBound:
     def __init__(self, problem: StageProblem) -> None:
         self.problem = problem
         counts = np.bincount(problem.line, minlength=len(problem.fronts))
-        used = [front for front, count in zip(problem.fronts, counts, strict=True) if count]
+        there = np.flatnonzero(counts)
+        used = [problem.fronts[kind] for kind in there]
         fastest = [float(front.seconds.min()) for front in used]
         self.whole = float(np.dot(counts[counts > 0], fastest))
         self.shortest = min(fastest)
         content = np.concatenate([np.full(f.points, least) for f, least in zip(used, fastest, strict=True)])
         taking = content > 0
         seconds = np.concatenate([front.seconds for front in used])[taking]
-        sizes = np.array([np.concatenate([point_bytes(f, float(own)) for f in used])[taking] for own in problem.live])
+        each = (problem.point_bytes(stage) for stage in range(problem.stages))
+        sizes = np.array([np.concatenate([own[kind] for kind in there])[taking] for own in each])
         self.room = problem.capacity_bytes - min(float(front.working_bytes.min()) for front in used)
         self.sent = problem.send_seconds * np.array([sum(problem.sends(s)) for s in range(problem.stages)])
         self.u, self.w = _vertices(content[taking], seconds, sizes)

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.stages.block_sums import point_bytes
+from autoshard.solvers.stages.counted_points import first_chunk_seconds
 from autoshard.solvers.stages.idle_bound import IdleBound
 from autoshard.solvers.stages.range_costs import RangeCosts, parts_of
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem, closed_form
@@ -66,7 +66,7 @@ def _possible(problem: StageProblem) -> bool:
         return False
     block = 0
     for stage in range(problem.stages):
-        least = [float(point_bytes(front, float(problem.live[stage])).min()) for front in problem.fronts]
+        least = [float(own.min()) for own in problem.point_bytes(stage)]
         room = float(problem.capacity_bytes[stage]) * (1 + _ROUND)
         if block < len(problem.line) and least[problem.line[block]] > room:
             return False
@@ -245,12 +245,12 @@ def _passing(problem: StageProblem, costs: RangeCosts, stage: int, own: Floats) 
     if problem.chunks == 1:
         return own
     start, stop = problem.run
-    one = float(problem.fronts[problem.line[start]].seconds.min())
     hands = problem.send_seconds * (1 + (stage > 0))
     last = np.array(costs.places)[:, None]
     first = last[_begins(own), 0]
     each = np.maximum(np.minimum(last, stop) - np.maximum(first, start), 0) // problem.chunks
-    return np.where(np.isfinite(own), one * each + hands, _INF)
+    least = first_chunk_seconds(problem, stage, int(each.max()))
+    return np.where(np.isfinite(own), least[each] + hands, _INF)
 
 
 def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
@@ -262,6 +262,6 @@ def _with_tail(problem: StageProblem, costs: RangeCosts, rest: Floats) -> float:
     passing = RangeCosts(problem, 1.0 if problem.chunks == 1 else 0.0, 1.0)
     own, (start, stop) = passing.from_start(), problem.run
     if problem.chunks > 1:
-        one = float(problem.fronts[problem.line[start]].seconds.min())
-        own = own + one * ((np.minimum(passing.places, stop) - start) // problem.chunks) + problem.send_seconds
+        each = np.maximum(np.minimum(passing.places, stop) - start, 0) // problem.chunks
+        own = own + first_chunk_seconds(problem, 0, int(each.max()))[each] + problem.send_seconds
     return float(np.maximum(busy, own + early + rest)[1:].min())

@@ -46,6 +46,10 @@ class StageProblem:
     Part `chunk * stages + stage` of the line is chunk `chunk` of its stage. `live[s]`: micro-batches whose kept bytes
     stage s holds at most, a chunk counted as 1/chunks. `send_seconds`: of one slot, to the next part; the giver is busy
     until it is sent. `allowed[s, k]`: may block k be on stage s; with one chunk only.
+
+    `chunk_live[s, c]`: micro-batches that hold what a point of chunk c keeps more than the leanest of its kind; where
+    it is None, as many as `live`. A stage that holds more micro-batches
+    than its schedule has, in another order, has `handed_bytes[s]` less for each, and `of_order_bytes[s]` more.
     """
 
     fronts: tuple[Front, ...]
@@ -57,6 +61,9 @@ class StageProblem:
     chunks: int = 1
     send_seconds: float = 0.0
     allowed: NDArray[np.bool_] | None = None
+    chunk_live: Floats | None = None
+    handed_bytes: Floats | float = 0.0
+    of_order_bytes: Floats | float = 0.0
 
     def __post_init__(self) -> None:
         assert self.allowed is None or self.chunks == 1, "ranges of the line are no stages where chunks take turns"
@@ -72,6 +79,26 @@ class StageProblem:
         """[k]: of the line's blocks before k."""
         found: Floats = np.cumsum([0.0, *(self.fronts[kind].first_seconds for kind in self.line)])
         return found
+
+    def point_bytes(self, stage: int) -> list[Floats]:
+        """By kind: of each point, with all that the stage's live micro-batches keep. With `chunk_live`, what a point
+        keeps more counts as in the chunk that has least of it."""
+        live = float(self.live[stage])
+        more = live if self.chunk_live is None else float(self.chunk_live[stage].min())
+        return [point_bytes(front, live, more) for front in self.fronts]
+
+    def chunk_ratios(self, stage: int) -> Floats | None:
+        """Of each chunk, what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
+        if self.chunk_live is None or self.chunk_live[stage].min() <= 0:
+            return None
+        found: Floats = self.chunk_live[stage] / self.chunk_live[stage].min()
+        return found
+
+    def held_room(self, stage: int, held: int) -> float:
+        """Of a stage that holds `held` micro-batches, at least as many as its schedule has live. One chunk only."""
+        more = held - float(self.live[stage])
+        handed, of_order = (np.broadcast_to(own, self.stages) for own in (self.handed_bytes, self.of_order_bytes))
+        return float(self.capacity_bytes[stage] + (of_order[stage] if more > 0 else 0.0) - more * handed[stage])
 
     def sends(self, stage: int) -> tuple[int, int]:
         """How often a stage hands a micro-batch on, forward and backward: the last part has nobody after it, the first
@@ -100,6 +127,14 @@ class StagePlan:
     seconds: float
 
 
+def point_bytes(front: Front, live: float, more: float | None = None) -> Floats:
+    """Of each point, with `live` micro-batches kept; `more` of them hold what it keeps beyond the leanest."""
+    if more is None or more == live:
+        return front.static_bytes + live * front.kept_bytes
+    least = float(front.kept_bytes.min())
+    return front.static_bytes + live * least + more * (front.kept_bytes - least)
+
+
 def stage_seconds(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> tuple[Floats, Floats, Floats]:
     """Forward and backward seconds of a micro-batch on each stage, its sends with them, and the seconds of its tail."""
     found = np.zeros((3, problem.stages))
@@ -125,11 +160,12 @@ def closed_form(problem: StageProblem, parts: Sequence[Part], points: Sequence[i
 def bytes_of(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> Floats:
     """Bytes of each stage: static, what live micro-batches keep, and the most that one block works with."""
     total, working = np.zeros(problem.stages), np.zeros(problem.stages)
+    sizes = [problem.point_bytes(stage) for stage in range(problem.stages)]
     for part in parts:
         for block in range(part.first, part.stop):
-            front, point = problem.fronts[problem.line[block]], points[block]
-            total[part.stage] += front.static_bytes[point] + problem.live[part.stage] * front.kept_bytes[point]
-            working[part.stage] = max(working[part.stage], front.working_bytes[point])
+            kind, point = problem.line[block], points[block]
+            total[part.stage] += sizes[part.stage][kind][point]
+            working[part.stage] = max(working[part.stage], problem.fronts[kind].working_bytes[point])
     both: Floats = total + working
     return both
 

@@ -1,0 +1,73 @@
+"""What a stage of several chunks surely holds, however unequal these are.
+
+As the last forward runs, which is the last chunk's, n_c micro-batches of each chunk c are in flight. Its blocks are as
+many of each chunk, so of what all of them keep at their leanest the mean of n_c counts; what some keep more may be in
+the chunk of which fewest are in flight. Blocks before and after those that are dealt out are in the first and the last
+chunk. One block works meanwhile: of those that are dealt out, or after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from autoshard.solvers.stages.stage_problem import Front, StageProblem
+
+
+class Live(Protocol):
+    @property
+    def live(self) -> tuple[int, ...]: ...
+
+
+def least_held(problem: StageProblem, values: Sequence[Live]) -> StageProblem:
+    """`problem` with bytes that no plan has less of, on any stage. `values` of each stage as its last forward runs."""
+    if problem.chunks == 1:
+        return problem
+    start, stop = problem.run
+    run = problem.line[start]
+    chunk_live = np.array([own.live for own in values], float)
+    mean = chunk_live.mean(axis=1)
+    if run in problem.line[:start] or run in problem.line[stop:]:
+        mean = chunk_live.min(axis=1)
+        chunk_live = mean[:, None]
+    fronts = []
+    for kind, front in enumerate(problem.fronts):
+        if kind == run:
+            assert np.ptp(front.static_bytes) == 0, "points differ in what they keep alone"
+            working = np.full(front.points, float(front.working_bytes.min()))
+            fronts.append(replace(front, working_bytes=working))
+            continue
+        early, late = kind in problem.line[:start], kind in problem.line[stop:]
+        live = min([values[0].live[0]] * early + [values[-1].live[-1]] * late, default=0)
+        fronts.append(_always(front, live, works=not early))
+    found = replace(problem, fronts=tuple(fronts), live=mean, chunk_live=chunk_live)
+    front = problem.fronts[run]
+    more = [_works_more(found, stage, front) for stage in range(problem.stages)]
+    return replace(found, capacity_bytes=problem.capacity_bytes - np.array(more))
+
+
+def _works_more(problem: StageProblem, stage: int, front: Front) -> float:
+    """What the blocks that are dealt out surely work with beyond the least of their kind: points that don't fit once,
+    beside a block of each other chunk, are none."""
+    sizes, working = problem.point_bytes(stage)[problem.line[problem.run[0]]], front.working_bytes
+    least = floor = float(working.min())
+    for _ in range(front.points):
+        room = float(problem.capacity_bytes[stage]) - (problem.chunks - 1) * float(sizes.min())
+        floor = float(working[sizes + floor <= room].min(initial=np.inf))
+        if not np.isfinite(floor):
+            return 0.0  # nothing fits in any case
+    return floor - least
+
+
+def _always(front: Front, live: int, *, works: bool) -> Front:
+    """Of a block whose chunk is known: what `live` micro-batches keep is there."""
+    nothing = np.zeros(front.points)
+    return replace(
+        front,
+        static_bytes=front.static_bytes + live * front.kept_bytes,
+        kept_bytes=nothing,
+        working_bytes=front.working_bytes * works,
+    )

@@ -1,0 +1,102 @@
+"""What a stage problem counts of a stage's memory, against the simulated step of the same plan, whose costs are random:
+no plan that fits may be left out of a bound."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.cluster.hardware import load_hardware
+from autoshard.joint.block_costs import BlockCosts, HeldParameters
+from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.step_costs import StepProblem
+from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
+from autoshard.simulation.step_timeline import simulate_step
+from autoshard.solvers.stages.room_bound import RoomBound
+from autoshard.solvers.stages.stage_brute_force import every_plan
+from autoshard.solvers.stages.stage_partition import certificate
+from autoshard.solvers.stages.stage_problem import StagePlan, bytes_of
+
+FREE = 1e15  # bytes
+KEEPS = ("all", "expensive", "input")
+
+
+def held(draw: random.Random) -> HeldParameters:
+    return HeldParameters(*(draw.choice([0.0, draw.random() * 2e9]) for _ in range(3)))
+
+
+def block(draw: random.Random, entering: float) -> BlockCosts:
+    forward, backward = draw.random() + 0.1, draw.random() + 0.2
+    lean = entering * draw.choice([1.0, 1.0, 0.5, 2.0])
+    middle = lean + draw.random() * 2e9
+    kept = (middle + draw.random() * 2e9, middle, lean)
+    again = (0.0, draw.random() * forward, forward)
+    working = [draw.random() * 5e8 for _ in KEEPS]
+    each = (tuple(zip(KEEPS, own, strict=True)) for own in (again, kept, working))
+    received = entering * draw.choice([1.0, 1.0, 1.5])
+    shared = held(draw) if draw.random() < 0.2 else HeldParameters()
+    return BlockCosts(forward, backward, *each, received, held(draw), shared)
+
+
+def problem(draw: random.Random, chunks: int) -> StepProblem:
+    stages = draw.choice([2, 3]) if chunks > 1 else draw.choice([1, 2, 3, 4])
+    run = stages * chunks * draw.choice([1, 1 + (stages * chunks < 6)]) if chunks > 1 else draw.randint(stages, 5)
+    count = stages * draw.randint(1, 4) if chunks > 1 else stages + draw.randint(0, 8)
+    schedule = "interleaved" if chunks > 1 else draw.choice(["1f1b", "1f1b", "gpipe"])
+    line = (0,) * draw.randint(0, 1) + (1,) * run + (2,) * draw.randint(0, 1) + (1,) * (draw.random() < 0.1)
+    entering = draw.random() * 1e9
+    costs = (block(draw, entering), block(draw, entering), block(draw, entering))
+    keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
+    choice = OuterChoice(stages, chunks, schedule, 1, 1, 1, count, 0)
+    return StepProblem(choice, line, costs, keeps, load_hardware("a100-80g-sxm"), FREE)
+
+
+def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
+    every = list(itertools.islice(every_plan(own.stage_problem), 20_000))
+    return draw.sample(every, min(len(every), 25))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(seed: int, chunks: int) -> None:
+    """Blocks that keep most may all stand in the chunk of which fewest micro-batches are in flight."""
+    draw = random.Random(f"{seed} {chunks}")
+    free = problem(draw, chunks)
+    made = []
+    for plan in some_plans(draw, free):
+        step, bounding = simulate_step(free.step_costs(plan)), free.bounding
+        held_bytes = bytes_of(bounding, plan.parts, plan.points) + (FREE - bounding.capacity_bytes)
+        assert (held_bytes <= np.array(step.peak_bytes) * (1 + 1e-9) + 1).all()
+        made.append((max(step.peak_bytes), step.step_seconds))
+    for peak, _ in sorted(made)[:: max(1, len(made) // 4)]:
+        fastest = min(seconds for own, seconds in made if own <= peak)
+        tight = replace(free, capacity_bytes=peak * (1 + 1e-9)).bounding
+        assert certificate(tight, 1.5 * fastest) <= fastest * (1 + 1e-9)
+        assert RoomBound(tight).step_seconds <= fastest * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("schedule", "count"), [("1f1b", 1), ("1f1b", 2), ("1f1b", 9), ("gpipe", 5)])
+def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: str, count: int) -> None:
+    """Not a buffer too few: what a search thinks fits, fits as it is simulated."""
+    draw = random.Random(count)
+    stages = min(count, 3)
+    one = replace(block(draw, 1e9), received_bytes=1e9, kept_bytes=(("all", 3e9), ("expensive", 2e9), ("input", 1e9)))
+    choice = OuterChoice(stages, 1, schedule, 1, 1, 1, count, 0)
+    own = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), load_hardware("a100-80g-sxm"), FREE)
+    for plan in some_plans(draw, own):
+        peaks = simulate_step(own.step_costs(plan)).peak_bytes
+        counted = bytes_of(own.stage_problem, plan.parts, plan.points) + (FREE - own.stage_problem.capacity_bytes)
+        assert peaks == pytest.approx(counted)
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (3, 2), (4, 3)])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_an_input_has_its_buffer_as_long_as_its_micro_batch_is_in_flight(stages: int, chunks: int, rounds: int) -> None:
+    count = receive_buffers("interleaved", stages, rounds * stages, chunks)
+    for part in range(1, stages * chunks):
+        order = interleaved(part % stages, stages, rounds * stages, chunks)
+        assert count[part].inputs >= most_in_flight(order, part // stages)
