@@ -19,7 +19,7 @@ from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, check_dtype, estimate, model_flops, parameter_count
 from autoshard.estimate.transformer import TrainingRun, Transformer, check
 from autoshard.ir.mesh import Mesh
-from autoshard.simulation.step_timeline import StepTimeline, simulate_step
+from autoshard.simulation.step_timeline import simulate_step
 from autoshard.whole_steps.software import PACKAGES
 
 
@@ -33,12 +33,9 @@ def estimate_any(model: Transformer, run: TrainingRun, hardware: Hardware, host:
     return package_estimate(model, run, layers_of_parts(model, run), priced(hardware, model, host))
 
 
-def package_estimate(
-    model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware, made: StepTimeline | None = None
-) -> Estimate:
-    """Of a package of `autoshard plan`, by the programs of its parts, or as it was simulated otherwise (`made`).
-    `parts`: what their layers keep, whatever `run` says of that; `hardware` as `priced`."""
-    made = made or simulate_step(package_costs(model, run, parts, hardware))
+def package_estimate(model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware) -> Estimate:
+    """`parts`: what their layers keep, whatever `run` says of that; `hardware` as `priced`."""
+    made = simulate_step(package_costs(model, run, parts, hardware))
     seconds = step_parts(made)
     return Estimate(
         model=model,

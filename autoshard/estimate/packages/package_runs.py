@@ -30,7 +30,6 @@ from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
 from autoshard.joint.block_splits import BlockSplit
 from autoshard.joint.found_steps import StepFound
-from autoshard.joint.joint_plan import MOST_PLANS
 from autoshard.joint.joint_search import best_of, measured_replicas
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
@@ -60,8 +59,8 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
     store = _store(space, _sequences(space, choices[0].tensor)[0], choices, own)
     found = best_of(problems, store.line, log, count, len(problems), lambda text: None)
     steps = (found.best, *found.others)[:count]
-    made = [_estimate(space, step, own, number < MOST_PLANS) for number, step in enumerate(steps)]
-    made[:MOST_PLANS] = sorted(made[:MOST_PLANS], key=lambda own: (own.step_seconds, own.memory.peak))
+    made = [_estimate(space, step, own) for step in steps]
+    made.sort(key=lambda row: (not row.memory.fits(hardware), row.step_seconds, row.memory.peak))
     return BestRuns(tuple(made), found.considered, None, found.solved, found.bound_seconds)
 
 
@@ -130,8 +129,8 @@ def _problems(
             yield problem_of(space.model, choice, store, offered, hardware, room)
 
 
-def _estimate(space: RunSpace, step: StepFound, hardware: Hardware, by_program: bool) -> Estimate:
-    """By the programs of its parts, or by the costs of its blocks."""
+def _estimate(space: RunSpace, step: StepFound, hardware: Hardware) -> Estimate:
+    """By the programs of its parts, which may take a few percent more than the costs of blocks say."""
     problem, plan, model = step.problem, step.plan, space.model
     kinds, parts = line_of(model), []
     for part in plan.parts:
@@ -145,7 +144,7 @@ def _estimate(space: RunSpace, step: StepFound, hardware: Hardware, by_program: 
     run = replace(
         _run(space, problem.choice), sequence_parallel=cut, stage_layers=_uneven(model, parts), recompute=_most(parts)
     )  # fmt: skip
-    return package_estimate(model, run, parts, hardware, None if by_program else step.timeline)
+    return package_estimate(model, run, parts, hardware)
 
 
 def _uneven(model: Transformer, parts: Sequence[Layers]) -> tuple[int, ...]:
