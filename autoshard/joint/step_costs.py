@@ -238,6 +238,7 @@ class StepProblem:
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
         """While a block runs, those after it keep nothing: either not yet or no more."""
         found, most = PartCosts(*self._ends(plan)), 0.0
+        made = sum(map(self._fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
         for block in range(part.first, part.stop):
             own, point = self.fronts[self.kinds[block]], plan.points[block]
             front = own.front
@@ -248,8 +249,8 @@ class StepProblem:
                 kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
                 first_seconds=found.first_seconds + own.first_seconds,
             )
-            made = sum(self._fresh_bytes(other) for other in range(block, part.stop))
             most = max(most, found.kept_bytes + self._working_bytes(block, point) + made)
+            made -= self._fresh_bytes(block)
         found = replace(found, working_bytes=max(0.0, most - found.kept_bytes))
         found = replace(found, backward_seconds=found.backward_seconds + self._scattered_last(part))
         if self.choice.stages > 1 and part.stop < len(self.kinds):
