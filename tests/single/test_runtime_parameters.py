@@ -343,3 +343,11 @@ def test_an_error_between_leaves_the_gradients_of_earlier_batches() -> None:
         return w.grad
 
     assert all(torch.equal(g, torch.full((3,), 3.0)) for g in run_lockstep({"a": 2}, work) if g is not None)
+
+
+def test_blocks_are_compiled_by_the_backend_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: asked.append(options.get("backend")) or forward)
+    blocks = nn.Module()
+    blocks.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    assert runtime.compile_blocks(blocks, "eager") == 2 and asked == ["eager"] * 2
