@@ -222,7 +222,7 @@ class _Candidate:
     @cached_property
     def form_room(self) -> RoomBound:
         """Of every plan that fits as the closed form counts memory."""
-        return self.room if self.problem.choice.virtual_stages == 1 else RoomBound(self.problem.stage_problem)
+        return RoomBound(self.problem.stage_problem)
 
     @cached_property
     def solution(self) -> StageSolution | None:

@@ -31,7 +31,7 @@ from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.stage_values import StageValues, stage_values
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.least_held import least_held
-from autoshard.solvers.stages.stage_problem import Part, StagePlan, StageProblem
+from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, StageProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +140,27 @@ class StepProblem:
     @cached_property
     def bounding(self) -> StageProblem:
         """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
-        several chunks keep as the mean of all."""
-        return least_held(self.stage_problem, self._values)
+        several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
+        return least_held(replace(self.stage_problem, fronts=self._surely_held), self._values)
+
+    @property
+    def _surely_held(self) -> tuple[Front, ...]:
+        """By kind: a part's last block alone surely works beside all that the part keeps (`_part`), and a single
+        micro-batch finds no gradients."""
+        block = {kind: number for number, kind in enumerate(self.kinds)}
+        last = self.kinds[-1] if self.kinds.count(self.kinds[-1]) == 1 else -1
+        works = {
+            kind: np.array([self._working_bytes(number, point) for point in range(self.fronts[kind].front.points)])
+            for kind, number in block.items()
+        }
+        least = min(float(own.min()) for own in works.values())
+        found = []
+        for kind, own in enumerate(self.fronts):
+            made = self._fresh_bytes(block[kind]) if kind in block else 0.0
+            made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
+            working = works[kind] if kind == last else np.full(own.front.points, least)
+            found.append(replace(own.front, static_bytes=own.front.static_bytes - made, working_bytes=working))
+        return tuple(found)
 
     @cached_property
     def live(self) -> Floats:

@@ -43,23 +43,7 @@ def least_held(problem: StageProblem, values: Sequence[Live]) -> StageProblem:
         early, late = kind in problem.line[:start], kind in problem.line[stop:]
         live = min([values[0].live[0]] * early + [values[-1].live[-1]] * late, default=0)
         fronts.append(_always(front, live, works=not early))
-    found = replace(problem, fronts=tuple(fronts), live=mean, chunk_live=chunk_live)
-    front = problem.fronts[run]
-    more = [_works_more(found, stage, front) for stage in range(problem.stages)]
-    return replace(found, capacity_bytes=problem.capacity_bytes - np.array(more))
-
-
-def _works_more(problem: StageProblem, stage: int, front: Front) -> float:
-    """What the blocks that are dealt out surely work with beyond the least of their kind: points that don't fit once,
-    beside a block of each other chunk, are none."""
-    sizes, working = problem.point_bytes(stage)[problem.line[problem.run[0]]], front.working_bytes
-    least = floor = float(working.min())
-    for _ in range(front.points):
-        room = float(problem.capacity_bytes[stage]) - (problem.chunks - 1) * float(sizes.min())
-        floor = float(working[sizes + floor <= room].min(initial=np.inf))
-        if not np.isfinite(floor):
-            return 0.0  # nothing fits in any case
-    return floor - least
+    return replace(problem, fronts=tuple(fronts), live=mean, chunk_live=chunk_live)
 
 
 def _always(front: Front, live: int, *, works: bool) -> Front:
