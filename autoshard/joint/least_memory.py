@@ -46,7 +46,8 @@ def leanest_of(
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
-            heappush(heap, (least_bytes(problem.bounding, _beside(problem)), number, True))
+            least_held = least_bytes(problem.bounding, _beside(problem))
+            heappush(heap, (max(least_held, problem.one_stage_least_bytes), number, True))
             continue
         solved += 1
         bound = min(bound, own)

@@ -144,6 +144,25 @@ class StepProblem:
         return least_held(replace(self.stage_problem, fronts=self._surely_held), self._values)
 
     @property
+    def one_stage_least_bytes(self) -> float:
+        """Below what a plan of one stage holds, 0 with more: as each block runs, what it and those before it keep, what
+        it works with, and of a single micro-batch the gradients of those after it."""
+        if self.choice.stages > 1:
+            return 0.0
+        zero = self.choice.zero == 1 and self._alone
+        static, kept, most = 0.0, 0.0, 0.0
+        fresh = sum(self._fresh_bytes(block) for block in range(len(self.kinds)))
+        for block, kind in enumerate(self.kinds):
+            own = self.fronts[kind]
+            works = [self._working_bytes(block, point) for point in range(own.front.points)]
+            most = max(most, kept + fresh + float((own.front.kept_bytes + np.array(works)).min()))
+            kept += float(own.front.kept_bytes.min())
+            static += float(own.front.static_bytes.min()) - own.costs.held.gradient_bytes * zero
+            static -= self._fresh_bytes(block)
+            fresh -= self._fresh_bytes(block)
+        return static + most
+
+    @property
     def _surely_held(self) -> tuple[Front, ...]:
         """By kind: a part's last block alone surely works beside all that the part keeps (`_part`), and a single
         micro-batch finds no gradients."""
