@@ -31,10 +31,15 @@ DECIDED = "zero"  # who decided where a weight is stored
 
 @dataclass(frozen=True)
 class ZeroRequest:
-    """Stage `level` of ZeRO; weights of no more than `threshold_bytes`, whole, are stored as they are used."""
+    """Stage `level` of ZeRO; weights of no more than `threshold_bytes`, whole, are stored as they are used.
+
+    `summed`: in shards over those devices alone over which the gradient is a sum, as over replicas. Devices that make
+    the same gradient, as of a norm's weight under tensor parallelism, keep a copy each: more memory, fewer gathers.
+    """
 
     level: int
     threshold_bytes: float = 0.0
+    summed: bool = False
 
 
 def fastest_stored(
@@ -47,7 +52,12 @@ def fastest_stored(
 ) -> Plan:
     """`completed` of the plan with its weights stored in one of the ways that are asked for: the fastest that fits, or
     the one that needs least. Where all may be, as it was found, too."""
-    ways = [ZeroRequest(level, asked.threshold_bytes) for level in asked.zero_levels]
+    copies = any(asked.zero_levels) and _copied(plan, graph)
+    ways = [
+        ZeroRequest(level, asked.threshold_bytes, summed)
+        for level in asked.zero_levels
+        for summed in ((False, True) if level and copies else (False,))
+    ]
     made = [completed(with_shards(plan, graph, hardware, wanted)) for wanted in ways]
     made += [completed(plan)] if asked.zero in (None, AUTO) and not asked.enable_parallel_optimizer else []
     if plan.search.level == MEMORY:
@@ -116,10 +126,22 @@ def _told(made: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
         level_bound=0.0,
     )
     small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""
-    what = f"weights{small} are stored in shards over the devices that use them alike" if wanted.level else ""
+    over = "sum their gradients" if wanted.summed else "use them alike"
+    what = f"weights{small} are stored in shards over the devices that {over}" if wanted.level else ""
     told = f"{what or 'weights are stored as they are used'}, as ZeRO {wanted.level} asks: operators were chosen before"
     search = replace(plan.search, notes=(*plan.search.notes, told))
     return replace(made, certificate=certificate, search=search, versions=plan.versions)
+
+
+def _copied(plan: Plan, graph: Graph) -> bool:
+    """Does some weight have an axis along which every device uses it whole, and makes the same gradient of it?"""
+    uses = _uses(graph, chosen_strategies(plan, graph)).values()
+    axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
+    return any(_on_axis(own, axis) == {REPLICATE} and not _is_summed(own, axis) for own in uses for axis in axes)
+
+
+def _is_summed(uses: list[Layout], axis: int) -> bool:
+    return any(use.placements[axis] == REPLICATE_PARTIAL for use in uses)
 
 
 def _uses(graph: Graph, chosen: dict[str, Strategy]) -> dict[str, list[Layout]]:
@@ -147,11 +169,12 @@ def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulati
     size = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
     whole = wanted.level == 0 or size <= wanted.threshold_bytes
     used = [_on_axis(uses, axis) for axis in range(len(formulation.mesh.sizes))]
+    free = [own == {REPLICATE} and (not wanted.summed or _is_summed(uses, axis)) for axis, own in enumerate(used)]
 
     def rank(layout: Layout) -> tuple[int, ...]:
         kept = devices = 0
-        for placement, own, length in zip(layout.placements, used, formulation.mesh.sizes, strict=True):
-            if own != {REPLICATE}:
+        for placement, own, cut, length in zip(layout.placements, used, free, formulation.mesh.sizes, strict=True):
+            if not cut:
                 kept += placement in own
             elif isinstance(placement, Shard):
                 devices += -1 if whole else round(1000 * math.log2(length))

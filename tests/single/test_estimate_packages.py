@@ -23,16 +23,13 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan, StepPlan
-from autoshard.joint.block_line import block_line, shortened
-from autoshard.joint.block_splits import BlockSplit
+from autoshard.ir.plan import Plan
+from autoshard.joint.block_line import block_line
 from autoshard.joint.joint_plan import confirmed
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.optimizer_shards import ZeroRequest, with_shards
 from autoshard.joint.outer_space import OuterSpace
-from autoshard.joint.replicated_split import replicated_split
-from autoshard.program.lower import lower
-from autoshard.search.build_plan import Origin, plan_of
+from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import predicted, with_step
@@ -81,24 +78,10 @@ def captured(batch: int, words: int, precision: str) -> Graph:
 def split(dp: int, tp: int, words: int, precision: str, count: int, zero: int, cut: bool) -> Plan:
     """Of Megatron-LM's strategies."""
     style = "megatron-sp" if cut else "megatron"
-    if zero and tp > 1:
-        return split_by_blocks(dp, tp, words, precision, count, zero, style)
     graph, step = captured(MICRO_BATCH * dp, words, precision), StepRequest(micro_batches=count)
     request = SearchRequest(Mesh((("dp", dp), ("tp", tp))), strategy=style, step=step)
     plan = search(graph, A100, request)
-    return with_shards(with_step(plan, graph, step), graph, A100, ZeroRequest(zero)) if zero else plan
-
-
-def split_by_blocks(dp: int, tp: int, words: int, precision: str, count: int, zero: int, style: str) -> Plan:
-    """As the search of whole steps has it: weights in shards over replicas alone, not over what tensor parallelism
-    repeats."""
-    short = shortened(block_line(captured(MICRO_BATCH, words, precision)))
-    plan = search(short.graph, A100, SearchRequest(Mesh((("tp", tp),)), strategy=style))
-    own = BlockSplit(style, plan, lower(plan, short.graph), short.graph, plan.mesh)
-    line = block_line(captured(MICRO_BATCH * dp, words, precision))
-    stored, solution = replicated_split(line, short, own, dp, True, A100)
-    made = plan_of(stored, solution, Origin(line.graph.source), float("inf"), "search")
-    return replace(made, step=StepPlan(count, zero=zero))
+    return with_shards(with_step(plan, graph, step), graph, A100, ZeroRequest(zero, summed=True)) if zero else plan
 
 
 def planned(run: TrainingRun, words: int) -> tuple[float, float]:

@@ -13,13 +13,18 @@ import pytest
 import torch
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph
+from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
+from autoshard.joint.optimizer_shards import ZeroRequest, fastest_stored, with_shards
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
+from autoshard.search.search_request import SearchRequest
+from autoshard.search.select_plan import search
 from autoshard.search.whole_step import repeated_blocks
 from autoshard.simulation.program_step import simulate_plan_step
 from autoshard.verification.case import Case, check_files, make_case, written
@@ -78,6 +83,41 @@ def test_what_is_gathered_longer_takes_memory_and_saves_time(mesh: str) -> None:
     seconds, peaks = [own.step_seconds for own in made], [own.peak_bytes[0] for own in made]
     assert seconds[0] < seconds[1] < seconds[2]
     assert peaks[0] > peaks[1] > peaks[2]
+
+
+def test_copies_that_make_the_same_gradient_may_stay() -> None:
+    """Of a norm's weight under tensor parallelism: in shards over replicas alone, a gather less and more memory; and
+    what is chosen is the faster way that fits."""
+    graph, hardware = captured(), load_hardware("a100-80g-sxm")
+    made = search(graph, hardware, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="megatron"))
+    made = replace(made, step=StepPlan(2))
+    ways = {summed: with_shards(made, graph, hardware, ZeroRequest(1, summed=summed)) for summed in (True, False)}
+    axes = {
+        summed: {p.path: {n for n, x in enumerate(p.layout.placements) if isinstance(x, Shard)} for p in own.parameters}
+        for summed, own in ways.items()
+    }
+    norms = [path for path, cut in axes[False].items() if ".ln_1." in path and cut == {0, 1}]
+    assert norms and all(axes[True][path] == {0} for path in norms)
+    assert all(0 in cut for cut in axes[True].values())
+    steps = {summed: simulate_plan_step(own, lower(own, graph), graph, hardware) for summed, own in ways.items()}
+    assert steps[True].step_seconds < steps[False].step_seconds
+    assert steps[True].peak_bytes[0] > steps[False].peak_bytes[0]
+
+    def completed(plan: Plan) -> Plan:
+        step = steps[next(summed for summed, own in ways.items() if own.parameters == plan.parameters)]
+        return replace(
+            plan,
+            step=replace(plan.step, predicted_seconds=step.step_seconds, predicted_peak_bytes=step.peak_bytes[0]),
+        )
+
+    def chosen(limit: float) -> Plan:
+        return fastest_stored(made, graph, hardware, StepRequest(micro_batches=2, zero=1), completed, limit)
+
+    assert chosen(float("inf")).parameters == ways[True].parameters
+    assert chosen(steps[False].peak_bytes[0]).parameters == ways[False].parameters
+    program = lower(ways[True], graph)
+    proof = check_files(case(2), program, emit(program, ways[True], graph))
+    assert proof.passed, proof.failure
 
 
 @pytest.mark.parametrize("zero", LEVELS)
