@@ -27,7 +27,9 @@ from autoshard.graph_capture.load_model import find_callable
 from autoshard.graph_capture.other_samples import with_samples
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.ir.graph import Graph
-from autoshard.rules.captured_batch import with_free_sizes
+from autoshard.rules.captured_batch import LESS, MORE, with_free_sizes
+
+LARGEST_BYTES = 1 << 28  # of the inputs that another batch is tried with, where they have values
 
 
 def live_model(
@@ -55,7 +57,8 @@ def captured_again(live: LiveModel, graph: Graph) -> Graph:
         other = LiveModel(live.module, copy.copy(live.call), with_samples(live.tensors, own, samples))
         return captured(other, graph.precision, graph.optimizer, graph.training)
 
-    return with_free_sizes(graph, again)
+    held = sum(x.numel() * x.element_size() for x in live.tensors if not x.is_meta)
+    return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_BYTES // max(1, held))))
 
 
 def same_tensors(model: nn.Module) -> nn.Module:

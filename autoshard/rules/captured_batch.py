@@ -21,17 +21,17 @@ LESS, MORE = 2, 64  # the batch captured, divided and multiplied
 MOST_SAID, LONGEST = 3, 24  # numbers in a note, and letters of one
 
 
-def with_free_sizes(graph: Graph, again: Callable[[int, int], Graph]) -> Graph:
+def with_free_sizes(graph: Graph, again: Callable[[int, int], Graph], more: int = MORE) -> Graph:
     """`graph`, just captured, with what was tried: whether its batch can change and nothing else does.
 
     `again(own, samples)` captures the same model with `samples` in place of `own`. Tried are a `LESS`th and
-    `MORE` times its own: a model could do something else of fewer, or of more (`if len(x) < 4`).
+    `more` times its own: a model could do something else of fewer, or of more (`if len(x) < 4`).
     """
     try:
         own = batch_size(graph)
     except UserError as error:
         return replace(graph, free_sizes=(FreeSize("batch", error.message, 0, 0),))
-    tried = max(1, own // LESS), own * MORE
+    tried = max(1, own // LESS), own * more
     return replace(graph, free_sizes=(FreeSize("batch", _why_fixed(graph, own, tried, again), *tried),))
 
 
@@ -76,8 +76,11 @@ def with_numbers_of(graph: Graph, captured: Graph, own: int) -> Graph:
     differs = _difference(graph, captured)
     if differs:
         raise _other_model(own, batch_size(graph), differs)
-    changed = any(_others(one, other) for one, other in _pairs(graph, captured))
-    return replace(graph, ops=captured.ops) if changed else graph
+    if not any(_others(one, other) for one, other in _pairs(graph, captured)):
+        return graph
+    made = replace(graph, ops=captured.ops)
+    told = followed_numbers(made, graph)[0]  # numbers of this batch alone: what was tried of others was with the old
+    return replace(made, free_sizes=tuple(replace(size, fixed=size.fixed or told) for size in graph.free_sizes))
 
 
 def followed_numbers(graph: Graph, carried: Graph) -> list[str]:

@@ -58,6 +58,9 @@ KEPT = {
     "no gradient in a region": ("", f"with torch.no_grad():\n    m = self.a(x).abs().mean()\nh = self.a(x) / m\n{END}"),
     "a part in inference mode": ("",
         f"with torch.inference_mode():\n    m = self.a(x)\nh = self.a(x) / m.clone()\n{END}"),
+    "gradients asked for in inference mode": ("",
+        "with torch.inference_mode():\n    with torch.enable_grad():\n        m = self.a(x)\n"
+        f"    torch.set_grad_enabled(True)\n    k = self.a(x) + 2\nh = self.a(x) / m.clone() / k.clone()\n{END}"),
     "gradients in inference mode": ("",
         "with torch.inference_mode():\n    m = self.a(x)\n    with torch.inference_mode(False):\n"
         "        h = self.a(x)\n"

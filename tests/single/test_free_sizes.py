@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from autoshard import workflow
+from autoshard.api import live_model as live_models
+from autoshard.api.live_model import captured as live_captured
+from autoshard.api.live_model import captured_again, live_model
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
@@ -99,6 +102,15 @@ def test_fixed_where_the_plan_or_the_graph_says_nothing_of_others(tmp_path: Path
     untried = replace(graph, free_sizes=())
     assert graph_json.graph_hash(untried) == graph_json.graph_hash(graph)  # a plan of one is a plan of the other
     assert constants(untried, "dp=2", "dp")["FIXED_SIZES"] == {"batch": UNTRIED.format("batch")}
+
+
+def test_inputs_with_values_are_not_copied_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(8, 16)
+    live = live_model(nn.Linear(16, 4), x, torch.zeros(8, 4), nn.functional.mse_loss)
+    graph = live_captured(live, "fp32", "adamw", True)
+    for most, times in ((1 << 28, 64), (8000, 12), (1, 2)):  # 640 bytes are given
+        monkeypatch.setattr(live_models, "LARGEST_BYTES", most)
+        assert captured_again(live, graph).free_sizes == (FreeSize("batch", "", 4, 8 * times),)
 
 
 @pytest.fixture

@@ -106,6 +106,8 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
         (torch.nn.Module, "to", _moved(torch.nn.Module.to)),
         (torch.inference_mode, "__enter__", _enter_inference),
         (torch.inference_mode, "__exit__", _exit_inference),
+        (torch.enable_grad, "__enter__", _enabled(torch.enable_grad.__enter__)),
+        (torch.set_grad_enabled, "__init__", _switched(torch.set_grad_enabled.__init__)),
         (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
         (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
     ]
@@ -139,14 +141,35 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
+_inference: list[bool] = []  # modes that the forward is within, the innermost last
+
+
 def _enter_inference(self: Any) -> None:
     """A trace holds where gradients are off, and not why: inference mode turns them off, and on where it is left."""
     self._grad_before = torch.is_grad_enabled()
+    _inference.append(self.mode)
     torch.set_grad_enabled(not self.mode)
 
 
 def _exit_inference(self: Any, *_: Any) -> None:
+    _inference.pop()
     torch.set_grad_enabled(self._grad_before)
+
+
+def _enabled(original: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(self: Any) -> None:
+        original(self)
+        if _inference and _inference[-1]:  # nothing turns them on again there
+            torch.set_grad_enabled(False)
+
+    return enter
+
+
+def _switched(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, mode: bool) -> None:
+        original(self, mode and not (_inference and _inference[-1]))
+
+    return init
 
 
 def _refused(
