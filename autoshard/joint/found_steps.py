@@ -13,12 +13,15 @@ from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.simulation.step_timeline import StepTimeline
-from autoshard.solvers.stages.stage_partition import StageSolution
-from autoshard.solvers.stages.stage_problem import StagePlan
+from autoshard.solvers.stages.one_stage import RunningBlock, fastest_points, least_peak
+from autoshard.solvers.stages.room_bound import RoomBound
+from autoshard.solvers.stages.stage_partition import StageSolution, solve_stages
+from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
 from autoshard.units import format_bytes
 
 TOLERANCE = 1e-3  # of the closed form: what the search over the slowest stage may leave
 SIMULATED = 2  # plans of one stage problem
+_ROUND = 1e-12
 REPAIRS = 6  # of a plan whose simulated step needs more memory than its stages were given
 
 
@@ -100,12 +103,58 @@ def none_fits(problems: list[StepProblem]) -> tuple[str, str]:
     """How much the leanest stage needs."""
     least = np.inf
     for problem in problems:
-        own = problem.stage_problem
-        whole = sum(
-            float((front.static_bytes + own.live[-1] * front.kept_bytes).min())
-            for front in (own.fronts[kind] for kind in own.line)
-        )
+        own = problem.bounding
+        sizes = own.point_bytes(own.stages - 1)
+        whole = sum(float(sizes[kind].min()) for kind in own.line)
         least = min(least, whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max()))
     room = format_bytes(problems[0].capacity_bytes)
     told = f"none of {len(problems)} ways to train fits: even shares of the leanest need {format_bytes(least)} a device"
     return f"{told}, {room} may be used", "more devices, ZeRO 3, full recomputation, or a smaller batch"
+
+
+def best_stages(problem: StepProblem) -> StageSolution | None:
+    """Stages of a problem, see `solve_stages`. Its form counts what a block works with beside all that is kept: of one
+    stage the exact plan takes its place where it may be faster."""
+    found = solve_stages(problem.stage_problem, SIMULATED, TOLERANCE)
+    if not _is_one(problem):
+        return found
+    several = problem.choice.micro_batches > 1  # then the form counts no less than is held
+    if several and found and found.plans[0].seconds * (1 - TOLERANCE) <= RoomBound(problem.bounding).form_seconds:
+        return found
+    blocks, always = _running(problem)
+    points = fastest_points(blocks, problem.capacity_bytes - always)
+    if points is None:
+        return found
+    own, parts = problem.stage_problem, (Part(0, 0, 0, len(problem.kinds)),)
+    plan = StagePlan(parts, points, closed_form(own, parts, points))
+    others = tuple(other for other in found.plans if other.seconds > plan.seconds) if found else ()
+    return StageSolution(own, (plan, *others)[:SIMULATED], plan.seconds * (1 - _ROUND))
+
+
+def one_stage_bytes(problem: StepProblem) -> float:
+    """What the plan of one stage that holds least holds, and what is withheld of it; infinite with more stages, and
+    where too many plans are to be followed."""
+    if not _is_one(problem):
+        return np.inf
+    blocks, always = _running(problem)
+    return always + least_peak(blocks)
+
+
+def _is_one(problem: StepProblem) -> bool:
+    everywhere = problem.allowed is None or bool(problem.allowed.all())
+    return problem.choice.stages == 1 and float(problem.live[0]) == 1 and everywhere
+
+
+def _running(problem: StepProblem) -> tuple[list[RunningBlock], float]:
+    """Blocks along the line, their seconds of a micro-batch with a share of the tail's, and the bytes that are held in
+    any case. Of a single micro-batch the gradients of a block, and of those after it, are there as it runs."""
+    fresh = [problem.fresh_bytes(block) for block in range(len(problem.kinds))]
+    made, found = sum(fresh), []
+    for block, kind in enumerate(problem.kinds):
+        front = problem.fronts[kind].front
+        working = np.array([problem.working_bytes(block, point) for point in range(front.points)])
+        seconds = front.seconds + front.tail_seconds / problem.choice.micro_batches
+        found.append(RunningBlock(seconds, front.kept_bytes, working + made))
+        made -= fresh[block]
+    always = sum(problem.always_bytes(block) for block in range(len(problem.kinds)))
+    return found, always + float(np.max(problem.withheld_bytes))

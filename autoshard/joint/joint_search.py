@@ -27,10 +27,9 @@ from autoshard.joint.block_measure import block_costs, sharded_costs
 from autoshard.joint.block_splits import BlockSplit, block_splits
 from autoshard.joint.found_steps import (
     REPAIRS,
-    SIMULATED,
-    TOLERANCE,
     JointResult,
     StepFound,
+    best_stages,
     fastest_of_each,
     none_fits,
 )
@@ -42,7 +41,7 @@ from autoshard.rules.rebatch import rebatched
 from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.simulation.step_timeline import StepTimeline, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
-from autoshard.solvers.stages.stage_partition import StageSolution, certificate, solve_stages
+from autoshard.solvers.stages.stage_partition import StageSolution, certificate
 from autoshard.solvers.stages.stage_problem import StagePlan
 
 INPUT = "input"  # what a block keeps that is computed again
@@ -221,13 +220,13 @@ class _Candidate:
 
     @cached_property
     def form_room(self) -> RoomBound:
-        """Of every plan that fits as the closed form counts memory."""
-        return RoomBound(self.problem.stage_problem)
+        """Of every plan that fits as `best_stages` counts memory."""
+        return self.room if self.problem.choice.stages == 1 else RoomBound(self.problem.stage_problem)
 
     @cached_property
     def solution(self) -> StageSolution | None:
         self.solved = True
-        return solve_stages(self.problem.stage_problem, SIMULATED, TOLERANCE)
+        return best_stages(self.problem)
 
     @property
     def any_order_least(self) -> float:
@@ -296,7 +295,7 @@ def _simulated(
         over = np.maximum(np.array(first.peak_bytes) - problem.capacity_bytes, 0.0)
         room = own.withheld_bytes
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
-        found = solve_stages(own.stage_problem, SIMULATED, TOLERANCE)
+        found = best_stages(own)
     return None
 
 
@@ -305,7 +304,7 @@ def _with_more_room(made: StepFound, enough: float | Floats, too_little: float |
     for _ in range(BISECTED):
         middle = (np.asarray(enough) + too_little) / 2
         own = replace(made.problem, withheld_bytes=middle)
-        found = solve_stages(own.stage_problem, SIMULATED, TOLERANCE)
+        found = best_stages(own)
         fastest = _fastest_fitting(made.problem, found)[0] if found is not None else None
         if fastest is None:
             too_little = middle

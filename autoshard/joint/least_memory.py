@@ -16,13 +16,20 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats
 from autoshard.joint.block_line import BlockLine
 from autoshard.joint.block_splits import BlockSplit
-from autoshard.joint.found_steps import REPAIRS, SIMULATED, TOLERANCE, JointResult, StepFound, best_of_each, none_fits
+from autoshard.joint.found_steps import (
+    REPAIRS,
+    JointResult,
+    StepFound,
+    best_of_each,
+    best_stages,
+    none_fits,
+    one_stage_bytes,
+)
 from autoshard.joint.outer_space import Divided
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.least_bytes import least_bytes
-from autoshard.solvers.stages.stage_partition import solve_stages
 from autoshard.units import format_bytes
 
 _ROUND = 1e-9
@@ -70,11 +77,13 @@ def _fastest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None
     than there is, as much less room is taken to be there."""
     own = problem
     for attempt in range(REPAIRS):
-        room = least_bytes(own.stage_problem, _beside(own))
+        room = one_stage_bytes(own)
+        if not np.isfinite(room):
+            room = least_bytes(own.stage_problem, _beside(own))
         if room > own.capacity_bytes * (1 + _ROUND):
             return None
         leaner = replace(own, capacity_bytes=room * (1 + _ROUND))
-        solution = solve_stages(leaner.stage_problem, SIMULATED, TOLERANCE)
+        solution = best_stages(leaner)
         if solution is None:
             return None
         steps = [simulate_step(problem.step_costs(plan)) for plan in solution.plans]

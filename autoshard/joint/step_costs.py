@@ -151,15 +151,15 @@ class StepProblem:
             return 0.0
         zero = self.choice.zero == 1 and self._alone
         static, kept, most = 0.0, 0.0, 0.0
-        fresh = sum(self._fresh_bytes(block) for block in range(len(self.kinds)))
+        fresh = sum(self.fresh_bytes(block) for block in range(len(self.kinds)))
         for block, kind in enumerate(self.kinds):
             own = self.fronts[kind]
-            works = [self._working_bytes(block, point) for point in range(own.front.points)]
+            works = [self.working_bytes(block, point) for point in range(own.front.points)]
             most = max(most, kept + fresh + float((own.front.kept_bytes + np.array(works)).min()))
             kept += float(own.front.kept_bytes.min())
             static += float(own.front.static_bytes.min()) - own.costs.held.gradient_bytes * zero
-            static -= self._fresh_bytes(block)
-            fresh -= self._fresh_bytes(block)
+            static -= self.fresh_bytes(block)
+            fresh -= self.fresh_bytes(block)
         return static + most
 
     @property
@@ -169,13 +169,13 @@ class StepProblem:
         block = {kind: number for number, kind in enumerate(self.kinds)}
         last = self.kinds[-1] if self.kinds.count(self.kinds[-1]) == 1 else -1
         works = {
-            kind: np.array([self._working_bytes(number, point) for point in range(self.fronts[kind].front.points)])
+            kind: np.array([self.working_bytes(number, point) for point in range(self.fronts[kind].front.points)])
             for kind, number in block.items()
         }
         least = min(float(own.min()) for own in works.values())
         found = []
         for kind, own in enumerate(self.fronts):
-            made = self._fresh_bytes(block[kind]) if kind in block else 0.0
+            made = self.fresh_bytes(block[kind]) if kind in block else 0.0
             made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
             working = works[kind] if kind == last else np.full(own.front.points, least)
             found.append(replace(own.front, static_bytes=own.front.static_bytes - made, working_bytes=working))
@@ -227,10 +227,7 @@ class StepProblem:
             own = [part for part in plan.parts if part.stage == stage]
             blocks = [k for part in own for k in range(part.first, part.stop)]
             fronts = [(self.fronts[self.kinds[k]], plan.points[k]) for k in blocks]
-            static = sum(float(f.front.static_bytes[p]) for f, p in fronts)
-            if self._alone:
-                static -= sum(self._fresh_bytes(k) for k in blocks)
-                static -= sum(f.costs.held.gradient_bytes for f, _ in fronts) * (choice.zero == 1)
+            static = sum(map(self.always_bytes, blocks))
             copies = [self.costs[self.kinds[k]].shared for k in blocks] if choice.stages > 1 else []
             shared = sum(static_bytes(own, choice.zero, choice.replicas) for own in copies)
             last = [self.fronts[self.kinds[k]] for k in blocks[: own[0].stop - own[0].first]]  # whose backward is last
@@ -251,12 +248,18 @@ class StepProblem:
         """Is there one micro-batch, which finds no gradients? Those of blocks are there from their backward on."""
         return self.choice.micro_batches == 1
 
-    def _fresh_bytes(self, block: int) -> float:
+    def always_bytes(self, block: int) -> float:
+        """Of a block, at whatever point: what is held all through the step."""
+        own = self.fronts[self.kinds[block]]
+        whole = own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
+        return float(own.front.static_bytes[0]) - whole - self.fresh_bytes(block)
+
+    def fresh_bytes(self, block: int) -> float:
         """Of the gradients that a block's backward makes of a single micro-batch."""
         shares = self.choice.replicas if self.choice.zero else 1
         return self.costs[self.kinds[block]].held.gradient_bytes / shares if self._alone else 0.0
 
-    def _working_bytes(self, block: int, point: int) -> float:
+    def working_bytes(self, block: int, point: int) -> float:
         """Whole gradients of a single micro-batch are scattered block by block, as ZeRO 2 does with those of each."""
         kind = self.kinds[block]
         if self._alone and self.choice.zero == 1:
@@ -276,7 +279,7 @@ class StepProblem:
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
         """While a block runs, those after it keep nothing: either not yet or no more."""
         found, most = PartCosts(*self._ends(plan)), 0.0
-        made = sum(map(self._fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
+        made = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
         for block in range(part.first, part.stop):
             own, point = self.fronts[self.kinds[block]], plan.points[block]
             front = own.front
@@ -287,8 +290,8 @@ class StepProblem:
                 kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
                 first_seconds=found.first_seconds + own.first_seconds,
             )
-            most = max(most, found.kept_bytes + self._working_bytes(block, point) + made)
-            made -= self._fresh_bytes(block)
+            most = max(most, found.kept_bytes + self.working_bytes(block, point) + made)
+            made -= self.fresh_bytes(block)
         found = replace(found, working_bytes=max(0.0, most - found.kept_bytes))
         found = replace(found, backward_seconds=found.backward_seconds + self._scattered_last(part))
         if self.choice.stages > 1 and part.stop < len(self.kinds):

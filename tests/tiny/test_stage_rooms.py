@@ -12,7 +12,10 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.joint.block_costs import BlockCosts, HeldParameters
-from autoshard.joint.outer_space import OuterChoice
+from autoshard.joint.block_line import block_line
+from autoshard.joint.joint_search import best_of
+from autoshard.joint.least_memory import leanest_of
+from autoshard.joint.outer_space import Divided, OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
 from autoshard.simulation.step_timeline import simulate_step
@@ -20,9 +23,11 @@ from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import certificate
 from autoshard.solvers.stages.stage_problem import StagePlan, bytes_of
+from tests.graphs import mlp_graph
 
 FREE = 1e15  # bytes
 KEEPS = ("all", "expensive", "input")
+LINE = block_line(mlp_graph())
 
 
 def held(draw: random.Random) -> HeldParameters:
@@ -101,3 +106,25 @@ def test_an_input_has_its_buffer_as_long_as_its_micro_batch_is_in_flight(stages:
     for part in range(1, stages * chunks):
         order = interleaved(part % stages, stages, rounds * stages, chunks)
         assert count[part].inputs >= most_in_flight(order, part // stages)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("count", [1, 3])
+def test_of_one_stage_the_fastest_and_the_leanest_that_fit_are_found(seed: int, count: int) -> None:
+    """Of every plan, as it is simulated: its fullest moment, and with one micro-batch no gradients before it."""
+    draw = random.Random(f"one {seed} {count}")
+    line = (0, *(1,) * draw.randint(1, 5), 2)
+    costs = tuple(block(draw, 1e9) for _ in range(3))
+    choice = OuterChoice(1, 1, "1f1b", 1, 1, 1, count, 0)
+    free = StepProblem(choice, line, costs, (KEEPS, KEEPS, ("all",)), load_hardware("a100-80g-sxm"), FREE)
+    steps = [simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem)]
+    made = sorted((step.peak_bytes[0], step.step_seconds) for step in steps)
+    for peak, _ in made[:: max(1, len(made) // 4)]:
+        tight = [(replace(free, capacity_bytes=peak * (1 + 1e-9)), None)]
+        found = best_of(tight, LINE, Divided(), 1, 1, lambda text: None)
+        fastest = min(seconds for own, seconds in made if own <= peak)
+        assert found.best.peak_bytes <= peak * (1 + 1e-9)
+        assert found.bound_seconds <= fastest * (1 + 1e-9) and found.model_seconds >= found.model_bound
+        assert found.best.seconds <= fastest * 1.001
+        leanest = leanest_of(tight, LINE, Divided(), 1, 1, lambda text: None)
+        assert leanest.bound_bytes <= made[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= made[0][0] * (1 + 1e-6)

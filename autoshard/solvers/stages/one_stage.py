@@ -1,0 +1,66 @@
+"""The points of a single stage's blocks, exactly, within what it holds as each block runs.
+
+While a block runs, those after it keep nothing. So the room of a block depends on what those before it keep alone:
+plans are followed along the line, and of those that keep as much the fastest is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers
+from autoshard.solvers.stages.counted_points import undominated
+
+_MOST = 20_000  # plans that are followed at once
+
+
+class RunningBlock(NamedTuple):
+    """By point. `beside`: what is held as it runs, but for what it and those before it keep."""
+
+    seconds: Floats
+    kept: Floats
+    beside: Floats
+
+
+class _Followed(NamedTuple):
+    """Plans up to a block: what they take and keep, the plan up to the block before and the point added."""
+
+    seconds: Floats
+    kept: Floats
+    before: Integers
+    point: Integers
+
+
+def least_peak(blocks: Sequence[RunningBlock]) -> float:
+    """Of the plan that holds least as its fullest block runs; infinite where too many are to be followed."""
+    peak, kept = np.zeros(1), np.zeros(1)
+    for block in blocks:
+        after = np.add.outer(kept, block.kept)
+        peak, kept = np.maximum(peak[:, None], after + block.beside).ravel(), after.ravel()
+        some = undominated(peak, kept)
+        peak, kept = peak[some], kept[some]
+        if len(peak) > _MOST:
+            return np.inf
+    return float(peak.min())
+
+
+def fastest_points(blocks: Sequence[RunningBlock], room: float) -> tuple[int, ...] | None:
+    """Of the fastest plan that never holds more; None where there is none, or too many are to be followed."""
+    nothing = np.zeros(1, np.int64)
+    steps = [_Followed(np.zeros(1), np.zeros(1), nothing, nothing)]
+    for block in blocks:
+        kept = np.add.outer(steps[-1].kept, block.kept)
+        some = np.flatnonzero(kept + block.beside <= room)
+        seconds, kept = np.add.outer(steps[-1].seconds, block.seconds).ravel(), kept.ravel()
+        some = some[undominated(seconds[some], kept[some])]
+        if not 0 < len(some) <= _MOST:
+            return None
+        steps.append(_Followed(seconds[some], kept[some], *np.divmod(some, len(block.seconds))))
+    entry, points = int(steps[-1].seconds.argmin()), list[int]()
+    for step in reversed(steps[1:]):
+        points.append(int(step.point[entry]))
+        entry = int(step.before[entry])
+    return tuple(reversed(points))
