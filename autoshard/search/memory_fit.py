@@ -60,10 +60,10 @@ def _fitted(task: SearchTask) -> Found:
     if plan.predicted_peak_bytes <= task.memory_limit_bytes:
         return Found(free, plan, task.memory_limit_bytes, (candidate(name, plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
-    target = task.memory_limit_bytes
+    target, quickly = task.memory_limit_bytes, task.solver == "auto"
     for round_ in range(MEMORY_ROUNDS):
         try:
-            levelled = solve_level(task.formulation, task.level, target, task.solve, task.stopped)
+            levelled = solve_level(task.formulation, task.level, target, task.solve, task.stopped, quickly)
         except InfeasibleError:
             break
         plan = task.plan(levelled.solution)
@@ -89,7 +89,8 @@ def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
 
 def _by_sum(task: SearchTask) -> tuple[Levelled, str]:
     """The plan of the least sum of costs, without the limit, and its name."""
-    free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped)
+    quickly = task.solver == "auto"
+    free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped, quickly)
     return free, named(free)
 
 

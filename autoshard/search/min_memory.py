@@ -24,12 +24,12 @@ SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fa
 
 def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     """The first that fits, the solver's plan of least memory before others; InfeasibleError where none does."""
-    refused = None
+    refused, quickly = None, task.solver == "auto"
     try:
-        levelled = solve_level(task.formulation, MEMORY, task.memory_limit_bytes, task.solve, task.stopped)
+        levelled = solve_level(task.formulation, MEMORY, task.memory_limit_bytes, task.solve, task.stopped, quickly)
     except InfeasibleError as error:
         refused = error
-        levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped)
+        levelled = solve_level(task.formulation, MEMORY, float("inf"), task.solve, task.stopped, quickly)
     bound = levelled.bound
     if task.level != MEMORY:
         levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)

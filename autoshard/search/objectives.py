@@ -2,7 +2,7 @@
 
 0 `ratio`   least communication + repeated work: a device's share of the unsharded work is a constant, so this is the
             most useful computation per unit of the rest
-1 `memory`  smallest peak of a device; ties by seconds
+1 `memory`  smallest peak of a device; ties by seconds, nearly where tables are too large to be exact
 2 `speed`   least seconds
 """
 
@@ -19,7 +19,7 @@ from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers.common.result import TOLERANCE, Solution, peak, proved, status
-from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.solvers.relax.lagrangian import least_memory
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
@@ -65,8 +65,10 @@ def solve_level(
     capacity_bytes: float,
     solver: Solver,
     stop: Callable[[], bool] = lambda: False,
+    quickly: bool = False,
 ) -> Levelled:
-    """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity.
+    """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity;
+    `quickly`: level 1 may do without, see `least_memory`.
 
     Once `stop()` is true nothing better than the first plan found is looked for.
     """
@@ -74,7 +76,7 @@ def solve_level(
     if level == RATIO:
         return _least_ratio(formulation, problem, solver)
     if level == MEMORY:
-        return smallest_memory(problem, solver, stop)
+        return smallest_memory(problem, solver, stop, quickly)
     found = solver(problem)
     return Levelled(found, found.objective, found.lower_bound, found.cut)
 
@@ -113,9 +115,16 @@ def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> 
     return Levelled(in_seconds, found.objective, found.lower_bound, found.cut)
 
 
-def smallest_memory(problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False) -> Levelled:
-    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak."""
-    low = bound = minimum_memory_bound(problem)
+def smallest_memory(
+    problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, quickly: bool = False
+) -> Levelled:
+    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak;
+    `quickly`, a plan at the bound where `least_memory` meets one."""
+    bound, lean = least_memory(problem, quickly=quickly)
+    if lean is not None and peak(problem, lean) <= problem.capacity_bytes * (1 + TOLERANCE):
+        met = Solution(problem, lean, 0.0, "auto")
+        return Levelled(met, met.peak_bytes, bound)
+    low = bound
     best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None
     cut = False
     if best is None:

@@ -18,7 +18,7 @@ from autoshard.solvers import portfolio
 from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, objectives, options
 from autoshard.solvers.common.result import peak
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.solvers.relax.lagrangian import least_memory, minimum_memory_bound
 from autoshard.solvers.relax.memory_columns import condensed
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.window_search import window
@@ -88,6 +88,21 @@ def test_the_memory_bound_is_often_tight() -> None:
         least = min(peak(problem, c) for c in every(problem))
         gaps.append(1 - minimum_memory_bound(problem) / least if least else 0.0)
     assert np.mean(gaps) < 0.05
+
+
+def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
+    met = 0
+    for seed in range(200):
+        problem = random_problem(seed, most_nodes=5, forbid=0.0)
+        bound, choice = least_memory(problem)
+        if choice is None:
+            continue
+        met += 1
+        leanest = [c for c in every(problem) if peak(problem, c) <= bound * (1 + 1e-9)]
+        assert choice in leanest
+        fastest = min(objective(problem, c) for c in leanest)
+        assert objective(problem, choice) == pytest.approx(fastest, rel=1e-6, abs=1e-9)
+    assert met > 50
 
 
 def test_infeasible_is_proven_with_the_shortfall() -> None:

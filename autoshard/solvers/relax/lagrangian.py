@@ -10,7 +10,7 @@ With c(x) the seconds of a plan, m_t(x) its bytes at time t, C the capacity and 
   `memory_columns.master_prices` and `restricted_master.mixture`; both in turn, until L(p) meets the value of the
   mixture, in `lagrangian._dual`.
 - The least peak of memory is bounded likewise, with c = 0 and C = 0: max over p, sum_t p_t <= 1, of min_x sum_t p_t
-  m_t(x). Implemented in `lagrangian.minimum_memory_bound`.
+  m_t(x). Implemented in `lagrangian.least_memory`.
 - A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in
   `memory_columns.condensed`.
 - The best plan that fits is improved by cutting between plans and by local search on the true memory. Implemented in
@@ -45,6 +45,7 @@ _STARTS = 4  # plans that local search starts from
 _WINDOWS = 12  # windows of nodes that are solved again, half of each overlapping the next
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
 _MOST_WORK = 3_000_000_000  # joint entries, for all windows together
+_ABOVE_SECONDS = 1e6  # times the seconds of a plan: the price of the least memory
 _NEAR = 2e-3  # relative gap that is not worth more work
 
 
@@ -79,12 +80,31 @@ def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRI
 
     Raises InfeasibleError where no choice is allowed at all.
     """
+    return least_memory(problem, budget_entries=budget_entries, quickly=False)[0]
+
+
+def least_memory(
+    problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, quickly: bool = True
+) -> tuple[float, Choice | None]:
+    """The bound on every plan's peak, and `quickly` a plan that reaches it, None where none is met.
+
+    With prices of memory at which nothing has less of it than the bound, and seconds too small beside to count but
+    between equals, one unlimited solve gives the fastest of those plans, wherever its tables are exact and it fits.
+    """
     small = condensed(problem)
     known, contents = least(small).bytes, Contents(small)
     start = attempt(minimise, small, contents, scale=0.0, budget_entries=budget_entries)
     if start is None:
-        return known
-    return max(known, _memory_dual(small, column_of(small, start.choice), budget_entries).bound)
+        return known, None
+    dual = _memory_dual(small, column_of(small, start.choice), budget_entries)
+    bound = max(known, dual.bound)
+    seconds = min(column.seconds for column in dual.columns)
+    if not quickly or not 0 < seconds < math.inf:
+        return bound, None
+    prices = _ABOVE_SECONDS * seconds / max(bound, 1.0) * dual.multipliers
+    found = attempt(minimise, small, contents, multipliers=prices, budget_entries=budget_entries)
+    fits = found is not None and column_of(small, found.choice).peak <= bound * (1 + TOLERANCE)
+    return bound, found.choice if found is not None and fits else None
 
 
 def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
@@ -194,15 +214,10 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     dual = _memory_dual(problem, lightest, budget)
     if dual.bound > capacity * (1 + TOLERANCE):
         raise short(problem, dual.bound - capacity)
-    linked = links(problem)
-    squeeze = Aim(0.0, 1.0, 0.0)
-    every = sorted({c.choice: c for c in (*dual.columns, *columns)}.values(), key=lambda c: c.peak)
-    crossed = [column_of(problem, m) for c in every[1:_STARTS] for m in mixtures(problem, every[0].choice, c.choice)]
-    starts = sorted([*every, *crossed], key=lambda c: c.peak)[: 2 * _STARTS]
-    lean = [column_of(problem, descend(problem, linked, column.choice, squeeze)) for column in starts]
-    choice = _best(problem, [*starts, *lean])
+    lean = _lean(problem, (*dual.columns, *columns), capacity)
+    choice = _best(problem, lean)
     if choice is None:
-        best = min(column.peak for column in (*starts, *lean))
+        best = min(column.peak for column in lean)
         raise InfeasibleError(
             f"no plan found that fits, which is not proven: the smallest peak found is {format_bytes(best)}, the "
             f"capacity {format_bytes(capacity)}, and no plan needs less than {format_bytes(dual.bound)}",
@@ -210,3 +225,17 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
             proven=False,
         )
     return choice
+
+
+def _lean(problem: Problem, columns: Iterable[Column], enough: float) -> list[Column]:
+    """The leanest of these; where none has a peak of `enough` or less, also of what is cut together from them, and
+    what local search on memory alone makes of those."""
+    every = sorted({c.choice: c for c in columns}.values(), key=lambda c: c.peak)
+    if every[0].peak <= enough:
+        return every[: 2 * _STARTS]
+    crossed = [column_of(problem, m) for c in every[1:_STARTS] for m in mixtures(problem, every[0].choice, c.choice)]
+    starts = sorted([*every, *crossed], key=lambda c: c.peak)[: 2 * _STARTS]
+    if starts[0].peak <= enough:
+        return starts
+    linked, squeeze = links(problem), Aim(0.0, 1.0, 0.0)
+    return [*starts, *(column_of(problem, descend(problem, linked, column.choice, squeeze)) for column in starts)]
