@@ -88,25 +88,34 @@ def context(program: Program, free: frozenset[str] = frozenset(), title: str = "
     return ClassContext(program, tree, reserved, state, targets, *made, title)
 
 
-def with_batch(program: Program, other: Program | None) -> ClassContext:
-    """The context whose numbers follow the batch, where `other`, the same at another batch, gives the same code."""
+def with_batch(
+    program: Program, other: Program | None, free: frozenset[str] = frozenset(), title: str = ""
+) -> ClassContext:
+    """The `context` whose numbers follow the batch, where `other`, the same at another batch, gives the same code."""
+    own = context(program, free, title)
     if other is None:
-        return context(program)
-    package = replace(context(program), other=other)
-    same = same_code(class_texts(package), class_texts(replace(context(other), other=program)))
-    return package if same else context(program)
+        return own
+    package = replace(own, other=other)
+    same = same_code(class_texts(package), class_texts(replace(context(other, free, title), other=program)))
+    return package if same else own
 
 
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
     package = with_batch(program, header.at_another_batch)
-    labels = labels_context(program)
+    labels = labels_context(program, package.other)
+    follows = labels is None or labels.other is not None
     classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
     names = names_in("\n".join([code, *registering]))
     holder = [HOLDER.strip("\n")] if "Holder" in names else []
-    parts = [head_lines(program, header), imports(names), registering, facts(program, header, package.other)]
+    parts = [
+        head_lines(program, header),
+        imports(names),
+        registering,
+        facts(program, header, package.other if follows else None),
+    ]
     head = "\n".join("\n".join(part) for part in parts if part)
     lines = [*_build_model(package.tree.root.name), "", "", *build_labels(labels), "", "", *_build_pipeline()]
     end = ["\n".join(lines)]
@@ -114,10 +123,12 @@ def model_file(program: Program, header: Header) -> str:
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 
 
-def labels_context(program: Program) -> ClassContext | None:
-    """Of the class that makes the labels of losses, None where no loss counts any."""
+def labels_context(program: Program, other: Program | None = None) -> ClassContext | None:
+    """Of the class that makes the labels of losses, None where no loss counts any. `other`: as of `with_batch`."""
     title = "What a step's labels are counted of: for each of LABEL_COUNTS, its labels in one micro-batch."
-    return context(labels_program(program), frozenset({CLASS}), title) if program.label_counts else None
+    if not program.label_counts:
+        return None
+    return with_batch(labels_program(program), other and labels_program(other), frozenset({CLASS}), title)
 
 
 def head_lines(program: Program, header: Header) -> list[str]:

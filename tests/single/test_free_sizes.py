@@ -79,6 +79,19 @@ def test_free_where_model_and_plan_follow_it() -> None:
         assert proof.passed, proof.failure
 
 
+def test_labels_of_several_micro_batches_are_counted_of_another_batch_too() -> None:
+    graph = captured(f"{__file__}:tagger")
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp", step=StepRequest(micro_batches=2)))
+    files = emit(lower(plan, graph), plan, graph)
+    assert "LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = []" not in files["model_parallel.py"]
+    assert 'FREE_SIZES = {"batch": (4, 2, 2, 256,' in files["model_parallel.py"]
+    other = rebatched(graph, 6)
+    proof = check_files(
+        make_case(f"{__file__}:tagger", {"batch": 6}, other, micro_batches=2), lower(plan, other), files
+    )
+    assert proof.passed, proof.failure
+
+
 def test_fixed_where_the_model_computes_numbers_of_it() -> None:
     """Run at another batch its package would divide by the batch that was planned."""
     (size,) = captured(LOSSES).free_sizes

@@ -54,7 +54,7 @@ from model_parallel import (
     build_model,
     build_pipeline,
 )
-from run_options import LEARNING_RATE, check_devices, check_launch, take_options, parse_arguments, profiled_steps
+from run_options import LEARNING_RATE, check_devices, check_launch, parse_arguments, profiled_steps, take_options
 from runtime import (
     LossScaler,
     ParallelMesh,
