@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.errors import InfeasibleError
 from autoshard.joint.block_line import BlockLine
 from autoshard.joint.block_splits import BlockSplit
 from autoshard.joint.outer_space import OuterChoice
@@ -99,17 +100,20 @@ def fastest_of_each(found: Iterable[StepFound]) -> list[StepFound]:
     return best_of_each(found, lambda own: (own.seconds, own.peak_bytes))
 
 
-def none_fits(problems: list[StepProblem]) -> tuple[str, str]:
-    """How much the leanest stage needs."""
+def none_fits(problems: list[StepProblem]) -> InfeasibleError:
+    """How much the leanest stage needs: that none fits is only proven where that is more than there is."""
     least = np.inf
     for problem in problems:
         own = problem.bounding
         sizes = own.point_bytes(own.stages - 1)
         whole = sum(float(sizes[kind].min()) for kind in own.line)
-        least = min(least, whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max()))
-    room = format_bytes(problems[0].capacity_bytes)
-    told = f"none of {len(problems)} ways to train fits: even shares of the leanest need {format_bytes(least)} a device"
-    return f"{told}, {room} may be used", "more devices, ZeRO 3, full recomputation, or a smaller batch"
+        each = whole / own.stages + problem.capacity_bytes - float(own.capacity_bytes.max())
+        least = min(least, max(each, problem.one_stage_least_bytes))
+    proven, room = least > problems[0].capacity_bytes, format_bytes(problems[0].capacity_bytes)
+    none = "fits" if proven else "was found to fit, which is not proven"
+    share = f"even shares of the leanest need {format_bytes(least)} a device, {room} may be used"
+    hint = "more devices, ZeRO 3, full recomputation, or a smaller batch"
+    return InfeasibleError(f"none of {len(problems)} ways to train {none}: {share}", hint, proven=bool(proven))
 
 
 def best_stages(problem: StepProblem) -> StageSolution | None:

@@ -193,7 +193,7 @@ def best_of(
             search.best = min(search.best, made.seconds)
             tell(f"{own.problem.choice}: {made.seconds:.4g} s")
     if not found:
-        raise InfeasibleError(*none_fits([own.problem for own in search.candidates]))
+        raise none_fits([own.problem for own in search.candidates])
     found = fastest_of_each(found)
     solved = [own for own in search.candidates if own.solved]
     solutions = [own.solution for own in solved if own.solution is not None]

@@ -12,7 +12,6 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats
 from autoshard.joint.block_line import BlockLine
 from autoshard.joint.block_splits import BlockSplit
@@ -64,7 +63,7 @@ def leanest_of(
             least = min(least, made.peak_bytes)
             tell(f"{problem.choice}: {format_bytes(made.peak_bytes)}")
     if not found:
-        raise InfeasibleError(*none_fits([problem for problem, _ in candidates]))
+        raise none_fits([problem for problem, _ in candidates])
     ranked = best_of_each(found, lambda own: (own.peak_bytes, own.seconds))
     return JointResult(
         ranked[0], tuple(ranked[1 : count + 1]), line, 0.0, ranked[0].plan.seconds, 0.0, len(candidates), solved,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.errors import InfeasibleError
 from autoshard.joint.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.block_line import block_line
 from autoshard.joint.joint_search import best_of
@@ -27,6 +28,7 @@ from tests.graphs import mlp_graph
 
 FREE = 1e15  # bytes
 KEEPS = ("all", "expensive", "input")
+A100 = load_hardware("a100-80g-sxm")
 LINE = block_line(mlp_graph())
 
 
@@ -57,7 +59,7 @@ def problem(draw: random.Random, chunks: int) -> StepProblem:
     costs = (block(draw, entering), block(draw, entering), block(draw, entering))
     keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
     choice = OuterChoice(stages, chunks, schedule, 1, 1, 1, count, 0)
-    return StepProblem(choice, line, costs, keeps, load_hardware("a100-80g-sxm"), FREE)
+    return StepProblem(choice, line, costs, keeps, A100, FREE)
 
 
 def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
@@ -92,7 +94,7 @@ def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: 
     kept, nothing = (("all", 3e9), ("expensive", 2e9), ("input", 1e9)), tuple((keep, 0.0) for keep in KEEPS)
     one = replace(block(draw, 1e9), received_bytes=1e9, kept_bytes=kept, working_bytes=nothing)
     choice = OuterChoice(stages, 1, schedule, 1, 1, 1, count, 0)
-    own = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), load_hardware("a100-80g-sxm"), FREE)
+    own = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), A100, FREE)
     for plan in some_plans(draw, own):
         peaks = simulate_step(own.step_costs(plan)).peak_bytes
         counted = bytes_of(own.stage_problem, plan.parts, plan.points) + (FREE - own.stage_problem.capacity_bytes)
@@ -116,7 +118,7 @@ def test_of_one_stage_the_fastest_and_the_leanest_that_fit_are_found(seed: int, 
     line = (0, *(1,) * draw.randint(1, 5), 2)
     costs = tuple(block(draw, 1e9) for _ in range(3))
     choice = OuterChoice(1, 1, "1f1b", 1, 1, 1, count, 0)
-    free = StepProblem(choice, line, costs, (KEEPS, KEEPS, ("all",)), load_hardware("a100-80g-sxm"), FREE)
+    free = StepProblem(choice, line, costs, (KEEPS, KEEPS, ("all",)), A100, FREE)
     steps = [simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem)]
     made = sorted((step.peak_bytes[0], step.step_seconds) for step in steps)
     for peak, _ in made[:: max(1, len(made) // 4)]:
@@ -128,3 +130,14 @@ def test_of_one_stage_the_fastest_and_the_leanest_that_fit_are_found(seed: int, 
         assert found.best.seconds <= fastest * 1.001
         leanest = leanest_of(tight, LINE, Divided(), 1, 1, lambda text: None)
         assert leanest.bound_bytes <= made[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= made[0][0] * (1 + 1e-6)
+
+
+def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
+    """Two stages of one block each: even shares fit, and the larger block does not."""
+    draw = random.Random(0)
+    small, large = (replace(block(draw, 0.0), held=HeldParameters(weights_bytes=size)) for size in (1e9, 9e9))
+    line = StepProblem(OuterChoice(2, 1, "1f1b", 1, 1, 1, 2, 0), (0, 1), (small, large), (KEEPS, KEEPS), A100, FREE)
+    for room, said in ((8.99e9, "was found to fit, which is not proven: even"), (1e9, "fits: even")):
+        for found in (best_of, leanest_of):
+            with pytest.raises(InfeasibleError, match=f"^none of 1 ways to train {said}"):
+                found([(replace(line, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
