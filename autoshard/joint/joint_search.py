@@ -291,7 +291,7 @@ def _simulated(
         fastest, first = _fastest_fitting(problem, found)
         if fastest is not None:
             made = StepFound(problem, split, fastest[0], solution, fastest[1])
-            return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room)
+            return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room, best)
         over = np.maximum(np.array(first.peak_bytes) - problem.capacity_bytes, 0.0)
         room = own.withheld_bytes
         own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
@@ -299,12 +299,16 @@ def _simulated(
     return None
 
 
-def _with_more_room(made: StepFound, enough: float | Floats, too_little: float | Floats) -> StepFound:
-    """`made` or a faster one that fits: bytes withheld of the stages are bisected."""
+def _with_more_room(made: StepFound, enough: float | Floats, too_little: float | Floats, best: float) -> StepFound:
+    """`made` or a faster one that fits: bytes withheld of the stages are bisected. What can't be simulated to less than
+    `best` is not: it takes more room."""
     for _ in range(BISECTED):
         middle = (np.asarray(enough) + too_little) / 2
         own = replace(made.problem, withheld_bytes=middle)
         found = best_stages(own)
+        if found is not None and found.plans[0].seconds * FAR >= min(best, made.seconds):
+            enough = middle
+            continue
         fastest = _fastest_fitting(made.problem, found)[0] if found is not None else None
         if fastest is None:
             too_little = middle

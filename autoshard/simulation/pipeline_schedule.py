@@ -94,6 +94,12 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], list[Slot]]] = {
 }
 
 
+@lru_cache(maxsize=512)
+def order_of(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> tuple[Slot, ...]:
+    """What a stage does, one after the other; a search of steps asks for the same ones again and again."""
+    return tuple(SCHEDULES[schedule](stage, stages, micro_batches, chunks))
+
+
 def run_pipeline(
     orders: Sequence[Sequence[Slot]], seconds: Callable[[int, Slot], float], send_seconds: Callable[[int, int], float]
 ) -> list[Placed]:

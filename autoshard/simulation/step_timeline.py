@@ -9,18 +9,20 @@ last backward a stage has its tail: gradients reduced, weights updated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats
 from autoshard.simulation.pipeline_schedule import (
-    SCHEDULES,
     Placed,
     Slot,
     ends,
     in_flight,
+    order_of,
     receive_buffers,
     run_pipeline,
 )
@@ -69,8 +71,8 @@ class StepCosts:
     def chunks(self) -> int:
         return len(self.parts) // len(self.stages)
 
-    def order(self, stage: int) -> list[Slot]:
-        return SCHEDULES[self.schedule](stage, len(self.stages), self.micro_batches, self.chunks)
+    def order(self, stage: int) -> Sequence[Slot]:
+        return order_of(self.schedule, stage, len(self.stages), self.micro_batches, self.chunks)
 
     def part(self, stage: int, chunk: int) -> PartCosts:
         return self.parts[chunk * len(self.stages) + stage]
@@ -105,9 +107,13 @@ class StepCosts:
         if slot.kind == "F" or self.schedule == "1f1b":
             return 0.0
         part = slot.chunk * len(self.stages) + stage
-        count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)[part]
-        more = slot.micro_batch < self.micro_batches - count.inputs
+        more = slot.micro_batch < self.used_again(stage, slot.chunk)
         return self._entering(part + 1) + self._entering(part) * more
+
+    def used_again(self, stage: int, chunk: int) -> int:
+        """Of how many micro-batches, the first ones, another one takes the buffer of the input."""
+        counts = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
+        return self.micro_batches - counts[chunk * len(self.stages) + stage].inputs
 
     def _entering(self, part: int) -> float:
         """Bytes that a stage gives to another one; nothing enters the first part, nor one after the last."""
@@ -159,11 +165,22 @@ class StepTimeline:
         forward = np.array([slot.kind == "F" for slot in slots], dtype=bool)
         kept = np.array([part.kept_bytes for part in own])[chunks]
         sends = self.costs.schedule != "1f1b"
-        freed = kept - (np.array([self.costs.sent_bytes(stage, slot) for slot in slots]) if sends else 0.0)
+        freed = kept - (self._sent(stage, slots, chunks) if sends else 0.0)
         alive = np.cumsum(np.where(forward, kept, -freed)) + np.where(forward, 0.0, freed)
         working = np.array([part.working_bytes for part in own])[chunks]
         base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
         return base + float((alive + working).max(initial=0.0))
+
+    def _sent(self, stage: int, slots: list[Slot], chunks: NDArray[np.int64]) -> Floats:
+        """`StepCosts.sent_bytes` of every slot; it depends on the chunk, and on whether the input's buffer is used
+        again."""
+        last, own = self.costs.micro_batches - 1, range(self.costs.chunks)
+        late, early = (
+            np.array([self.costs.sent_bytes(stage, Slot("B", number, chunk)) for chunk in own]) for number in (last, 0)
+        )
+        until = np.array([self.costs.used_again(stage, chunk) for chunk in own])
+        micro_batches = np.array([slot.micro_batch for slot in slots], dtype=np.int64)
+        return np.asarray(np.where(micro_batches < until[chunks], early[chunks], late[chunks]))
 
     def _curve(self, stage: int) -> tuple[tuple[float, float], ...]:
         base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)

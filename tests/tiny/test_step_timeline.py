@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -78,3 +79,24 @@ def test_a_thousand_devices_are_as_quick_as_their_slots() -> None:
     assert made.step_seconds == pytest.approx((512 + 63) * 3)
     np.testing.assert_allclose(made.peak_bytes, [64 - stage for stage in range(64)])
     assert len(stages_svg(made)) < 1_000_000
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_the_peak_is_the_most_of_the_curve(schedule: str) -> None:
+    """With what is held of sends, which the peak counts for all slots at once."""
+    draw = random.Random(schedule)
+    for _ in range(40):
+        stages, chunks = draw.randint(1, 4), draw.randint(1, 3) if schedule == "interleaved" else 1
+        count = stages * draw.randint(1, 3)
+        received = [draw.uniform(0, 5) for _ in range(stages * chunks + 1)]
+        parts = tuple(
+            PartCosts(
+                draw.uniform(1, 3), draw.uniform(1, 6), received[n] + received[n + 1] + draw.uniform(0, 9),
+                draw.uniform(0, 20), received_bytes=received[n],
+            )
+            for n in range(stages * chunks)
+        )  # fmt: skip
+        own = tuple(StageCosts(draw.uniform(0, 9)) for _ in range(stages))
+        made = simulate_step(StepCosts(schedule, count, parts, own))
+        for peak, curve in zip(made.peak_bytes, made.memory, strict=True):
+            assert peak == pytest.approx(max(size for _, size in curve))
