@@ -39,7 +39,7 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.objectives import MEMORY, SPEED
-from autoshard.simulation.step_timeline import StepTimeline, simulate_step
+from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, certificate
 from autoshard.solvers.stages.stage_problem import StagePlan
@@ -321,8 +321,8 @@ def _with_more_room(made: StepFound, enough: float | Floats, too_little: float |
 
 def _fastest_fitting(
     problem: StepProblem, found: StageSolution
-) -> tuple[tuple[StagePlan, StepTimeline] | None, StepTimeline]:
-    """The fastest of its plans that fits, and the first of all, as they are simulated."""
-    made = [(plan, simulate_step(problem.step_costs(plan))) for plan in found.plans]
-    fitting = [each for each in made if max(each[1].peak_bytes) <= problem.capacity_bytes]
+) -> tuple[tuple[StagePlan, StepTimeline] | None, StepCosts]:
+    """The fastest of its plans that fits, as they are simulated, and the costs of the first of all."""
+    made = [(plan, problem.step_costs(plan)) for plan in found.plans]
+    fitting = [(plan, simulate_step(own)) for plan, own in made if max(own.peak_bytes) <= problem.capacity_bytes]
     return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]

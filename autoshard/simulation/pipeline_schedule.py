@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B"]
+KINDS: tuple[Kind, Kind] = "F", "B"
 
 
 class Slot(NamedTuple):
@@ -100,6 +101,74 @@ def order_of(schedule: str, stage: int, stages: int, micro_batches: int, chunks:
     return tuple(SCHEDULES[schedule](stage, stages, micro_batches, chunks))
 
 
+class SlotSequence(NamedTuple):
+    """Slots of all stages, each after all that it waits for: `stages[k]` and `slots[k]`, and the places of the slot
+    before it on its stage and of the one that makes its input; `len(slots)` where there is none. Times change nothing
+    of it."""
+
+    stages: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    before: tuple[int, ...]
+    giver: tuple[int, ...]
+
+    def ends_seconds(self, seconds: Sequence[float], waits: Sequence[float] | None = None) -> list[float]:
+        """When each slot ends. `seconds[k]`: what it takes; `waits[k]`: what its input takes to arrive, by default
+        nothing."""
+        found = [0.0] * (len(self.slots) + 1)
+        if waits is None:
+            for k, (before, giver) in enumerate(zip(self.before, self.giver, strict=True)):
+                free, ready = found[before], found[giver]
+                found[k] = (free if free > ready else ready) + seconds[k]
+        else:
+            for k, (before, giver) in enumerate(zip(self.before, self.giver, strict=True)):
+                found[k] = max(found[before], found[giver] + waits[k]) + seconds[k]
+        return found[:-1]
+
+    def placed(self, ends: Sequence[float], seconds: Sequence[float], waits: Sequence[float]) -> list[Placed]:
+        """The slots with their times, `ends` of `ends_seconds`."""
+        own = [*ends, 0.0]
+        starts = [
+            max(own[before], own[giver] + wait)
+            for before, giver, wait in zip(self.before, self.giver, waits, strict=True)
+        ]
+        return list(map(Placed, self.stages, self.slots, starts, seconds))
+
+
+@lru_cache(maxsize=128)
+def sequence_of(schedule: str, stages: int, micro_batches: int, chunks: int) -> SlotSequence:
+    """Of a schedule's orders; a search of steps asks for the same ones again and again."""
+    return slot_sequence([order_of(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)])
+
+
+def slot_sequence(orders: Sequence[Sequence[Slot]]) -> SlotSequence:
+    """`orders[stage]`. Raises ValueError where they wait for each other for ever."""
+    total = sum(map(len, orders))
+    stages = len(orders)
+    parts = stages * (1 + max((slot.chunk for order in orders for slot in order), default=0))
+    place: dict[tuple[Kind, int, int], int] = {}  # (kind, part, micro-batch)
+    found: list[tuple[int, Slot, int, int]] = []
+    position, last = [0] * stages, [total] * stages
+    while len(found) < total:
+        before = len(found)
+        for stage, order in enumerate(orders):
+            while position[stage] < len(order):
+                slot = order[position[stage]]
+                kind, micro_batch, chunk = slot
+                part = chunk * stages + stage
+                giver = _giver(kind, part, parts)
+                made = total if giver is None else place.get((*giver, micro_batch))
+                if made is None:
+                    break
+                place[kind, part, micro_batch] = len(found)
+                found.append((stage, slot, last[stage], made))
+                last[stage] = len(found) - 1
+                position[stage] += 1
+        if len(found) == before:
+            waiting = [f"stage {s}: {orders[s][p]}" for s, p in enumerate(position) if p < len(orders[s])]
+            raise ValueError(f"the schedule never ends: {', '.join(waiting)}")
+    return SlotSequence(*zip(*found, strict=True)) if found else SlotSequence((), (), (), ())
+
+
 def run_pipeline(
     orders: Sequence[Sequence[Slot]], seconds: Callable[[int, Slot], float], send_seconds: Callable[[int, int], float]
 ) -> list[Placed]:
@@ -108,33 +177,16 @@ def run_pipeline(
     `orders[stage]`; `seconds(stage, slot)`; `send_seconds(from stage, to stage)` of what one slot hands on.
     Raises ValueError where the orders wait for each other for ever.
     """
-    slots = [slot for order in orders for slot in order]
-    stages, chunks = len(orders), 1 + max((slot.chunk for slot in slots), default=0)
-    parts, count = stages * chunks, 1 + max((slot.micro_batch for slot in slots), default=0)
-    ended: dict[Kind, list[list[float | None]]] = {kind: [[None] * count for _ in range(parts)] for kind in ("F", "B")}
-    placed: list[Placed] = []
-    position, free = [0] * stages, [0.0] * stages
-    while len(placed) < len(slots):
-        before = len(placed)
-        for stage, order in enumerate(orders):
-            while position[stage] < len(order):
-                slot = order[position[stage]]
-                kind, micro_batch, chunk = slot
-                part = chunk * stages + stage
-                giver = _giver(kind, part, parts)
-                ready = 0.0
-                if giver is not None:
-                    end = ended[giver[0]][giver[1]][micro_batch]
-                    if end is None:
-                        break
-                    ready = end + (send_seconds(giver[1] % stages, stage) if giver[1] % stages != stage else 0.0)
-                placed.append(Placed(stage, slot, max(free[stage], ready), seconds(stage, slot)))
-                free[stage] = ended[kind][part][micro_batch] = placed[-1].end_seconds
-                position[stage] += 1
-        if len(placed) == before:
-            waiting = [f"stage {s}: {orders[s][p]}" for s, p in enumerate(position) if p < len(orders[s])]
-            raise ValueError(f"the schedule never ends: {', '.join(waiting)}")
-    return placed
+    own = slot_sequence(orders)
+    takes = list(map(seconds, own.stages, own.slots))
+    gives = [
+        own.stages[giver] if giver < len(own.slots) else stage
+        for stage, giver in zip(own.stages, own.giver, strict=True)
+    ]
+    waits = [
+        send_seconds(giver, stage) if giver != stage else 0.0 for stage, giver in zip(own.stages, gives, strict=True)
+    ]
+    return own.placed(own.ends_seconds(takes, waits), takes, waits)
 
 
 def _giver(kind: Kind, part: int, parts: int) -> tuple[Kind, int] | None:

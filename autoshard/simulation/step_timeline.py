@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.ir.problem import Floats
+from autoshard.ir.problem import Floats, Integers
 from autoshard.simulation.pipeline_schedule import (
+    KINDS,
     Placed,
     Slot,
-    ends,
+    SlotSequence,
     in_flight,
     order_of,
     receive_buffers,
-    run_pipeline,
+    sequence_of,
 )
 
 
@@ -71,6 +72,11 @@ class StepCosts:
     def chunks(self) -> int:
         return len(self.parts) // len(self.stages)
 
+    @property
+    def sequence(self) -> SlotSequence:
+        """The slots of all stages."""
+        return sequence_of(self.schedule, len(self.stages), self.micro_batches, self.chunks)
+
     def order(self, stage: int) -> Sequence[Slot]:
         return order_of(self.schedule, stage, len(self.stages), self.micro_batches, self.chunks)
 
@@ -115,6 +121,33 @@ class StepCosts:
         counts = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         return self.micro_batches - counts[chunk * len(self.stages) + stage].inputs
 
+    @cached_property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """The most that each stage holds; its order says it, whatever its slots take."""
+        return tuple(map(self._peak, range(len(self.stages))))
+
+    def _peak(self, stage: int) -> float:
+        chunks, forward, micro_batches = _slot_arrays(
+            self.schedule, stage, len(self.stages), self.micro_batches, self.chunks
+        )
+        own = [self.part(stage, chunk) for chunk in range(self.chunks)]
+        kept = np.array([part.kept_bytes for part in own])[chunks]
+        sends = self.schedule != "1f1b"
+        freed = kept - (self._sent(stage, micro_batches, chunks) if sends else 0.0)
+        alive = np.cumsum(np.where(forward, kept, -freed)) + np.where(forward, 0.0, freed)
+        working = np.array([part.working_bytes for part in own])[chunks]
+        base = self.stages[stage].static_bytes + self.buffer_bytes(stage)
+        return base + float((alive + working).max(initial=0.0))
+
+    def _sent(self, stage: int, micro_batches: Integers, chunks: Integers) -> Floats:
+        """`sent_bytes` of every slot; it depends on the chunk, and on whether the input's buffer is used again."""
+        last, own = self.micro_batches - 1, range(self.chunks)
+        late, early = (
+            np.array([self.sent_bytes(stage, Slot("B", number, chunk)) for chunk in own]) for number in (last, 0)
+        )
+        until = np.array([self.used_again(stage, chunk) for chunk in own])
+        return np.asarray(np.where(micro_batches < until[chunks], early[chunks], late[chunks]))
+
     def _entering(self, part: int) -> float:
         """Bytes that a stage gives to another one; nothing enters the first part, nor one after the last."""
         return self.parts[part].received_bytes if 0 < part < len(self.parts) and len(self.stages) > 1 else 0.0
@@ -122,10 +155,12 @@ class StepCosts:
 
 @dataclass(frozen=True, eq=False)
 class StepTimeline:
-    """`placed` is every slot with its time. `memory[stage]`: the curve as (seconds, bytes), bytes from that time on."""
+    """`slot_seconds` and `end_seconds`: what each slot of `StepCosts.sequence` takes, and when it ends.
+    `memory[stage]`: the curve as (seconds, bytes), bytes from that time on."""
 
     costs: StepCosts
-    placed: tuple[Placed, ...]
+    slot_seconds: tuple[float, ...]
+    end_seconds: tuple[float, ...]
     stage_seconds: tuple[float, ...]  # when each stage has ended, its tail with it
 
     @property
@@ -141,6 +176,12 @@ class StepTimeline:
         return sum(p.duration_seconds for p in self.by_stage[stage]) + self.costs.stages[stage].tail_seconds
 
     @cached_property
+    def placed(self) -> tuple[Placed, ...]:
+        """Every slot with its time."""
+        waits = (0.0,) * len(self.slot_seconds)
+        return tuple(self.costs.sequence.placed(self.end_seconds, self.slot_seconds, waits))
+
+    @cached_property
     def by_stage(self) -> tuple[tuple[Placed, ...], ...]:
         """The slots of each stage, in order."""
         found: list[list[Placed]] = [[] for _ in self.stage_seconds]
@@ -152,35 +193,10 @@ class StepTimeline:
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         return tuple(self._curve(stage) for stage in range(self.stages))
 
-    @cached_property
+    @property
     def peak_bytes(self) -> tuple[float, ...]:
         """Of each stage."""
-        return tuple(self._peak(stage) for stage in range(self.stages))
-
-    def _peak(self, stage: int) -> float:
-        """The most of the curve."""
-        slots = [placed.slot for placed in self.by_stage[stage]]
-        own = [self.costs.part(stage, chunk) for chunk in range(self.costs.chunks)]
-        chunks = np.array([slot.chunk for slot in slots], dtype=np.int64)
-        forward = np.array([slot.kind == "F" for slot in slots], dtype=bool)
-        kept = np.array([part.kept_bytes for part in own])[chunks]
-        sends = self.costs.schedule != "1f1b"
-        freed = kept - (self._sent(stage, slots, chunks) if sends else 0.0)
-        alive = np.cumsum(np.where(forward, kept, -freed)) + np.where(forward, 0.0, freed)
-        working = np.array([part.working_bytes for part in own])[chunks]
-        base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
-        return base + float((alive + working).max(initial=0.0))
-
-    def _sent(self, stage: int, slots: list[Slot], chunks: NDArray[np.int64]) -> Floats:
-        """`StepCosts.sent_bytes` of every slot; it depends on the chunk, and on whether the input's buffer is used
-        again."""
-        last, own = self.costs.micro_batches - 1, range(self.costs.chunks)
-        late, early = (
-            np.array([self.costs.sent_bytes(stage, Slot("B", number, chunk)) for chunk in own]) for number in (last, 0)
-        )
-        until = np.array([self.costs.used_again(stage, chunk) for chunk in own])
-        micro_batches = np.array([slot.micro_batch for slot in slots], dtype=np.int64)
-        return np.asarray(np.where(micro_batches < until[chunks], early[chunks], late[chunks]))
+        return self.costs.peak_bytes
 
     def _curve(self, stage: int) -> tuple[tuple[float, float], ...]:
         base = self.costs.stages[stage].static_bytes + self.costs.buffer_bytes(stage)
@@ -197,22 +213,45 @@ class StepTimeline:
 
 def simulate_step(costs: StepCosts) -> StepTimeline:
     """The predicted step. ValueError where a schedule can't run."""
-    stages = len(costs.stages)
-    seconds = {
-        (stage, chunk, kind, first): costs.slot_seconds(stage, Slot(kind, int(not first), chunk))  # type: ignore[arg-type]
+    stages, sequence = len(costs.stages), costs.sequence
+    kinds = [
+        (stage, chunk, kind, first)
         for stage in range(stages)
         for chunk in range(costs.chunks)
-        for kind in "FB"
-        for first in (True, False)
-    }
+        for kind in KINDS
+        for first in (False, True)
+    ]
+    each = [costs.slot_seconds(stage, Slot(kind, int(not first), chunk)) for stage, chunk, kind, first in kinds]
+    seconds = [each[kind] for kind in _slot_kinds(costs.schedule, stages, costs.micro_batches, costs.chunks)]
+    ends = sequence.ends_seconds(seconds)
+    last = [0.0] * stages
+    for stage, end in zip(sequence.stages, ends, strict=True):
+        last[stage] = end
+    finished = tuple(end + own.tail_seconds for end, own in zip(last, costs.stages, strict=True))
+    return StepTimeline(costs, tuple(seconds), tuple(ends), finished)
 
-    def of_slot(stage: int, slot: Slot) -> float:
-        return seconds[stage, slot.chunk, slot.kind, slot.micro_batch == 0]
 
-    orders = [costs.order(stage) for stage in range(stages)]
-    placed = run_pipeline(orders, of_slot, lambda giver, taker: 0.0)
-    finished = [end + own.tail_seconds for end, own in zip(ends(placed, stages), costs.stages, strict=True)]
-    return StepTimeline(costs, tuple(placed), tuple(finished))
+@lru_cache(maxsize=128)
+def _slot_kinds(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
+    """Of each slot of a sequence, a number for (stage, chunk, kind, is it of the first micro-batch)."""
+    own = sequence_of(schedule, stages, micro_batches, chunks)
+    return tuple(
+        ((stage * chunks + slot.chunk) * 2 + KINDS.index(slot.kind)) * 2 + (slot.micro_batch == 0)
+        for stage, slot in zip(own.stages, own.slots, strict=True)
+    )
+
+
+@lru_cache(maxsize=512)
+def _slot_arrays(
+    schedule: str, stage: int, stages: int, micro_batches: int, chunks: int
+) -> tuple[Integers, NDArray[np.bool_], Integers]:
+    """Of a stage's slots in order: the chunk, whether it is a forward, the micro-batch."""
+    slots = order_of(schedule, stage, stages, micro_batches, chunks)
+    return (
+        np.array([slot.chunk for slot in slots], dtype=np.int64),
+        np.array([slot.kind == "F" for slot in slots], dtype=bool),
+        np.array([slot.micro_batch for slot in slots], dtype=np.int64),
+    )
 
 
 def live_micro_batches(schedule: str, stages: int, micro_batches: int, chunks: int) -> Floats:
