@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor, local_op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.algebra.variant_record import LocalTensors
+from autoshard.rules.algebra.variant_record import Call, Inside, LocalTensors
 from autoshard.rules.operators import VARIANTS, record
 
 
@@ -32,8 +33,16 @@ def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: S
         return forward, backward
     inside = variant_collectives(mesh, op, strategy.variant, operands, strategy.operands)
     calls = (inside.forward, inside.backward if backward else ())
-    there, back = (sum(collective_seconds(hardware, mesh, *call) for call in own) for own in calls)
-    return (max(forward, there), max(backward, back)) if inside.beside else (forward + there, backward + back)
+    there, back = ([(call, collective_seconds(hardware, mesh, *call)) for call in own] for own in calls)
+    return with_calls(forward, there, inside), with_calls(backward, back, inside)
+
+
+def with_calls(computed: float, calls: Iterable[tuple[Call, float]], inside: Inside) -> float:
+    """Seconds of a variant and of its collectives: those that run beside it, and those that it waits for."""
+    beside, alone = 0.0, 0.0
+    for (_, kind, _), seconds in calls:
+        beside, alone = (beside + seconds, alone) if kind in inside.beside else (beside, alone + seconds)
+    return max(computed, beside) + alone
 
 
 def local_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from autoshard.rules.operators import constants, record
 from autoshard.search.build_plan import Origin, plan_of
 
 DATA, EXPERT, CONTEXT, TENSOR = "dp", "ep", "cp", "tp"  # mesh axes; the two in the middle only where they cut
-RING, BALANCED = "ring_attention", "balanced_ring_attention"
+RING, BALANCED = "ring_attention", "reordered_ring_attention"
 LAYERS = 2  # of the program: the last one stands for every layer of the model
 
 

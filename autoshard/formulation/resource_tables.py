@@ -16,7 +16,7 @@ from autoshard import costs
 from autoshard.costs.collective import per_byte_seconds
 from autoshard.costs.host_memory import TO_DEVICE, host_tasks
 from autoshard.costs.moving import gradient_dtype
-from autoshard.costs.operator import compute_seconds, weight_seconds
+from autoshard.costs.operator import compute_seconds, weight_seconds, with_calls
 from autoshard.costs.variants import variant_collectives
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
@@ -44,6 +44,7 @@ from autoshard.redistribute.way_parts import (
     axes_of,
 )
 from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.algebra.variant_record import Call
 
 COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
 _FIXED = (COMPUTE, PATH, IN_ROW, HOST)
@@ -172,14 +173,14 @@ class ResourceTables:
         inside = variant_collectives(self.mesh, op, strategy.variant, operands, strategy.operands)
         for backward, (own, calls) in enumerate(zip(times, (inside.forward, inside.backward), strict=True)):
             found[self._row(COMPUTE, bool(backward))] = own
-            moved = 0.0
+            moved = list[tuple[Call, float]]()
             for axis, kind, size in calls if own and strategy.variant else ():
                 seconds = costs.collective_seconds(self.hardware, self.mesh, axis, kind, size)
                 if seconds:
                     found[self._rows((axis,), bool(backward))] += seconds
                     found[self._row(HOST, bool(backward))] += self.dispatch_seconds
-                    moved += seconds
-            row = max(own, moved) if inside.beside else own + moved
+                    moved.append(((axis, kind, size), seconds))
+            row = with_calls(own, moved, inside)
             found[self._row(IN_ROW, bool(backward))] = row
             found[self._row(PATH, bool(backward))] = row if on_path else 0.0
         return found

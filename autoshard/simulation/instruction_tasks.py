@@ -97,7 +97,7 @@ class TaskPricer:
         for call in inside.forward if phase == "forward" else inside.backward:
             reason = f"inside {instruction.variant}"
             task = self._call(call, f"{op.name}: {call[1]}", phase, instruction.module, reason, index)
-            yield replace(task, beside=inside.beside)
+            yield replace(task, beside=call[1] in inside.beside)
 
     def _on_host(
         self, index: int, instruction: Compute, phase: Phase, op: Op, operands: LocalTensors,

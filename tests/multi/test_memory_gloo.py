@@ -62,6 +62,7 @@ def images() -> Graph:
 PLANS: dict[str, Make] = {
     "smallest": smallest,
     "gathered attention": forced(gpt2, ATTENTION, "parallel_attention"),
+    "balanced attention": forced(gpt2, ATTENTION, "balanced_ring_attention"),
     "images": forced(images, CONVOLUTION, "halo_convolution"),
 }
 MORE: dict[str, Make] = {

@@ -14,6 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autoshard.emit import runtime
 from autoshard.emit.runtime import ParallelMesh, attention, redistribution, ring
+from autoshard.emit.runtime.ring_kernels import Flash, Part
+from autoshard.emit.runtime.zigzag import Zigzag
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 from autoshard.verification.ranks.lockstep import run_lockstep
@@ -87,7 +89,7 @@ def test_rings_use_the_fused_kernels_where_they_can() -> None:
         chosen = [whole.kernels(q, v, None), whole.kernels(q, v, mask), crooked.kernels(q, v, None)]
         return [type(one).__name__ for one in (*chosen, whole.kernels(q, v[..., :4], None))]
 
-    assert run_lockstep({"a": 4}, kinds)[3] == ["_Flash", "_Plain", "_Plain", "_Plain"]
+    assert run_lockstep({"a": 4}, kinds)[3] == ["Flash", "Plain", "Plain", "Plain"]
 
 
 @pytest.mark.parametrize("name", ["ring_attention", "parallel_attention"])
@@ -114,6 +116,51 @@ def test_a_scale_that_is_not_the_usual_one_and_shared_heads(name: str, masked: b
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(("text", "length"), [("a=2", 12), ("a=4", 12), ("a=3", 7), ("a=4", 5), ("a=2,b=2", 11)])
+@pytest.mark.parametrize("width", [8, 5])
+def test_a_balanced_ring_is_attention_under_a_causal_mask(text: str, length: int, width: int) -> None:
+    """Value and gradients, in the order of the sequence, of shards of any lengths; values of another width than the
+    keys' take the other kernels."""
+    axes, generator = Mesh.parse(text), torch.Generator().manual_seed(0)
+    shapes = [(2, 4, length, 8), (2, 2, length, 8), (2, 2, length, width)]
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    wanted = F.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
+    wanted.square().sum().backward()
+
+    def work(local: ParallelMesh) -> list[Tensor]:
+        cut = [local[name] for name in axes.names]
+        leaves = shards(local, text, " ".join(["S2"] * len(cut)), *(t.detach() for t in tensors))
+        y = runtime.balanced_ring_attention(
+            *leaves, queries=cut, keys=cut, rows=length, columns=length, is_causal=True, enable_gqa=True
+        )
+        y.square().sum().backward()
+        return [y.detach(), *(leaf.grad for leaf in leaves)]
+
+    found = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep(dict(axes.axes), work), strict=True)]
+    for got, expected in zip(found, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
+        assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_balanced_ring_has_the_same_work_for_all() -> None:
+    """Scores that a device computes, half of those of a diagonal block. In the order of the sequence the last of four
+    devices has seven times those of the first."""
+
+    def scores(local: ParallelMesh) -> tuple[int, int]:
+        axis = (local["a"],)
+        places = Zigzag(axis, 64)
+        balanced, plain = ring._BalancedRing(places, 1.0), ring._Ring(axis, 64, attention.held_range(64, axis), True, 1)
+        found = []
+        for order in (balanced, plain):
+            parts = [order.part([owner]) for owner in range(4)]
+            sizes = [(16 - p.first_row) * p.columns // (1 if p.shift is None else 2) for p in parts if p is not None]
+            found.append(sum(sizes))
+        return found[0], found[1]
+
+    found = run_lockstep({"a": 4}, scores)
+    assert [own[0] for own in found] == [64 * 64 // 2 // 4] * 4
+    assert [own[1] for own in found] == [128, 384, 640, 896]
+
+
 @pytest.mark.parametrize("rows", [(0, 8), (8, 16)])
 def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) -> None:
     """Without a device: tensors of no values, by the operators' own schemas and shapes. Two query heads share a key's;
@@ -127,8 +174,9 @@ def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) 
             for length in (8, 5):
                 k, v = (torch.empty(2, 3, 1, length, 16, dtype=q.dtype, device="cuda") for _ in range(2))
                 kernels = own.kernels(q, v, None)
-                assert isinstance(kernels, ring._Flash)
-                out, sums = kernels.forward(k, v, (0, length))
+                assert isinstance(kernels, Flash)
+                part = Part(0, length)
+                out, sums = kernels.forward(k, v, part)
                 assert out.dtype == sums.dtype == torch.float32 and sums.shape == (2, 3, 2, 8, 1)
                 back, given = kernels.back, dict[str, Any]()
 
@@ -137,7 +185,7 @@ def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) 
                     return back(*args, **options)
 
                 kernels.back = noted
-                grads = kernels.backward(k, v, (0, length), q, out.to(q.dtype), sums)
+                grads = kernels.backward(k, v, part, q, out.to(q.dtype), sums)
                 shapes = {name: tuple(x.shape) for name, x in given.items() if isinstance(x, Tensor)}
                 assert shapes == {
                     **dict.fromkeys(("grad_out", "query", "out"), (1, 12, 8, 16)),

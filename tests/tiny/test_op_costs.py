@@ -276,9 +276,9 @@ def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
     assert variant_collectives(mesh, op, "", (logits, target), layouts) == Inside()
 
 
-def attention(layout: str, variant: str, mesh: Mesh, causal: bool = True) -> tuple[float, float]:
-    """Seconds of an attention of 4096 positions whose queries, keys and values lie in `layout`."""
-    tensors = tuple(Tensor(name, (1, 8, 4096, 64), "bfloat16", True) for name in "qkvy")
+def attention(layout: str, variant: str, mesh: Mesh, causal: bool = True, length: int = 4096) -> tuple[float, float]:
+    """Seconds of an attention of `length` positions whose queries, keys and values lie in `layout`."""
+    tensors = tuple(Tensor(name, (1, 8, length, 64), "bfloat16", True) for name in "qkvy")
     given = (("is_causal", causal),)
     made = Op("y", "aten.scaled_dot_product_attention", ("q", "k", "v"), given, ("y",), saved=Saved(operands=(0, 1, 2)))
     graph = Graph("g", tensors, ("q", "k", "v"), (), (), (made,), ("y",), "y")
@@ -310,6 +310,24 @@ def test_a_ring_hides_its_blocks_behind_the_computation():
     assert inside.beside
     assert inside.forward == ((0, "all_gather", 2 * 2 * 64.0),)
     assert inside.backward == ((0, "all_gather", 256.0), (0, "all_gather", 4 * 256.0))  # in float32, and once more
+
+
+def test_a_balanced_ring_shares_the_work_and_pays_for_the_exchange():
+    """Of long sequences on eight devices the last has 7.5 of 8 blocks, of balanced ones all have four; queries, keys,
+    values and the result are exchanged beside nothing."""
+    mesh = Mesh.parse("sp=8")
+    ring, balanced = (
+        attention("S2", name, mesh, length=65536) for name in ("ring_attention", "balanced_ring_attention")
+    )
+    size = 4 * 8 * 65536 // 8 * 64 * 2.0
+    exchange = costs.collective_seconds(A100, mesh, 0, "all_to_all", size * 8 / 7)
+    passes = 4 * size / (A100.memory_bandwidth * A100.constant("memory.default"))
+    for own, other in zip(balanced, ring, strict=True):
+        assert own - exchange - passes == pytest.approx(other * 4 / 7.5, rel=0.05)
+    op, block = Op("y", "aten.scaled_dot_product_attention", (), (), ()), tensor(8, 4, dtype="bfloat16")
+    inside = variant_collectives(mesh, op, "balanced_ring_attention", (block,) * 3, (Layout.parse("S0"),) * 3)
+    assert inside.forward == ((0, "all_gather", 8 * 2 * 64.0), (0, "all_to_all", 4 * 64.0 * 8 / 7))
+    assert inside.beside == {"all_gather"}
 
 
 def test_norms_pay_for_their_statistics():

@@ -83,7 +83,7 @@ from .redistribution import (
     slice_shard,
     zero_pad,
 )
-from .ring import ring_attention
+from .ring import balanced_ring_attention, ring_attention
 from .rotary import rotate_half
 from .stages import Stages
 from .training_log import TrainingLog
@@ -113,6 +113,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "assign",
+    "balanced_ring_attention",
     "cast_weight",
     "clip_gradients",
     "column_parallel",

@@ -20,12 +20,12 @@ WholeShapes = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True)
 class Inside:
-    """The collectives inside a variant, in order of execution. `beside`: they run while the operator computes (the
-    blocks of a ring)."""
+    """The collectives inside a variant, in order of execution. `beside`: the kinds of those that run while the operator
+    computes (the blocks of a ring); they come first."""
 
     forward: tuple[Call, ...] = ()
     backward: tuple[Call, ...] = ()
-    beside: bool = False
+    beside: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ ATTENTION_VARIANTS = [
     case(_TARGET, floats((2, 8, 5, 3), (2, 2, 5, 3), (2, 2, 5, 4), None), is_causal=True, enable_gqa=True),
     case(_TARGET, (*floats((2, 4, 6, 3), (2, 2, 7, 3), (2, 2, 7, 3)), booleans((2, 1, 1, 7))), enable_gqa=True),
     case(_TARGET, (*floats((2, 4, 6, 3), (2, 2, 7, 3), (2, 2, 7, 3)), Operand((4, 6, 7))), enable_gqa=True),
+    # chunks of a sequence of several lengths, and shared key heads, where early and late chunks go together
+    case(_TARGET, floats((2, 4, 11, 3), (2, 2, 11, 3), (2, 2, 11, 4), None), is_causal=True, enable_gqa=True),
     # more queries than keys, and fewer, under a causal mask that counts from the first
     case(_TARGET, floats((4, 7, 3), (4, 5, 3), (4, 5, 2), None), is_causal=True, scale=0.7),
     case(_TARGET, floats((5, 3), (8, 3), (8, 4), None), is_causal=True),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.ir.layout import Layout
-from autoshard.ir.local_op import LocalOp
+from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
@@ -37,8 +37,9 @@ from autoshard.rules.algebra.variant_record import (
 
 
 def attention(call: OperatorCall) -> str:
-    """The softmax needs all keys, and all of their size. An axis on `s` cuts the queries alone; `gather` and `ring` cut
-    the keys too, and the variant brings them together; `heads` cuts the query heads of shared key heads anywhere."""
+    """The softmax needs all keys, and all of their size. An axis on `s` cuts the queries alone; `gather`, `ring` and
+    `balanced` cut the keys too, and the variant brings them together; `heads` cuts the query heads of shared key heads
+    anywhere."""
     query, key, _ = (shape for shape in call.shapes[:3] if shape is not None)
     if any(len(shape or query) > len(query) for shape in call.shapes) or len(query) < 2:
         raise NoRule
@@ -50,6 +51,8 @@ def attention(call: OperatorCall) -> str:
     always = " | variant: random_attention" if call.get("dropout_p") else ""
     causal = " | variant: parallel_attention s" if call.get("is_causal") else ""
     ring = "" if always else "ring s+t ring_attention, "
+    if ring and call.get("is_causal") and query[-2] == key[-2]:
+        ring += "balanced s+t balanced_ring_attention, "
     shared = f", heads g*r {name}" if heads == "(g r)" else ""
     return f"{loops} | whole: t d | plain: s{always or causal} | together: {ring}gather s+t {name}{shared}"
 
@@ -93,7 +96,7 @@ def localise_parallel(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     assert query is not None and key is not None
     given = dict(local.op.attributes)
     values: dict[str, LocalAttribute] = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
-    queries, keys, heads = local.axes("s", "ring", "gather"), local.axes("ring", "gather"), local.axes("heads")
+    queries, keys, heads = local.axes("s", *_BOTH), local.axes(*_BOTH), local.axes("heads")
     if queries:
         values |= {"rows": query.shape[-2], "columns": key.shape[-2]}
     if heads:
@@ -110,6 +113,7 @@ def localise_random(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {**own, **values}, axes
 
 
+_BOTH = ("ring", "balanced", "gather")  # the choices that cut queries and keys
 _DEFAULTS: dict[str, float | bool | None] = {"is_causal": False, "scale": None, "enable_gqa": False}
 
 
@@ -131,6 +135,15 @@ def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> Local
         columns = min(columns, max(whole[0][-2] - rows // 2, 1))
     key, value = (replace(x, shape=(*x.shape[:-2], columns, x.shape[-1])) for x in (k, v))
     return replace(local, operands=(q, key, value, *local.operands[3:]), causal=causal)
+
+
+def attended_by_half(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
+    """What every device of a balanced ring computes: blocks without a mask but for its own, half of all scores."""
+    q, k, v = (local.operand(position) for position in range(3))
+    assert whole[1] is not None
+    columns = max(whole[1][-2] // 2, 1)
+    key, value = (replace(x, shape=(*x.shape[:-2], columns, x.shape[-1])) for x in (k, v))
+    return replace(local, operands=(q, key, value, *local.operands[3:]), causal=False)
 
 
 def attended_balanced(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
@@ -174,7 +187,37 @@ def ring_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layout
     for axis, kind, full in calls:
         wide = full * wider
         back += [(axis, kind, full), (axis, kind, wide * mesh.sizes[axis] / (mesh.sizes[axis] - 1))]
-    return Inside(calls, tuple(back), beside=True)
+    return Inside(calls, tuple(back), beside=frozenset({"all_gather"}))
+
+
+def balanced_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
+    """A ring's, and what comes before and after it: queries, keys and values from the order of the sequence and the
+    result back, and their gradients. Over several axes at most a message each."""
+    ring, (q, k, v) = ring_collectives(mesh, op, operands, layouts), operands[:3]
+    assert q is not None and v is not None
+    whole = bytes_of(q, k, v) + _result_bytes(q, v)
+    axes = [axis for axis, _, _ in ring.forward]
+    share = _moved_share(math.prod(mesh.sizes[axis] for axis in axes))
+    calls = tuple((axis, "all_to_all", whole * share / (1 - 1 / mesh.sizes[axis])) for axis in axes)
+    return replace(ring, forward=ring.forward + calls, backward=ring.backward + calls)
+
+
+def _moved_share(devices: int) -> float:
+    """Of what the busiest device holds in the order of the sequence, how much goes to others: of two devices one half,
+    of more one at least holds neither half for itself."""
+    return 0.5 if devices == 2 else 1.0
+
+
+def _result_bytes(q: LocalTensor, v: LocalTensor) -> float:
+    return float(math.prod(q.shape[:-1]) * v.shape[-1] * DTYPE_BYTES[q.dtype])
+
+
+def balanced_traffic(local: LocalOp) -> tuple[float, float]:
+    """A ring's; and what is exchanged is packed and laid out: each read and written twice."""
+    q, k, v = (local.operand(position) for position in range(3))
+    passed = 4 * (bytes_of(q) + (bytes_of(k, v) * q.shape[-2] / k.shape[-2]) + _result_bytes(q, v))
+    there, back = ring_traffic(local)
+    return there + passed, back + passed
 
 
 def _gathers(mesh: Mesh, operands: LocalTensors, layouts: Layouts) -> Iterator[Call]:
@@ -235,6 +278,17 @@ def ring_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, res
     )
 
 
+def balanced_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """A ring's, or while they are exchanged queries, keys and values packed and received, beside those laid out."""
+    ring, moved = ring_holds(mesh, op, operands, layouts, results), bytes_of(*operands[:3])
+    return Temporary(max(ring.forward, 2 * moved), max(ring.backward, 2 * moved))
+
+
+def balanced_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
+    """Queries, keys, values and the result out of the order of the sequence, instead of those in it."""
+    return KeptTensors((0, 1, 2), None, bytes_of(*operands[:3], *results))
+
+
 def rotation_traffic(op: LocalOp) -> tuple[float, float]:
     """One half is turned round, then both are put together, either way."""
     half = op.results[0].bytes / 2
@@ -289,8 +343,17 @@ VARIANTS: dict[str, OperatorVariant] = {
         more_traffic=ring_traffic,
         holds=ring_holds,
     ),
-    # Megatron-Core's order of the sequence, which no rule offers: `autoshard estimate` alone describes it.
     "balanced_ring_attention": OperatorVariant(
+        localise=localise_parallel,
+        collectives=balanced_collectives,
+        exchanges=True,
+        widened=attended_by_half,
+        more_traffic=balanced_traffic,
+        holds=balanced_holds,
+        keeps=balanced_keeps,
+    ),
+    # The whole model in Megatron-Core's order of the sequence, which no rule offers: `autoshard estimate` describes it.
+    "reordered_ring_attention": OperatorVariant(
         localise=localise_parallel,
         collectives=ring_collectives,
         widened=attended_balanced,

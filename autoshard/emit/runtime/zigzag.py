@@ -1,0 +1,98 @@
+"""The sequence in 2n chunks of which device i holds the i-th and the i-th from the end: under a causal mask all devices
+then have as much to do. From the order of the sequence and back in one all-to-all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .attention import held_range
+from .axis import Axis
+
+
+class Zigzag:
+    """Where the chunks of a dim of length `size` lie that `axes` cut: chunks 2i and 2i + 1 are the halves of what
+    device i holds in the order of the sequence."""
+
+    def __init__(self, axes: Sequence[Axis], size: int) -> None:
+        self.axes = axes
+        self.joint = axes[0].mesh.joint([axis.name for axis in axes])
+        self.here, self.count = self.joint.index, self.joint.size
+        shards = (held_range(size, axes, self._coordinates(number)) for number in range(self.count))
+        halves = ((stop - start - (stop - start) // 2, (stop - start) // 2) for start, stop in shards)
+        self.chunks = [length for pair in halves for length in pair]
+
+    def number(self, coordinates: Sequence[int]) -> int:
+        """Of the device at these coordinates, row-major."""
+        number = 0
+        for axis, index in zip(self.axes, coordinates, strict=True):
+            number = number * axis.size + index
+        return number
+
+    def _coordinates(self, number: int) -> list[int]:
+        found = []
+        for axis in reversed(self.axes):
+            number, index = divmod(number, axis.size)
+            found.append(index)
+        return found[::-1]
+
+    def lengths(self, device: int) -> tuple[int, int]:
+        """Of its early and its late chunk."""
+        return self.chunks[device], self.chunks[2 * self.count - 1 - device]
+
+    def pieces(self, ordered: bool) -> Pieces:
+        """What this device holds, in the order of the sequence or not: the lengths of its two pieces, and who has each
+        in the other order."""
+        if ordered:
+            first = 2 * self.here
+            return Pieces(self.chunks[first : first + 2], [min(c, 2 * self.count - 1 - c) for c in (first, first + 1)])
+        own = self.here, 2 * self.count - 1 - self.here
+        return Pieces([self.chunks[chunk] for chunk in own], [chunk // 2 for chunk in own])
+
+
+class Pieces(NamedTuple):
+    lengths: list[int]
+    others: list[int]
+
+    def counts(self, devices: int) -> list[int]:
+        """The rows for each device."""
+        return [sum(n for n, o in zip(*self, strict=True) if o == other) for other in range(devices)]
+
+    def by_device(self) -> list[int]:
+        """The pieces, those of the first device first."""
+        return sorted(range(2), key=lambda piece: self.others[piece])
+
+
+def exchange_rows(places: Zigzag, there: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors (..., rows, d) from the order of the sequence to that of `places` (`there`), or back, in one message for
+    each pair of devices. Gradients go the other way."""
+    return cast(tuple[Tensor, ...], _Exchange.apply(places, there, *tensors))
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, places: Zigzag, there: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.places, ctx.there = places, there
+        return _moved(places, there, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_moved(ctx.places, not ctx.there, grads)
+
+
+def _moved(places: Zigzag, there: bool, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    given, taken = places.pieces(ordered=there), places.pieces(ordered=not there)
+    cut = [x.split(given.lengths, -2) for x in tensors]
+    row = sum(math.prod(x.shape[:-2]) * x.shape[-1] for x in tensors)
+    sent = torch.cat([own[piece].reshape(-1) for piece in given.by_device() for own in cut])
+    counts = ([row * n for n in pieces.counts(places.count)] for pieces in (given, taken))
+    found = places.joint.transport.all_to_all(sent, *counts)
+    shapes = [[(*x.shape[:-2], n, x.shape[-1]) for n in taken.lengths] for x in tensors]
+    order = [(piece, x) for piece in taken.by_device() for x in range(len(tensors))]
+    parts = found.split([math.prod(shapes[x][piece]) for piece, x in order])
+    laid = {(piece, x): part.view(shapes[x][piece]) for (piece, x), part in zip(order, parts, strict=True)}
+    return tuple(torch.cat([laid[0, x], laid[1, x]], -2) for x in range(len(tensors)))
