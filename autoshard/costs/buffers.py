@@ -19,7 +19,6 @@ from autoshard.ir.layout import (
     REPLICATE,
     REPLICATE_PARTIAL,
     Layout,
-    LocalSize,
     Placement,
     Shard,
     chunk_bounds,
@@ -190,6 +189,9 @@ class Route:
     piece: int
 
 
+Intervals = list[tuple[int, int]]  # [start, stop) of a dim that a device holds, apart from each other
+
+
 @lru_cache(maxsize=65536)
 def _route(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...], before: Layout, after: Layout) -> Route:
     have, need = local_sizes(shape, before, mesh), local_sizes(shape, after, mesh)
@@ -197,15 +199,16 @@ def _route(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...], before: La
     places = [_at(mesh, moved, place) for place in itertools.product(*(range(mesh.sizes[a]) for a in moved))]
     # each receives a copy from the one with its own coordinate there
     same = [a for a in moved if not _differs(before.placements[a], after.placements[a])]
+    gives, takes = ([[size.intervals(mesh, at) for size in sizes] for at in places] for sizes in (have, need))
 
-    def common(giver: Sequence[int], taker: Sequence[int]) -> int:
-        if any(giver[axis] != taker[axis] for axis in same):
+    def common(giver: int, taker: int) -> int:
+        if any(places[giver][axis] != places[taker][axis] for axis in same):
             return 0
-        return math.prod(_common(h, n, mesh, giver, taker) for h, n in zip(have, need, strict=True))
+        return math.prod(map(_common, gives[giver], takes[taker]))
 
     found = []
-    for here in places[:MEMBERS]:
-        others = [(common(here, other), common(other, here)) for other in places if other != here]
+    for here in range(len(places))[:MEMBERS]:
+        others = [(common(here, other), common(other, here)) for other in range(len(places)) if other != here]
         own = common(here, here)
         sides = [max(pair) for pair in others]
         found.append(Route(sum(map(sum, others)), own, max([own, *sides])))
@@ -223,10 +226,11 @@ def _differs(before: Placement, after: Placement) -> bool:
     return isinstance(before, Shard) or before == PARTIAL != after
 
 
-def _common(have: LocalSize, need: LocalSize, mesh: Mesh, giver: Sequence[int], taker: Sequence[int]) -> int:
+def _common(have: Intervals, need: Intervals) -> int:
     """How many positions of a dim one has and the other needs."""
-    pairs = itertools.product(have.intervals(mesh, giver), need.intervals(mesh, taker))
-    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
+    if len(have) == 1 and have == need:
+        return have[0][1] - have[0][0]
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in itertools.product(have, need))
 
 
 def _bytes(value: LocalValue, mesh: Mesh) -> float:

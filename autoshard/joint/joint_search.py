@@ -99,7 +99,7 @@ class FrontStore:
         micro-batch that is asked for: weights have no batch."""
         if own in self.sharded_made:
             return self.sharded_made[own]
-        key = str(own.split.mesh), *(op.strategy for op in own.split.plan.ops)
+        key = self._shards_key(own)
         if key not in self.measured:
             wide = self._of(self.replicas * own.micro_batch)
             made = sharded_costs(wide, own.split, self.replicas, own.made, self.hardware)
@@ -110,6 +110,10 @@ class FrontStore:
             found = tuple(carried_over(before, after, whole) for before, after, whole in changes)
         self.sharded_made[own] = found
         return found
+
+    def _shards_key(self, own: SplitCosts) -> tuple[str, ...]:
+        """Equal where shards change the same."""
+        return str(own.split.mesh), *(op.strategy for op in own.split.plan.ops)
 
 
 Own = TypeVar("Own")

@@ -145,7 +145,8 @@ def slot_sequence(orders: Sequence[Sequence[Slot]]) -> SlotSequence:
     total = sum(map(len, orders))
     stages = len(orders)
     parts = stages * (1 + max((slot.chunk for order in orders for slot in order), default=0))
-    place: dict[tuple[Kind, int, int], int] = {}  # (kind, part, micro-batch)
+    count = 1 + max((slot.micro_batch for order in orders for slot in order), default=0)
+    place = {kind: [[-1] * count for _ in range(parts)] for kind in KINDS}  # of a part's micro-batch
     found: list[tuple[int, Slot, int, int]] = []
     position, last = [0] * stages, [total] * stages
     while len(found) < total:
@@ -156,10 +157,10 @@ def slot_sequence(orders: Sequence[Sequence[Slot]]) -> SlotSequence:
                 kind, micro_batch, chunk = slot
                 part = chunk * stages + stage
                 giver = _giver(kind, part, parts)
-                made = total if giver is None else place.get((*giver, micro_batch))
-                if made is None:
+                made = total if giver is None else place[giver[0]][giver[1]][micro_batch]
+                if made < 0:
                     break
-                place[kind, part, micro_batch] = len(found)
+                place[kind][part][micro_batch] = len(found)
                 found.append((stage, slot, last[stage], made))
                 last[stage] = len(found) - 1
                 position[stage] += 1

@@ -61,20 +61,36 @@ def measured_parts(
     plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int
 ) -> tuple[PartMeasure, ...]:
     """Of the parts that the plan cuts its program into; messages are those between `stages`."""
-    parts = stage_programs(program, plan)
-    accumulates = plan.step.micro_batches > 1
-    wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
-    tied = _tied_seconds(parts, plan.step.stages, wide, hardware)
-    found: list[PartMeasure] = []
-    for part in parts:
-        own = _MeasuredPart(part, program, graph, hardware, plan.step.recompute, accumulates)
-        received = sum(local_bytes(program.value(name), program.mesh) for name in handed_to(part, program))
-        seconds = joint_seconds(hardware, wide, (0,), "send_receive", received) if stages > 1 else 0.0
-        costs = replace(own.costs(), received_bytes=received, receive_seconds=seconds)
-        number = len(found)
-        shared = tied.get(number % plan.step.stages, 0.0) * (number < plan.step.stages)
-        found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, shared, own.update_seconds))
-    return tuple(found)
+    return MeasuredProgram(plan, program, graph, hardware, stages).keeping(plan.step.recompute)
+
+
+class MeasuredProgram:
+    """The parts that a plan cuts its program into, each simulated, whatever is computed again."""
+
+    def __init__(self, plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int) -> None:
+        parts = stage_programs(program, plan)
+        wide = Mesh(((STAGE_AXIS, stages), *program.mesh.axes))
+        tied = _tied_seconds(parts, plan.step.stages, wide, hardware)
+        self.tied = [
+            tied.get(number % plan.step.stages, 0.0) * (number < plan.step.stages) for number in range(len(parts))
+        ]
+        self.parts = [_MeasuredPart(part, program, graph, hardware, plan.step.micro_batches > 1) for part in parts]
+        self.received = [
+            sum(local_bytes(program.value(name), program.mesh) for name in handed_to(part, program)) for part in parts
+        ]
+        self.receive_seconds = [
+            joint_seconds(hardware, wide, (0,), "send_receive", size) if stages > 1 else 0.0 for size in self.received
+        ]
+
+    def keeping(self, policies: Iterable[BlockPolicy]) -> tuple[PartMeasure, ...]:
+        """Of blocks that keep what `policies` say. The program must be theirs: weights that are gathered for each use
+        are gathered otherwise in blocks that are computed again."""
+        policies, found = tuple(policies), []
+        ends = zip(self.parts, self.received, self.receive_seconds, self.tied, strict=True)
+        for own, received, seconds, tied in ends:
+            costs = replace(own.costs(policies), received_bytes=received, receive_seconds=seconds)
+            found.append(PartMeasure(costs, own.static_bytes, own.late_seconds, tied, own.update_seconds))
+        return tuple(found)
 
 
 def stage_costs(own: Sequence[PartMeasure]) -> StageCosts:
@@ -158,7 +174,6 @@ class _MeasuredPart:
         whole: Program,
         graph: Graph,
         hardware: Hardware,
-        policies: Iterable[BlockPolicy],
         accumulates: bool,
     ) -> None:
         self.part, self.count, self.handed = part, len(part.instructions), handed_to(part, whole)
@@ -174,7 +189,6 @@ class _MeasuredPart:
         late = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
         self.late_seconds = max(0.0, late - self.first_seconds)
         self.update_seconds = _update_seconds(once, self.count)
-        self.again = [self._again(policy) for policy in policies if policy.keep != "all"]
 
     @cached_property
     def _kept(self) -> list[Span]:
@@ -203,24 +217,24 @@ class _MeasuredPart:
             if span.start == 0 and span.last == steps - 1 and span.held.name not in handed
         )
 
-    def costs(self) -> PartCosts:
-        kept = sum(span.held.bytes for span in self._kept) - sum(own.bytes for own in self.again)
+    def costs(self, policies: Iterable[BlockPolicy]) -> PartCosts:
+        again = [self._again(policy) for policy in policies if policy.keep != "all"]
+        kept = sum(span.held.bytes for span in self._kept) - sum(own.bytes for own in again)
         received = sum(local_bytes(self.part.value(name), self.part.mesh) for name in self.handed)
         return PartCosts(
             self.forward_seconds,
-            self.backward_seconds + sum(own.seconds for own in self.again),
+            self.backward_seconds + sum(own.seconds for own in again),
             kept + self._handed_on,
-            max(0.0, max(self._bytes) - self.static_bytes - received - kept),
+            max(0.0, max(self._bytes(again)) - self.static_bytes - received - kept),
             first_seconds=self.first_seconds,
         )
 
-    @property
-    def _bytes(self) -> tuple[float, ...]:
+    def _bytes(self, again: Sequence[_Again]) -> tuple[float, ...]:
         """In memory at each step: what a block drops is there until its forward has ended, and again from where its
         backward begins."""
-        changed = {id(span) for own in self.again for span in (*own.dropped, *own.saved)}
+        changed = {id(span) for own in again for span in (*own.dropped, *own.saved)}
         spans = [span for span in self.memory.spans if id(span) not in changed]
-        for own in self.again:
+        for own in again:
             begins = 2 * self.count - 1 - own.last
             spans += [replace(span, last=begins) for span in own.saved]
             spans += [replace(span, last=own.last) for span in own.dropped]

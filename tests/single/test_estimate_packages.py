@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import UsageError
+from autoshard.estimate.packages import package_program
 from autoshard.estimate.packages.package_estimate import estimate_any as estimate
 from autoshard.estimate.packages.package_program import package_costs
 from autoshard.estimate.packages.package_runs import package_runs
@@ -23,16 +24,18 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import Plan
+from autoshard.ir.plan import BlockPolicy, Plan
 from autoshard.joint.block_line import block_line
 from autoshard.joint.joint_plan import confirmed
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.optimizer_shards import ZeroRequest, with_shards
 from autoshard.joint.outer_space import OuterSpace
+from autoshard.program.lower import lower
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.search.whole_step import predicted, with_step
+from autoshard.simulation.program_step import measured_parts
 
 A100 = load_hardware("a100-80g-sxm")
 LAYERS, HIDDEN, HEADS, SEQUENCE, MICRO_BATCH = 6, 1024, 16, 512, 2
@@ -149,6 +152,20 @@ def test_layers_that_are_not_built_take_what_others_do() -> None:
     middle = (none.parts[0].kept_bytes + full.parts[0].kept_bytes) / 2
     assert some.parts[0].kept_bytes == pytest.approx(middle)
     assert none.parts[0].backward_seconds < some.parts[0].backward_seconds < full.parts[0].backward_seconds
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("keep", ["input", "expensive"])
+def test_layers_that_are_computed_again_take_what_their_own_program_does(zero: int, keep: str) -> None:
+    """One program is measured for whatever layers keep, where it is the same; with weights gathered for each use, as
+    biases over both axes are under ZeRO 1, it is another."""
+    run = run_of(2, 2, 2, 4, "none", zero, "bf16-mixed", True)
+    asked = package_program._asked(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), run, 2, keep, 2)
+    plan, graph = package_program._plan(replace(asked, keep="all"), A100)
+    policies = tuple(BlockPolicy(f"layers.{n}", keep) for n in range(4))
+    plan = replace(plan, step=replace(plan.step, recompute=policies))
+    own = measured_parts(plan, lower(plan, graph), graph, A100, 2)
+    assert package_program._measured(asked, A100) == own
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ class MegatronStore(FrontStore):
         own = block_costs(short, split, self.hardware)
         return (SplitCosts(micro_batch, split, own, by_kind(short, own)),)
 
+    def _shards_key(self, own: SplitCosts) -> tuple[str, ...]:
+        """The strategies are said: weights are cut alike of one sample and of several."""
+        return str(own.split.mesh), own.split.name
+
     def _plan(self, tensor: int, micro_batch: int) -> Plan:
         """Of one micro-batch as of another: the strategies are said. Rules leave out dims of one sample."""
         key = tensor, micro_batch == 1

@@ -17,12 +17,13 @@ from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import layer, transformer_graph
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.ir.program import Collective, Program
 from autoshard.joint.block_line import block_line
 from autoshard.joint.replicated_split import replicated_split
 from autoshard.program.lower import lower
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of
-from autoshard.simulation.program_step import PartMeasure, measured_parts, stage_costs
+from autoshard.simulation.program_step import MeasuredProgram, PartMeasure, measured_parts, stage_costs
 from autoshard.simulation.step_timeline import PartCosts, StepCosts
 
 BUILT = 4  # layers of a part at most; beyond, each takes what the last of these does
@@ -95,10 +96,22 @@ def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: 
 
 @lru_cache(maxsize=256)
 def _measured(asked: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
-    plan, graph = _plan(replace(asked, keep="all"), hardware)
-    again = (BlockPolicy(layer(n), asked.keep) for n in range(asked.model.layers) if asked.keep != "all")
-    plan = replace(plan, step=replace(plan.step, recompute=tuple(again)))
-    return measured_parts(plan, lower(plan, graph), graph, hardware, asked.run.pp)
+    """Where no weight is gathered for each use, one program is that of layers that keep whatever they keep."""
+    kept = replace(asked, keep="all")
+    policies = tuple(BlockPolicy(layer(n), asked.keep) for n in range(asked.model.layers) if asked.keep != "all")
+    program, measured = _measured_program(kept, hardware)
+    if policies and any(isinstance(step, Collective) and step.again for step in program.instructions):
+        plan, graph = _plan(kept, hardware)
+        plan = replace(plan, step=replace(plan.step, recompute=policies))
+        return measured_parts(plan, lower(plan, graph), graph, hardware, asked.run.pp)
+    return measured.keeping(policies)
+
+
+@lru_cache(maxsize=16)
+def _measured_program(asked: _Asked, hardware: Hardware) -> tuple[Program, MeasuredProgram]:
+    plan, graph = _plan(asked, hardware)
+    program = lower(plan, graph)
+    return program, MeasuredProgram(plan, program, graph, hardware, asked.run.pp)
 
 
 @lru_cache(maxsize=64)
