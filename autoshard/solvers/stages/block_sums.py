@@ -40,13 +40,20 @@ class BlockSums:
 
     def least(self, counts: Integers) -> Floats:
         """Seconds of each row of `counts`, by kind; infinite where nothing fits."""
-        found = [room.least(counts) for room in self.rooms]
-        return np.min(found, axis=0) if found else np.full(len(counts), _INF)
+        return self.least_and_room(counts)[0]
 
-    def points(self, counts: Integers) -> list[list[int]]:
-        """Of each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits."""
-        best = min(self.rooms, key=lambda room: float(room.least(counts[None])[0]))
-        return best.chosen(counts)
+    def least_and_room(self, counts: Integers) -> tuple[Floats, Integers]:
+        """And the room where they take that."""
+        if not self.rooms:
+            return np.full(len(counts), _INF), np.full(len(counts), -1)
+        found = np.array([room.least(counts) for room in self.rooms])
+        best = found.argmin(axis=0)
+        return found[best, np.arange(len(counts))], best
+
+    def points(self, counts: Integers, room: int) -> list[list[int]]:
+        """Of each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits in the
+        `room` that `least_and_room` says."""
+        return self.rooms[room].chosen(counts)
 
 
 class _Room:
@@ -70,6 +77,11 @@ class _Room:
             usable = usable[kept]
             self.points.append(Sum(own_seconds[usable], own_bytes[usable], np.zeros(len(usable), np.int64), usable))
         self.known: dict[Counts, Sum] = {}
+        self.sizes = np.array([own.size for own in self.points])
+        self.several, self.none = np.flatnonzero(self.sizes > 1), np.flatnonzero(self.sizes == 0)
+        self.one = np.flatnonzero(self.sizes == 1)
+        self.one_seconds = np.array([self.points[kind].seconds[0] for kind in self.one])
+        self.one_bytes = np.array([self.points[kind].bytes[0] for kind in self.one])
 
     def has_points_of(self, other: _Room) -> bool:
         """Then what the other one holds, this one does: it has more room."""
@@ -78,11 +90,10 @@ class _Room:
 
     def least(self, counts: Integers) -> Floats:
         """Seconds of each row. One kind that has a choice, of few points, is counted out; others are added up."""
-        sizes = np.array([own.size for own in self.points])
-        several = np.flatnonzero(sizes > 1)
+        sizes, several = self.sizes, self.several
         choosing = counts[:, several] > 0
         found = np.full(len(counts), _INF)
-        possible = np.asarray(~(counts[:, sizes == 0] > 0).any(axis=1))
+        possible = np.asarray(~(counts[:, self.none] > 0).any(axis=1))
         fixed = possible & ~choosing.any(axis=1)
         seconds, room = self._fixed(counts)
         found[fixed] = np.where(room[fixed] >= 0, seconds[fixed], _INF)
@@ -98,9 +109,8 @@ class _Room:
 
     def _fixed(self, counts: Integers) -> tuple[Floats, Floats]:
         """(seconds, room that is left) of the blocks that have one point."""
-        one = [kind for kind, own in enumerate(self.points) if own.size == 1]
-        seconds = counts[:, one] @ np.array([self.points[kind].seconds[0] for kind in one])
-        return seconds, self.capacity - counts[:, one] @ np.array([self.points[kind].bytes[0] for kind in one])
+        own = counts[:, self.one]
+        return own @ self.one_seconds, self.capacity - own @ self.one_bytes
 
     def chosen(self, counts: Integers) -> list[list[int]]:
         several = [kind for kind, own in enumerate(self.points) if own.size > 1 and counts[kind]]

@@ -30,6 +30,7 @@ class RangeCosts:
         self.ranges = _every_range(problem.line, len(problem.fronts), tuple(self.places))
         self.counts = block_counts(problem.line, len(problem.fronts))
         self.known = [np.full(len(self.ranges.counts), np.nan) for _ in range(problem.stages)]
+        self.rooms = [np.full(len(self.ranges.counts), -1) for _ in range(problem.stages)]
         self.line_least = self.counts @ np.array([cost.min(initial=_INF) for cost in self.costs])
 
     def sent(self, stage: int) -> float:
@@ -49,12 +50,10 @@ class RangeCosts:
         allowed = self._allowed(0)[:, 0]
         return np.where(allowed, self._costs(0, self.ranges.numbers[:, 0]), _INF)
 
-    def points(self, stage: int, start: int, stop: int) -> list[list[int]]:
-        return self.sums(stage).points(self._counts(start, stop))
-
-    def _counts(self, start: int, stop: int) -> Integers:
-        found: Integers = self.counts[stop] - self.counts[start]
-        return found
+    def points(self, stage: int, begin: int, end: int) -> list[list[int]]:
+        """Of the blocks between two places, a range of a table that was made."""
+        number = self.ranges.numbers[end, begin]
+        return self.sums(stage).points(self.ranges.counts[number], int(self.rooms[stage][number]))
 
     def table(self, most: float) -> list[Floats]:
         """[stage][end, length in places]: ranges that may take at most `most`; the others are infinite."""
@@ -83,7 +82,7 @@ class RangeCosts:
         wanted = np.unique(numbers)
         fresh = wanted[np.isnan(known[wanted])]
         if len(fresh):
-            known[fresh] = sums.least(self.ranges.counts[fresh])
+            known[fresh], self.rooms[stage][fresh] = sums.least_and_room(self.ranges.counts[fresh])
         found: Floats = known[numbers] + self.sent(stage)
         return found
 

@@ -158,7 +158,7 @@ def _plan(problem: StageProblem, costs: RangeCosts, cuts: list[int]) -> StagePla
     parts = parts_of(problem, positions)
     points = [-1] * len(problem.line)
     for stage in range(problem.stages):
-        _deal(problem, stage, parts, costs.points(stage, positions[stage], positions[stage + 1]), points)
+        _deal(problem, stage, parts, costs.points(stage, cuts[stage], cuts[stage + 1]), points)
     return StagePlan(tuple(parts), tuple(points), closed_form(problem, parts, points))
 
 
