@@ -6,7 +6,7 @@ from autoshard.code_text import prose
 from autoshard.emit.header import Header
 from autoshard.emit.readme_use import calling, training
 from autoshard.emit.user_operators import readme_section
-from autoshard.ir.program import Program
+from autoshard.ir.program import Collective, Program
 from autoshard.units import format_bytes, format_seconds
 
 
@@ -35,7 +35,7 @@ Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds
 `{_backend(program)}` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU.
 
 {_first_look(program)}
-
+{_order_of_kernels(program)}
 Ranks are row-major over the mesh, so that the last axis is on neighbouring ranks (within a node):
 
 | rank | {" | ".join(columns)} |
@@ -77,6 +77,21 @@ def _first_look(program: Program) -> str:
     if program.loss is None:
         return "`infer.py` is below. `train.py --dry-run` in its place builds the model and says what each rank holds."
     return "`--dry-run` builds the model and says what each rank holds. `--help` lists everything."
+
+
+def _order_of_kernels(program: Program) -> str:
+    """What keeps a collective that starts beside a product ahead of it, where there is one. (Megatron-LM asserts it of
+    tensor parallelism on GPUs before Blackwell.)"""
+    early = sum(isinstance(step, Collective) and step.early for step in program.instructions)
+    if not early:
+        return ""
+    both = " It may put what reduces or gathers weights beside it in a row, too: compare both on your cluster."
+    more = both if program.gradient_buckets or program.weight_buckets else ""
+    return f"""
+{early} reductions of gradients start beside a product of weights. On GPUs before Blackwell,
+`export CUDA_DEVICE_MAX_CONNECTIONS=1` starts kernels in the order in which they were called, so that none of these
+waits until its product has left room. It changes no number.{more}
+"""
 
 
 def _use(program: Program, header: Header) -> str:

@@ -93,3 +93,23 @@ for precision in ("high", "highest", "medium"):
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
     ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=120)
     assert ran.stdout.split("\n")[:3] == ["high True", "highest False", "medium True"], ran.stderr
+
+
+def test_ascend_updates_in_one_kernel_where_torch_npu_has_it(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    graph = capture(f"{__file__}:build", {})
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
+    write_package(folder, emit(lower(plan, graph), plan, graph))
+    script = """
+import torch, torch_npu, types
+from runtime import has_fused_adamw
+there = types.SimpleNamespace(device=torch.device("npu", 0), is_floating_point=lambda: True)
+here = torch.nn.Parameter(torch.zeros(2))
+print(has_fused_adamw([here]), has_fused_adamw([here, there]))
+newer = torch.library.Library("aten", "IMPL")
+newer.impl("_fused_adamw_", lambda *_, **__: None, "PrivateUse1")
+print(has_fused_adamw([here, there]))
+"""
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
+    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split() == ["True", "False", "True"], ran.stderr

@@ -169,7 +169,11 @@ def test_packages_compute_what_the_model_does(spec: str, mesh: str, style: str, 
     check(program, graph, chosen_strategies(plan, graph))
     files = emit(program, plan, graph)
     code = files["model_parallel.py"]
-    assert len(early_linears(program.instructions)) >= 4 and call in code
+    early = len(early_linears(program.instructions))
+    assert early >= 4 and call in code
+    told = f"{early} reductions of gradients start beside a product of weights"
+    assert told in files["README.md"] and "CUDA_DEVICE_MAX_CONNECTIONS=1" in files["README.md"]
+    assert ("compare both on your cluster" in files["README.md"]) == (style != "megatron")
     proof = check_files(make_case(spec, {"batch": 6}, graph), program, files)
     assert proof.passed, proof.failure
 
@@ -178,5 +182,6 @@ def test_without_such_sums_linears_stay_as_they_are() -> None:
     graph = capture(GPT2, {"batch": 4}, "fp32")
     for mesh in ("dp=1", "dp=2"):
         plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse(mesh), strategy="dp"))
-        code = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
-        assert "F.linear(" in code and "column_parallel" not in code
+        files = emit(lower(plan, graph), plan, graph)
+        assert "F.linear(" in files["model_parallel.py"] and "column_parallel" not in files["model_parallel.py"]
+        assert "CUDA_DEVICE_MAX_CONNECTIONS" not in files["README.md"]

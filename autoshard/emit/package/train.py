@@ -66,6 +66,7 @@ from runtime import (
     compile_blocks,
     finish_saving,
     gathered_together,
+    has_fused_adamw,
     label_shares,
     leave,
     loader_state,
@@ -102,8 +103,7 @@ def make_optimizer(
     if OPTIMIZER == "sgd":
         return SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
     # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
-    fused = all(parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() for parameter in parameters)
-    return AdamW(trained, lr=lr, fused=fused or None)
+    return AdamW(trained, lr=lr, fused=has_fused_adamw(parameters) or None)
 
 
 def make_scaler(mesh: ParallelMesh, scale: float | None = None) -> LossScaler | None:

@@ -34,6 +34,7 @@ from .drawing import random_bernoulli, random_multinomial, random_noise, random_
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .flat_weights import gathered_together
+from .fused_updates import has_fused_adamw
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
 from .host_rows import to_device, to_host
 from .initialisation import init_computed, init_parameter, init_parameters, unpacked
@@ -132,6 +133,7 @@ __all__ = [
     "halo_convolution",
     "halo_max_pool",
     "halo_transposed_convolution",
+    "has_fused_adamw",
     "held_indices",
     "init_computed",
     "init_parameter",
