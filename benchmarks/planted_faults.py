@@ -101,6 +101,7 @@ BEFORE = {  # of one file, before those of its folder
     "emit/runtime/weights.py": ("single/test_zero_levels.py",),
     "emit/runtime/flat_weights.py": ("single/test_zero_levels.py",),
     "emit/package/batches.py": ("single/test_loader_state.py",),
+    "emit/package/run_options.py": ("single/test_train_mistakes.py",),
     "emit/package/train.py": ("single/test_zero_levels.py", "single/test_micro_batches.py", "multi/test_pipeline.py"),
     "emit/readme_use.py": ("multi/test_called_package.py",),
     "program/gradient_buckets.py": ("tiny/test_fusion.py",),

@@ -130,3 +130,29 @@ def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layo
     """The split shape of plain shards is the shape itself."""
     assert all(getattr(p, "blocks", 1) == 1 and getattr(p, "unit", 1) == 1 for p in layout.placements)
     return shape, layout
+
+
+def residual_model(
+    blocks: int = 3, *, shared: bool = False, odd: int = -1, mesh: str = "tp=2", first: int = 0
+) -> Program:
+    """`blocks` residual blocks of two linears over a list, numbered from `first`; `odd` has a wider hidden layer; all
+    add the same mask."""
+    make = Maker(Mesh.parse(mesh))
+    make.modules += [("", "Net"), ("h", "ModuleList"), ("norm", "LayerNorm")]
+    x, mask = make.input("x", (4, 8), "R"), make.input("mask", (4, 8), "R")
+    for number in range(blocks):
+        path = "h.0" if shared else f"h.{first + number}"
+        hidden = 32 if number == odd else 16
+        make.modules += [(path, "Block"), (f"{path}.up", "Linear"), (f"{path}.down", "Linear")]
+        known = {p.path: p.value for p in make.parameters}
+        up = known.get(f"{path}.up.weight") or make.parameter(f"{path}.up.weight", (hidden, 8), "R")
+        down = known.get(f"{path}.down.weight") or make.parameter(f"{path}.down.weight", (8, hidden), "R")
+        a = make.compute("aten.linear", (x, up, None), [(f"linear_{2 * number}", (4, hidden), "R")], f"{path}.up")
+        b = make.compute("aten.relu", (a,), [(f"relu_{number}", (4, hidden), "R")], path)
+        c = make.compute("aten.linear", (b, down, None), [(f"linear_{2 * number + 1}", (4, 8), "R")], f"{path}.down")
+        d = make.compute("aten.add", (x, c), [(f"add_{2 * number}", (4, 8), "R")], path, alpha=1)
+        x = make.compute("aten.add", (d, mask), [(f"add_{2 * number + 1}", (4, 8), "R")], path, alpha=1)
+    weight = make.parameter("norm.weight", (8,), "R")
+    attributes = {"normalized_shape": (8,), "eps": 1e-5, "cudnn_enable": True}
+    out = make.compute("aten.layer_norm", (x, weight, None), [("norm", (4, 8), "R")], "norm", **attributes)
+    return make.program((out,))

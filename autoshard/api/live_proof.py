@@ -8,12 +8,13 @@ import torch.distributed as dist
 
 from autoshard.api.live_model import on_cpu
 from autoshard.api.planned import LiveModel, PlannedModel
+from autoshard.constraints.verify_request import MOST_PROCESSES, check_stages
 from autoshard.emit import emit
 from autoshard.ir.plan import Plan
 from autoshard.verification.case import Backend, case_of, check_files
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.sizing.shorter_axes import counterpart
-from autoshard.verification.verify_folder import MOST_PROCESSES, MOST_RANKS, check_stages
+from autoshard.verification.verify_folder import MOST_RANKS
 
 
 def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
@@ -25,7 +26,7 @@ def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
         own, program = found.plan, found.program
     case = case_of(real.module, real.tensors, graph, micro_batches=own.step.micro_batches)
     if own.step.parts:
-        check_stages(own, "gloo")
+        check_stages(own.step.stages, own.devices, "gloo")
         backend = "gloo"
     kind: Backend = "lockstep" if own.mesh.size > MOST_PROCESSES or dist.is_initialized() else backend
     proof = check_files(case, program, emit(program, own, graph), kind, own_precision=True)

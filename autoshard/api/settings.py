@@ -12,6 +12,7 @@ from typing import Any
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.constraints.fusion_request import read_fusion
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
+from autoshard.constraints.verify_request import Backend, VerifyRequest
 from autoshard.errors import UsageError
 from autoshard.ir.mesh import Mesh
 from autoshard.search.objectives import parse_level
@@ -113,6 +114,13 @@ def wanted(
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...]) -> StepRequest:
     """`said`: fields of STEP."""
     return StepRequest(**said, pins=read_stage_pins(pins))
+
+
+def verify_request(
+    verify: bool, backend: Backend | None, full: bool, arguments: Mapping[str, str | int | float | bool]
+) -> VerifyRequest | None:
+    """None where nothing asks for it: what says how to verify does, too."""
+    return VerifyRequest(backend or "gloo", full, arguments) if verify or backend or full or arguments else None
 
 
 def read_mesh(mesh: str | Mesh | Mapping[str, int] | None) -> Mesh | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +17,7 @@ from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
 from autoshard.cluster.hardware import Hardware, check_precision
 from autoshard.constraints.manual_splits import with_manual_splits
+from autoshard.constraints.verify_request import VerifyRequest
 from autoshard.errors import UsageError
 from autoshard.graph_capture.model_spec import LOSS
 from autoshard.ir import graph_json
@@ -139,18 +140,27 @@ def check(
     precision: str | None = None,
     loss: str | None = None,
     out: Path | None = None,
-    to_verify: bool = False,
+    to_verify: VerifyRequest | None = None,
 ) -> None:
     """What can be known to be wrong before torch is imported and the model captured. Raises a UserError.
 
-    `out`: where the package is to go. `to_verify`: will it be run against the model?
+    `out`: where the package is to go. `to_verify`: how it is to be run against the model, if it is.
     """
     given = dict(arguments or {}) | ({LOSS: loss} if loss is not None else {})
     workflow.check(workflow.ModelRequest(model, given, precision), wanted, hardware)
-    if to_verify:
+    if to_verify is not None:
         graph_json.check_has_code(model)
+        to_verify.check()
+        to_verify.check_step(wanted.step, wanted.mesh, wanted.devices)
     if out is not None:
         output_folder.check_target(out)
+
+
+def check_sizes(model: str, names: Iterable[str]) -> None:
+    """UsageError where the model, named by text, takes no argument of that name. Imports torch, and its file."""
+    from autoshard.graph_capture.load_model import check_names
+
+    check_names(model, names)
 
 
 def _alone() -> bool:

@@ -19,6 +19,7 @@ from autoshard.system.progress import step
 if TYPE_CHECKING:
     from autoshard.api.planned import CapturedModel, PlannedModel
     from autoshard.cluster.hardware import Hardware
+    from autoshard.constraints.verify_request import VerifyRequest
     from autoshard.search.search_request import SearchRequest
 
 _LONG = re.compile(r"\S{400,}")
@@ -124,13 +125,15 @@ def plan(options: argparse.Namespace) -> int:
 
     wanted, quiet = _wanted(options), options.json
     hardware = read_hardware(options.hardware)
-    wants_check = bool(options.verify or options.verify_with or options.full or options.backend)
+    to_verify = _to_verify(options)
     asked: dict[str, Any] = {"arguments": dict(options.arguments), "precision": options.precision}
-    asked |= {"loss": options.loss or None, "out": options.out, "to_verify": wants_check}
+    asked |= {"loss": options.loss or None, "out": options.out, "to_verify": to_verify}
     verbs.check(options.model, hardware, wanted, **asked)
     for sentence in wanted.ignored():
         print(f"warning: {sentence}", file=sys.stderr)
     with step(f"capturing {options.model}", quiet):
+        if to_verify is not None and to_verify.arguments:
+            verbs.check_sizes(options.model, to_verify.arguments)
         captured = _captured(options)
     told: dict[str, Any] = {}
     if wanted.searches_step:
@@ -149,12 +152,18 @@ def plan(options: argparse.Namespace) -> int:
         if made.front:
             print("\n".join(["", *plan_summary.front_table(made.front)]))
         print(f"written to {options.out}: {plan_summary.file_names(files)}")
-    code = _verify(options, summary) if wants_check else 0
+    code = _verify(options, summary) if to_verify is not None else 0
     if options.json:
         _print_json(summary)
     elif code == 0:
-        print(f"next: {plan_summary.next_command(made.plan, made.graph, str(options.out), wants_check)}")
+        print(f"next: {plan_summary.next_command(made.plan, made.graph, str(options.out), to_verify is not None)}")
     return code
+
+
+def _to_verify(options: argparse.Namespace) -> VerifyRequest | None:
+    from autoshard.api import settings
+
+    return settings.verify_request(options.verify, options.backend, options.full, dict(options.verify_with))
 
 
 def _captured(options: argparse.Namespace) -> CapturedModel:

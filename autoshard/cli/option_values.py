@@ -60,11 +60,14 @@ def example(dimension: str) -> str:
 
 
 def path(option: str) -> Callable[[str], Path]:
-    """The name of a file or folder; it can't be empty."""
+    """The name of a file or folder; it can't be empty, and `-` is none: nothing is read or written by pipes."""
 
     def read(text: str) -> Path:
         if not text.strip() or "\0" in text:
             raise UsageError(f"{option} {text!r}: expected a name", f"{option} NAME")
+        if text.strip() == "-":
+            told = f"{option} -: expected a name, for autoshard reads and writes files and folders, no pipes"
+            raise UsageError(told, f"{option} NAME, or ./- for one that is called so")
         return Path(text)
 
     return read

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,16 +49,14 @@ def load_model(
     that can't be built on meta (its constructor reads values) is built on the CPU.
     """
     if spec.endswith(".pt2"):
-        if arguments:
-            raise UsageError(
-                f"{spec} is an exported program and takes no arguments, got {', '.join(arguments)}", _NO_WITH
-            )
+        _refuse_arguments(spec, arguments)
         return saved_module(load_exported(spec), device)
     given = dict(arguments)
     loss_name = given.pop(LOSS, None)
     with guarded(spec.rpartition(":")[0]), noting_autocast():
         build = find_callable(spec)
-        _check_arguments(spec, build, given)
+        _check_known(spec, build, given)
+        _check_given(spec, build, given)
         loss = None if loss_name is None else find_callable(str(loss_name))
         model, inputs = _called(spec, build, given, device, loss)
         materialise(model, inputs, device)
@@ -67,6 +65,15 @@ def load_model(
             materialise(model, inputs, "cpu")
     keep_tensors(model)
     return _with_values(model, device), tuple(_placed(value, device) for value in inputs)
+
+
+def check_names(spec: str, names: Iterable[str]) -> None:
+    """UsageError where the callable takes none of one of these names."""
+    if spec.endswith(".pt2"):
+        _refuse_arguments(spec, names)
+        return
+    with guarded(spec.rpartition(":")[0]):
+        _check_known(spec, find_callable(spec), names)
 
 
 def verify_arguments(spec: str) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def verify_arguments(spec: str) -> dict[str, Any]:
             f"VERIFY beside {spec} is {type(sizes).__name__}, expected a dict of arguments to their small values",
             'VERIFY = {"n_layer": 2}',
         )
-    _check_arguments(f"VERIFY of {spec}", find_callable(spec), sizes)
+    _check_known(f"VERIFY of {spec}", find_callable(spec), sizes)
     return dict(sizes)
 
 
@@ -199,16 +206,30 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _check_arguments(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _refuse_arguments(spec: str, names: Iterable[str]) -> None:
+    if given := ", ".join(names):
+        raise UsageError(f"{spec} is an exported program and takes no arguments, got {given}", _NO_WITH)
+
+
+def _named(build: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Those that can be given by name."""
     parameters = inspect.signature(build).parameters.values()
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _check_known(spec: str, build: Callable[..., Any], names: Iterable[str]) -> None:
+    known = _named(build)
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(build).parameters.values()):
+        return
     listed = ", ".join(f"{p.name}={p.default!r}" if p.default is not p.empty else p.name for p in known.values())
-    for name in arguments:
-        if name not in known and not takes_any:
+    for name in names:
+        if name not in known:
             raise UsageError(f"{spec} has no argument {name!r}", f"its arguments: {listed or 'none'}")
-    for name, parameter in known.items():
-        if parameter.default is parameter.empty and name not in arguments:
+
+
+def _check_given(spec: str, build: Callable[..., Any], names: Collection[str]) -> None:
+    for name, parameter in _named(build).items():
+        if parameter.default is parameter.empty and name not in names:
             raise UsageError(f"{spec} needs a value for its argument {name!r}", f"give it one with --with {name}=VALUE")
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,9 +38,9 @@ def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_JSON) 
 
 
 def parse_json(text: str, where: str, hint: str) -> Any:
-    """InvalidFileError: `{where} is not JSON: …`; NaN and Infinity are no JSON."""
+    """InvalidFileError: `{where} is not JSON: …`; NaN and Infinity are no JSON, and no object has a key twice."""
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=_distinct)
     except RecursionError:
         raise InvalidFileError(f"{where} is not JSON that can be read: it is nested too deep", hint) from None
     except ValueError as error:
@@ -48,6 +49,15 @@ def parse_json(text: str, where: str, hint: str) -> Any:
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two equal keys JSON says nothing, and a reader would take one of them."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands in an object twice")
+    return found
 
 
 def parse_toml(text: str, where: str, hint: str) -> dict[str, Any]:

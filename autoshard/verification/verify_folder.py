@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.constraints.verify_request import MOST_PROCESSES, VerifyRequest, check_stages
 from autoshard.emit import emit
 from autoshard.errors import CheckError, UsageError
 from autoshard.graph_capture.capture import capture
@@ -27,7 +28,6 @@ from autoshard.verification.coverage import only_at_full_size
 from autoshard.verification.sizing.reduced_sizes import changed, heads_per_device, is_quick, reduced_arguments
 from autoshard.verification.sizing.shorter_axes import Counterpart, counterpart
 
-MOST_PROCESSES = 16  # beyond, all ranks run in lock-step in one process, and the proof says so
 MOST_RANKS = 64  # beyond, the same plan runs on a mesh with shorter axes, and the proof says so
 MOST_SAID = 5
 OTHERS = "other sizes: --verify-with, with the remainders of the planned ones"
@@ -60,12 +60,11 @@ def verify_package(
     plan, graph, hardware = read_package(Path(directory))
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
     given = dict(arguments or {})
+    VerifyRequest(backend, full, given).check()
     if plan.step.stages > 1:
-        check_stages(plan, backend)
+        check_stages(plan.step.stages, plan.devices, backend)
     if backend == "gloo" and plan.mesh.size > MOST_PROCESSES:
         backend = "lockstep"
-    if full and given:
-        raise UsageError(f"full size and {', '.join(given)} at once", "leave one of --full and --verify-with out")
     ranks, in_turns = min(plan.mesh.size, MOST_RANKS), backend == "lockstep"
     quick = not given and (full or is_quick(plan, graph, STEPS, load_hardware(THIS_MACHINE), ranks, in_turns))
     if full or (quick and plan.mesh.size <= MOST_RANKS):
@@ -78,18 +77,6 @@ def verify_package(
         )
     _check_unedited(package)
     return _counterpart(package, small, backend, timeout_seconds)
-
-
-def check_stages(plan: Plan, backend: Backend) -> None:
-    """Pipelining talks by process groups: no lock-step, and no more devices than processes can run here."""
-    if backend == "lockstep":
-        raise UsageError(
-            "stages can't run in lock-step: torch.distributed.pipelining needs processes", "--backend gloo"
-        )
-    if plan.devices > MOST_PROCESSES:
-        where = f"{plan.mesh} on each of {plan.step.stages} stages"
-        told = f"{where} needs {plan.devices} processes, and {MOST_PROCESSES} are what runs here"
-        raise UsageError(told, f"the same model planned with --stages 2 and a mesh of {MOST_PROCESSES // 2} devices")
 
 
 def planned_arguments(plan: Plan) -> dict[str, Any]:

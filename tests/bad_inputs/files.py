@@ -23,6 +23,7 @@ _NO_FILES = (
     ("\ufeff{}", "is not JSON"),
     (b"\xff\xfe\x00", "not a text file"),
     ('{"a": NaN}', "NaN is no number"),
+    ('{"a": 1, "a": 1}', "the key 'a' stands in an object twice"),
     ('{"a": -Infinity}', "-Infinity is no number"),
     ('{"a": ' + "9" * 5000 + "}", "is not JSON"),
 )
@@ -37,6 +38,7 @@ GRAPHS = [
     *(Row(P, 5, says, text(GRAPH, content), repr(content[:9])) for content, says in _NO_FILES),
     *(Row(P, 5, GRAPH, thing(GRAPH, kind), kind) for kind in _THINGS),
     Row(P, 5, "is damaged", swap(GRAPH, '"ops": [', '"ops": [], "oops": ['), "ops renamed"),
+    Row(P, 5, "the key 'ops' stands in an object twice", swap(GRAPH, '"ops": [', '"ops": [], "ops": ['), "ops twice"),
     Row(P, 5, "autoshard graph", swap(GRAPH, "autoshard.graph", "autoshard.plan"), "kind"),
     _graph("schema_version", 99, "schema version 99"),
     _graph("schema_version", None, "schema version None"),

@@ -80,6 +80,7 @@ ROWS = [
     ),
     Row(f"{_TYPED} --loss model.py:build", 2, "0 targets and 0 labels of the batch: too many positional arguments"),
     Row(f"{_TYPED} --with width=2", 2, "has no argument 'width'"),
+    Row(f"{_TYPED} --verify-with width=2", 2, "has no argument 'width'"),
     Row("calibrate --hardware cpu-local --out x.toml --device cuda", 2, "there is no cuda device"),
     Row("calibrate --hardware cpu-local --out x.toml --device npu", 2, "there is no npu device"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.bad_inputs import GRAPH, P, Row, text
 
 E = "estimate --hardware a100-80g-sxm --layers 4 --hidden 64 --heads 4 --sequence 32 --vocabulary 100 --batch 8"
+M = "plan model.py:build --hardware a100-80g-sxm --out o"
 LONG = "9" * 5000
 
 VERBS = [
@@ -143,6 +144,25 @@ CHOICES = [
     Row(f"{P} --verify-with n=2", 2, "the original model is needed to verify"),
     Row(f"{P} --full", 2, "the original model is needed to verify"),
     Row(f"{P} --backend lockstep", 2, "the original model is needed to verify"),
+    Row(f"{M} --mesh dp=2 --full --verify-with n=2", 2, "full size and n at once"),
+    Row(f"{M} --mesh dp=2 --stages 2 --backend lockstep", 2, "stages can't run in lock-step"),
+    Row(f"{M} --mesh dp=16 --stages 2 --verify", 2, "a process for each of 32 devices, and 16 run here"),
+    Row(f"{M} --devices 32 --stages 2 --global-batch 64 --verify", 2, "a process for each of 32 devices"),
+    *(
+        Row(f"{typed} -", 2, f"{option} -: expected a name, for autoshard reads and writes files and folders")
+        for typed, option in {
+            P.removesuffix(" o"): "--out",
+            f"trace {GRAPH} -o": "--output",
+            f"{P} --pins": "--pins",
+            "simulate pkg -o": "--output",
+            "report pkg -o": "--output",
+            "simulate": "DIR",
+            "verify": "DIR",
+            f"{E} -o": "--output",
+            "compare pkg t.json -o": "--out",
+            "calibrate --hardware cpu-local --out": "--out",
+        }.items()
+    ),
     Row(f"{P} --level fast", 2, "unknown level 'fast'"),
     Row(f"{P} --level 3", 2, "unknown level '3'"),
     Row(f"{P} --level ''", 2, "unknown level ''"),

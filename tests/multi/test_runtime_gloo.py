@@ -8,16 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+RUNTIME = Path(__file__).parents[2] / "autoshard" / "emit" / "runtime"
 SCRIPT = Path(__file__).with_name("runtime_selfcheck.py")
 
 
-def launch(world: int, *arguments: str, timeout_seconds: float = 240) -> None:
-    """Starts `world` processes as torchrun does, or plain python for one; the output of those that fail is shown."""
+def launch(world: int, path: Path, *arguments: str, timeout_seconds: float = 240) -> None:
+    """Starts `world` processes as torchrun does, or plain python for one; the output of those that fail is shown.
+
+    `path`: where they find the runtime.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path), "PYTHONWARNINGS": "ignore"}
     if world > 1:
         common |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
@@ -42,7 +45,12 @@ def launch(world: int, *arguments: str, timeout_seconds: float = 240) -> None:
 
 
 def test_all_functions_on_four_processes_and_checkpoints_on_fewer(tmp_path: Path) -> None:
-    launch(4, "save", "2x2", str(tmp_path))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["blocked-False", "blocked-True"]
-    launch(2, "load", "1x2", str(tmp_path))
-    launch(1, "load", "1x1", str(tmp_path))
+    saved, copy = tmp_path / "saved", tmp_path / "copy"
+    saved.mkdir()
+    (copy / "runtime").mkdir(parents=True)
+    for file in RUNTIME.glob("*.py"):  # read as emission reads them
+        (copy / "runtime" / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    launch(4, copy, "save", "2x2", str(saved))
+    assert sorted(p.name for p in saved.iterdir()) == ["blocked-False", "blocked-True"]
+    launch(2, copy, "load", "1x2", str(saved))
+    launch(1, copy, "load", "1x1", str(saved))

@@ -94,6 +94,25 @@ def test_the_line_that_breaks_the_capture_is_named(model, body: str, place: str,
     assert place in text and reason in text, text
 
 
+def test_a_branch_in_a_library_is_told_as_what_a_user_can_not_edit(model, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A library is what is installed: a package with what `pip` notes of it."""
+    (tmp_path / "gatelib").mkdir()
+    (tmp_path / "gatelib/gates.py").write_text(
+        "class Gate:\n    def gated(self, x):\n        return x if x.sum() > 0 else -x\n"
+    )
+    (tmp_path / "gatelib-1.0.dist-info").mkdir()
+    (tmp_path / "gatelib-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: gatelib\nVersion: 1.0\n")
+    (tmp_path / "gatelib-1.0.dist-info/RECORD").write_text("gatelib/gates.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = model("from gatelib.gates import Gate\nreturn self.layer(Gate().gated(x)).sum()") + ":build"
+    text = message(CaptureError, lambda: capture(spec, {}))
+    assert "gatelib/gates.py:3 `return x if x.sum() > 0 else -x`" in text
+    assert "a setting of gatelib with which" in text and "in the place of gatelib.gates.Gate.gated" in text, text
+    own = model("return self.layer(x).sum() if x.sum() > 0 else x") + ":build"
+    text = message(CaptureError, lambda: capture(own, {}))
+    assert "follow from sizes" in text and "a setting of" not in text, text
+
+
 def test_missing_callable_lists_those_there_are(model) -> None:  # type: ignore[no-untyped-def]
     text = message(UsageError, lambda: capture(model() + ":bild", {}))
     names = "build, many_other_weights, needs, no_tensors, other, other_weights, raises, reads_a_value"
@@ -161,6 +180,7 @@ def test_verify_arguments(model) -> None:  # type: ignore[no-untyped-def]
     )
     wrong = MODEL.replace('{"size": 2}', '{"width": 2}')
     assert "'width'" in message(UsageError, lambda: verify_arguments(model(text=wrong) + ":build"))
+    assert verify_arguments(model(text=MODEL.replace('{"size": 2}', "{}")) + ":needs") == {}  # --with gives what lacks
 
 
 def test_example_inputs_are_valid_when_built_for_real() -> None:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoshard.emit import runtime
-from autoshard.emit.runtime import convolution
+from autoshard.emit.runtime import convolution, halo
 from autoshard.emit.runtime.halo import chunk, fetch_rows, plan
 from autoshard.ir.graph import Op
 from autoshard.ir.layout import AxisShard, Layout, LocalSize
@@ -122,6 +123,13 @@ def _sent(shape: tuple[int, ...], kernel: int, stride: int, padding: int, parts:
         return sum(sent)
 
     return run_lockstep({"a": parts}, work)
+
+
+@pytest.mark.parametrize("rows", [(1, 2), (0, 2)])
+def test_rows_are_added_on_the_device_where_they_are(rows: tuple[int, ...]) -> None:
+    with FakeTensorMode():  # knows where each tensor is, and refuses to mix devices
+        result, piece = (torch.zeros(n, 2, device="cuda") for n in (4, 2))
+        halo._add(result, 0, rows, piece)
 
 
 def test_only_the_rows_at_the_edges_travel() -> None:

@@ -29,7 +29,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
-from tests.programs import Maker
+from tests.programs import Maker, residual_model
 
 GOLDEN = Path(__file__).with_name("emitted_residual.py.txt")
 
@@ -228,6 +228,17 @@ def looped_program(with_labels: bool) -> Program:
     return make.program((x,))
 
 
+def test_loops_over_a_part_of_a_list_and_over_what_is_no_list() -> None:
+    def heads(program: Program) -> list[str]:
+        return re.findall(r"^ +for block in (.*):$", model_file(program, replace(header(program), inputs=())), re.M)
+
+    assert heads(residual_model(3)) == ["self.h"]
+    assert heads(residual_model(5, odd=2)) == ["self.h[:2]", "self.h[3:]"]
+    assert heads(residual_model(6, odd=4)) == ["self.h[:4]"]
+    assert heads(residual_model(6, odd=0)) == ["self.h[1:]"]
+    assert heads(residual_model(2, first=1)) == ['(self.h["1"], self.h["2"])']
+
+
 def test_whole_numbers_behind_a_loop_have_names() -> None:
     """A loop's slots are no values: asked for their kind they have none."""
     text = model_file(program := looped_program(with_labels=True), header(program))
@@ -256,6 +267,10 @@ def test_synthetic_integers_fit_all_that_they_index() -> None:
     assert integer_bound(graph, "free") == 2
     bag = Op("a", "autoshard.embedding_bags", ("big", "ids", None, None), (), ("a",))
     assert integer_bound(replace(graph, ops=(bag,)), "ids") == 9
+    for shape in ((4, 6), (6,)):  # scores of six classes for each row, and for one
+        scores = replace(graph, tensors=tuple(replace(t, shape=shape) if t.name == "b" else t for t in tensors))
+        loss = Op("a", "aten.cross_entropy_loss", ("b", "free", None), (), ("a",))
+        assert integer_bound(replace(scores, ops=(loss,)), "free") == 6
 
 
 def spell(target: str, operands: tuple[str | None, ...], **attributes: object) -> str:

@@ -16,7 +16,7 @@ from autoshard.ir.program import Program
 from autoshard.program.flatten import canonical, flatten
 from autoshard.program.module_scopes import results_of
 from autoshard.program.module_tree import Definition, Loop, ModuleCall, module_tree
-from tests.programs import Maker
+from tests.programs import Maker, residual_model
 
 SHAPE = (4, 8)
 
@@ -155,29 +155,6 @@ def _paths(name: str, path: str, tree) -> list[str]:  # type: ignore[no-untyped-
     for child in definition.children:
         found += _paths(child.definition, f"{path}{child.path}.", tree)
     return found
-
-
-def residual_model(blocks: int = 3, *, shared: bool = False, odd: int = -1, mesh: str = "tp=2") -> Program:
-    """`blocks` residual blocks of two linears over a list; `odd` has a wider hidden layer; all add the same mask."""
-    make = Maker(Mesh.parse(mesh))
-    make.modules += [("", "Net"), ("h", "ModuleList"), ("norm", "LayerNorm")]
-    x, mask = make.input("x", (4, 8), "R"), make.input("mask", (4, 8), "R")
-    for number in range(blocks):
-        path = "h.0" if shared else f"h.{number}"
-        hidden = 32 if number == odd else 16
-        make.modules += [(path, "Block"), (f"{path}.up", "Linear"), (f"{path}.down", "Linear")]
-        known = {p.path: p.value for p in make.parameters}
-        up = known.get(f"{path}.up.weight") or make.parameter(f"{path}.up.weight", (hidden, 8), "R")
-        down = known.get(f"{path}.down.weight") or make.parameter(f"{path}.down.weight", (8, hidden), "R")
-        a = make.compute("aten.linear", (x, up, None), [(f"linear_{2 * number}", (4, hidden), "R")], f"{path}.up")
-        b = make.compute("aten.relu", (a,), [(f"relu_{number}", (4, hidden), "R")], path)
-        c = make.compute("aten.linear", (b, down, None), [(f"linear_{2 * number + 1}", (4, 8), "R")], f"{path}.down")
-        d = make.compute("aten.add", (x, c), [(f"add_{2 * number}", (4, 8), "R")], path, alpha=1)
-        x = make.compute("aten.add", (d, mask), [(f"add_{2 * number + 1}", (4, 8), "R")], path, alpha=1)
-    weight = make.parameter("norm.weight", (8,), "R")
-    attributes = {"normalized_shape": (8,), "eps": 1e-5, "cudnn_enable": True}
-    out = make.compute("aten.layer_norm", (x, weight, None), [("norm", (4, 8), "R")], "norm", **attributes)
-    return make.program((out,))
 
 
 def test_equal_blocks_share_one_class_and_become_a_loop() -> None:

@@ -120,6 +120,21 @@ def take_options(options: argparse.Namespace) -> None:
     profiled_steps(options)
     if not options.max_norm > 0:
         raise UserError(f"--max-norm {options.max_norm:g}: expected more than 0 (inf: don't clip)")
+    for name in ("save", "profile", "tensorboard"):
+        if folder := getattr(options, name):
+            check_writable(f"--{name} {folder}", folder)
+    if options.log_json:
+        check_writable(f"--log-json {options.log_json}", os.path.dirname(os.path.abspath(options.log_json)))
+
+
+def check_writable(option: str, folder: str) -> None:
+    """UserError where it can't be made, or nothing be written in it: told before any step, not after the last."""
+    path = Path(folder).absolute()
+    there = next(own for own in (path, *path.parents) if os.path.lexists(own))
+    if not os.path.isdir(there):
+        raise UserError(f"{option}: {there} is no folder\n  try: the name of a folder, or of a new one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{option}: no permission to write in {there}\n  try: a folder of your own")
 
 
 def profiled_steps(options: argparse.Namespace) -> tuple[int, int]:

@@ -24,7 +24,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -437,7 +436,6 @@ def train(
                 loss = evaluate(model, mesh, options)
                 log.write(step, {"eval_loss": loss}, f"step {step}: evaluation loss {loss:.6f}")
             if saves(options, step):
-                Path(options.save).mkdir(parents=True, exist_ok=True)
                 folder, background = f"{options.save}/step-{step}", options.save_async
                 state = {"loader": batches.state, "scaler": scaler}
                 save_checkpoint(folder, model, optimizer, step, background=background, **state)

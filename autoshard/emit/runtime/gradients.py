@@ -227,7 +227,7 @@ def clip_gradients(
         if axes:
             mesh.joint(axes).transport.all_reduce(squares)()
         total = total + squares
-    norm = (total if mesh.stages is None else mesh.stages.all_reduce(total.clone())).sqrt()
+    norm = (total if mesh.stages is None else mesh.stages.all_reduce(total)).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in (*gradients.values(), elsewhere):
         for own in _by_device(group):

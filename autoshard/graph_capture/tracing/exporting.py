@@ -19,10 +19,14 @@ from autoshard.errors import CaptureError, UserError
 from autoshard.graph_capture.tracing.model_guard import guarded
 from autoshard.graph_capture.tracing.python_state import steady
 from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
-from autoshard.graph_capture.tracing.source_lines import culprit, headline
+from autoshard.graph_capture.tracing.source_lines import culprit, headline, library_function
 from autoshard.graph_capture.tracing.value_questions import Answers, FlagBuffers
 
 _REWRITE = "let shapes and branches follow from sizes, not from values; or capture a part of the model"
+_IN_LIBRARY = (
+    "a setting of {library} with which its code does not ask for values; or a function of your own in the place of "
+    "{function}, before the model is built: --verify compares with that"
+)
 _PLAIN = (
     "call model(*inputs) in Python, on the CPU: it must run, with a mask that hides something too (traced, a library "
     "leaves no mask out); --debug shows where torch.export gave up"
@@ -168,7 +172,13 @@ def _capture_error(model: torch.nn.Module, error: BaseException) -> CaptureError
         what = f"{reason} at {place}" if place else reason
     else:
         what = f"{place}: {headline(error)}" if place else headline(error)
-    return CaptureError(f"{name} can't be captured: {what}", _REWRITE if reason else _PLAIN)
+    return CaptureError(f"{name} can't be captured: {what}", _hint(error) if reason else _PLAIN)
+
+
+def _hint(error: BaseException) -> str:
+    """Where values decide, in code that the user wrote or in that of a library."""
+    function = library_function(error)
+    return _IN_LIBRARY.format(library=function.partition(".")[0], function=function) if function else _REWRITE
 
 
 def _own(error: BaseException | None) -> UserError | None:

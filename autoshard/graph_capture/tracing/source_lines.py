@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 import sysconfig
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -41,14 +42,29 @@ def headline(error: BaseException) -> str:
 
 def culprit(error: BaseException) -> str:
     """`file.py:12 `code``: the innermost frame that is not torch's, autoshard's or Python's; "" if there is none."""
-    frames: list[tuple[str, int]] = []
+    found = _raised_in(error)
+    return quote(found[0].f_code.co_filename, found[1]) if found is not None else ""
+
+
+def _raised_in(error: BaseException) -> tuple[FrameType, int] | None:
+    """That frame, and the line of it that ran."""
+    frames: list[tuple[FrameType, int]] = []
     seen: BaseException | None = error
     while seen is not None and not frames:
-        frames = [
-            (f.f_code.co_filename, line) for f, line in walk_tb(seen.__traceback__) if is_visible(f.f_code.co_filename)
-        ]
+        frames = [(frame, line) for frame, line in walk_tb(seen.__traceback__) if is_visible(frame.f_code.co_filename)]
         seen = seen.__cause__ or seen.__context__
-    return quote(*frames[-1]) if frames else ""
+    return frames[-1] if frames else None
+
+
+def library_function(error: BaseException) -> str:
+    """`library.module.Class.method`, the function of `culprit`, where it is an installed library's; else ""."""
+    found = _raised_in(error)
+    if found is None:
+        return ""
+    module = str(found[0].f_globals.get("__name__", ""))
+    if module.partition(".")[0] not in packages_distributions():
+        return ""
+    return f"{module}.{found[0].f_code.co_qualname.partition('.<locals>')[0]}"
 
 
 def here() -> str:

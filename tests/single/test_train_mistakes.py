@@ -1,0 +1,43 @@
+"""What is wrong with the options of train.py is told in one sentence, before anything runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.single.test_train_alone import Start, folder, package, start, steps
+
+__all__ = ["folder", "package", "start"]  # fixtures
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--steps", "-1"), "--steps -1: expected 0 or more"),
+        (("--save-every", "-2"), "--save-every -2: expected 0 or more"),
+        (("--log-every", "0"), "--log-every 0: expected 1 or more"),
+        (("--max-norm", "0"), "--max-norm 0: expected more than 0"),
+        (("--data", "nowhere"), "--data nowhere: expected file.py:function"),
+        (("--resume", "nowhere"), "--resume nowhere: there is no checkpoint here"),
+        (("--weights", "nowhere.pt"), "--weights nowhere.pt: "),
+    ],
+)
+def test_mistakes_are_one_sentence(start: Start, options: tuple[str, ...], message: str) -> None:
+    code, _, said = start(*options)
+    assert code == 2 and said.startswith(f"error: {message}") and "Traceback" not in said
+
+
+@pytest.mark.parametrize("option", ["--save", "--profile", "--tensorboard", "--log-json"])
+def test_where_nothing_can_be_written_is_told_before_the_first_step(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    (tmp_path / "file").touch()
+    code, printed, said = start("--steps", 1, option, tmp_path / "file" / "new" / "name")
+    assert (code, steps(printed)) == (2, {}) and said.startswith(f"error: {option} {tmp_path}/file/new/name: "), said
+    assert f"{tmp_path}/file is no folder" in said and "Traceback" not in said
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, printed, said = start("--steps", 1, option, tmp_path / "new" / "name")
+    assert (code, steps(printed)) == (2, {}) and f"no permission to write in {tmp_path}\n" in said, said
+    assert [own.name for own in tmp_path.iterdir()] == ["file"]
