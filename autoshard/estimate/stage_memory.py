@@ -30,7 +30,8 @@ WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works
 class KeptBytes:
     """Bytes that one micro-batch keeps for backward in each piece; `working` is the peak above what is kept.
 
-    `first_working`: the same down to the backward of the last layer where no gradients are there before it, with those
+    `layer_working`: what the backward of a layer has above all that it and those before it keep. `first_working`: the
+    same as `working` down to the backward of the last layer where no gradients are there before it, with those
     of parameters that are made until then, whole.
     """
 
@@ -40,6 +41,7 @@ class KeptBytes:
     head: float
     input: float  # of a layer
     working: float
+    layer_working: float
     first_working: float
 
 
@@ -83,18 +85,22 @@ def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> K
         inside = (module[s.start] == path or module[s.start].startswith(f"{path}.") for s in alive)
         return sum(span_bytes(s, built, gathered) for s, own in zip(alive, inside, strict=True) if own)
 
-    first = min(i for i, m in enumerate(module) if m.startswith(layer(LAYERS - 1)))
+    last = layer(LAYERS - 1)
+    first = min(i for i, m in enumerate(module) if m.startswith(last))
     given = sum(span.held.bytes for span in alive if _feeds(span, first, module))
     everything = sum(span.held.bytes for span in alive)
     working = (WORKING,) * (not fused_loss)
     fresh = plan_memory(program, built.graph).bytes_of(*MADE, *working)
+    own = [i for i, name in enumerate(module) if name == last or name.startswith(f"{last}.")]
+    level, steps = plan.bytes_of(*LASTING, WORKING), 2 * len(program.instructions) - 1
     return KeptBytes(
         of(EMBEDDING),
-        of(layer(LAYERS - 1)),
+        of(last),
         of(core(LAYERS - 1)),
         of(HEAD),
         given,
         max(plan.bytes_of(*LASTING, *working)) - plan.static_bytes - everything,
+        max(0.0, max(level[steps - i] for i in own) - plan.static_bytes - (everything - of(HEAD))),
         max(fresh[: 2 * len(program.instructions) - first]) - everything,
     )
 
@@ -177,6 +183,7 @@ def stage_memory(
     stage_ends = software.stage_tensors * (run.pp > 1)
     layers = flight.layers * each + embedding + stage_ends * own.input * flight.chunks
     loss = loss_copies(model, run) * software.parallel_loss_copies * (run.tp > 1)
+    again += own.layer_working
     moments = [_Moment(gradients, layers, again)]
     if run.keeps_gradients and last:
         moments.append(_Moment(gradients, layers + own.head + own.input, own.working + loss))
