@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds instead of wall time")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
-    parser.add_argument("--solver", default="dp")
+    parser.add_argument("--solver", default="auto")
     arguments = parser.parse_args()
     if arguments.folder is None:
         parser.error("name the folder of the instances, or set IOPDDL")

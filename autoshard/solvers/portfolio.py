@@ -26,11 +26,11 @@ from autoshard.solvers.common.clock import attempt, check, watched
 from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.result import Solution, finish
 from autoshard.solvers.common.solver_options import Clock, Options, PartialClock
+from autoshard.solvers.contraction import quadratise
 from autoshard.solvers.elimination.compress_blocks import shortened
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise, minimum_within
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.pairwise import quadratise
 from autoshard.solvers.relax import hub_relaxation, wide_choices
 from autoshard.solvers.relax.lagrangian import priced_fit
 from autoshard.solvers.relax.limited_search import LimitedSearch

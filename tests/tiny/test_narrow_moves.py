@@ -10,10 +10,12 @@ import pytest
 
 from autoshard.ir.problem import Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
+from autoshard.solvers.contraction.node_choices import either
+from autoshard.solvers.contraction.node_costs import NodeCosts
+from autoshard.solvers.contraction.presolve import PairGraph
 from autoshard.solvers.pairwise import anytime
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
 from autoshard.solvers.pairwise.narrow_order import narrow_order
-from autoshard.solvers.pairwise.presolve import PairGraph
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
 
@@ -40,6 +42,10 @@ def after(choice: Integers, moves: list[TreeMove]) -> Integers:
     return new
 
 
+def costs_of(graph: PairGraph) -> NodeCosts:
+    return NodeCosts(np.concatenate(graph.unary), np.cumsum([len(own) for own in graph.unary]))
+
+
 def moves_of(graph: PairGraph) -> NarrowMoves:
     return NarrowMoves(Forests(graph), [len(own) for own in graph.unary])
 
@@ -54,7 +60,7 @@ def test_where_all_tables_fit_one_move_finds_the_optimum(seed: int) -> None:
     """Six nodes of three choices have tables of 729 entries at most: none is held, whatever the order."""
     graph, rng = graph_of(seed), np.random.default_rng(seed)
     start = np.array([rng.integers(len(own)) for own in graph.unary])
-    moves = moves_of(graph).changes(graph.unary, start, rng)
+    moves = moves_of(graph).changes(costs_of(graph), start, rng)
     new = after(start, moves)
     assert cost_of(graph, new) == pytest.approx(min(least(graph), cost_of(graph, start)))
     if np.isfinite(cost_of(graph, start)):
@@ -70,7 +76,7 @@ def test_held_nodes_stay_and_the_others_are_best_around_them(seed: int) -> None:
     assert held, "else this test says nothing"
     narrow._order = lambda rng: narrow.orders[0]  # type: ignore[method-assign]
     start = np.array([rng.integers(size) for size in sizes])
-    new = after(start, narrow.changes(graph.unary, start, rng))
+    new = after(start, narrow.changes(costs_of(graph), start, rng))
     kept = [start[n : n + 1] if n in held else np.arange(size) for n, size in enumerate(sizes)]
     assert cost_of(graph, new) == pytest.approx(least(graph, kept))
 
@@ -79,10 +85,10 @@ def test_held_nodes_stay_and_the_others_are_best_around_them(seed: int) -> None:
 def test_mixed_is_the_best_of_the_choices_kept(seed: int) -> None:
     graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
     start, other = (np.array([rng.integers(len(own)) for own in graph.unary]) for _ in range(2))
-    kept = [np.unique(pair) for pair in np.stack([start, other], axis=1)]
     joined: set[int] = {n for pair in graph.edges for n in pair}
-    kept = [some if n in joined else start[n : n + 1] for n, some in enumerate(kept)]
-    new = after(start, moves_of(graph).mixed(graph.unary, start, kept, rng))
+    among = np.array([other[n] if n in joined else start[n] for n in range(len(start))])
+    kept = [np.unique(pair) for pair in np.stack([start, among], axis=1)]
+    new = after(start, moves_of(graph).mixed(costs_of(graph), start, either(start, among), rng))
     assert cost_of(graph, new) == pytest.approx(least(graph, kept))
 
 
@@ -106,7 +112,7 @@ def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> No
 @pytest.mark.parametrize("seed", range(12))
 def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of wide problems, on one that can be counted: what fits is found, the bound is one."""
-    for name, value in {"_PROGRAM": -1, "_THIN_ENTRIES": -1, "_OPEN": -1.0, "_LEFT": 0.0, "_ROUNDS": 30}.items():
+    for name, value in {"_PROGRAM": -1, "_THIN_ENTRIES": -1, "_ROUNDS": 30}.items():
         monkeypatch.setattr(anytime, name, value)
     followed: list[bool] = []
     follow = anytime.NarrowSearch.follow

@@ -19,10 +19,12 @@ from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import Options, solve
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.common.solver_options import Clock, Looks
+from autoshard.solvers.contraction import quadratise
+from autoshard.solvers.contraction.quadratise import extended, pairwise
+from autoshard.solvers.contraction.reduced_problem import core
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.pairwise import anytime, asplos_format, dual_ascent, quadratise
-from autoshard.solvers.pairwise.quadratise import extended, pairwise
-from autoshard.solvers.pairwise.reduced_problem import core
+from autoshard.solvers.pairwise import anytime, asplos_format
+from autoshard.solvers.pairwise.dual_ascent import Ascent
 from autoshard.solvers.pairwise.tree_moves import Forests
 from tests.random_problems import limited, random_problem
 
@@ -233,7 +235,7 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
     expected = brute(problem)
     if expected is None:
         return
-    climb = dual_ascent.Ascent(core(pairwise(problem), len(problem.nodes)))
+    climb = Ascent(core(pairwise(problem), len(problem.nodes)))
     for _ in range(15):
         assert climb.step().bound <= expected.objective * (1 + 1e-9) + 1e-9
 
@@ -249,7 +251,7 @@ def test_a_forest_is_solved_exactly(seed: int) -> None:
     rng = np.random.default_rng(seed)
     choice = np.array([int(rng.integers(len(own))) for own in small.graph.unary], np.int64)
     before = small.cost(choice)
-    for change in Forests(small.graph).changes(small.graph.unary, choice, rng):
+    for change in Forests(small.graph).changes(small.priced(np.zeros(len(small.items.base))), choice, rng):
         choice[change.nodes] = change.choices
         after = small.cost(choice)
         assert math.isclose(after - before, change.gain, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,1 +1,1 @@
-"""Large problems of pairs: presolve, bounds by messages, large moves, sections by integer programming."""
+"""Large problems of pairs: bounds by messages, large moves, sections by integer programming."""

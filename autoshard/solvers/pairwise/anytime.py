@@ -22,27 +22,26 @@ from autoshard.solvers.common.infeasibility import explained, refuse_if_short
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import TOLERANCE, Solution, finish, tightened
 from autoshard.solvers.common.solver_options import Clock, PartialClock
+from autoshard.solvers.contraction.node_choices import cheapest
+from autoshard.solvers.contraction.quadratise import pairwise
+from autoshard.solvers.contraction.reduced_problem import Core, core, section
 from autoshard.solvers.pairwise.dual_ascent import Ascent
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
 from autoshard.solvers.pairwise.narrow_search import NarrowSearch
 from autoshard.solvers.pairwise.neighbourhood_search import polished
-from autoshard.solvers.pairwise.quadratise import pairwise
-from autoshard.solvers.pairwise.reduced_problem import Core, core, section
 from autoshard.solvers.pairwise.section_ilp import SectionProgram, entries, undercut
 from autoshard.solvers.pairwise.tree_moves import Forests
 from autoshard.units import format_bytes
 
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
-_ROUNDS = 200  # of messages, where no clock ends them
+_ROUNDS = 400  # of messages, at most
 _FIRST = 20  # rounds before the first plan is polished
 _EVERY = 10  # rounds between polished plans
 _POLISH = 30  # forests for one plan
+_POLISHING = 0.4  # of the time of rounds, at most, for plans
 _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
 _CLIMB = 0.35  # the same for messages, where they do most of the work
-_OPEN = 0.15  # relative gap after these, from which on larger moves pay more than further rounds
-_LEFT = 0.5  # of the nodes after contraction: where less is left, rounds go on
-_CLIMB_ON = 0.75  # of the time that is then left, for further rounds
 _FOLLOW = 0.45  # the same for a plan that prices follow
 _FOLLOWED, _FOLLOWS = 50, 2  # moves of one, at most; such plans, where no clock ends them
 _BOUND_EVERY = 3  # moves between sweeps of messages
@@ -54,6 +53,7 @@ _MOVES = 3  # narrow ones in a row
 _USUAL = 0.8  # of the steps go the way that gained more in its time
 _FORGET = 0.7  # of what a way gained before
 _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and its most edge variables
+_THIN_CLIMB = 100  # rounds of messages before
 _THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
 _SETTLE = 20  # sweeps
 _NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program
@@ -155,9 +155,8 @@ class _PairwiseSearch:
             self.climb(2 * _EVERY, math.inf)
             self.close([np.arange(len(own)) for own in self.core.graph.unary])
             return
-        ranked = [np.argsort(costs, kind="stable") for costs in self.ascent.beliefs()]
-        if entries(self.core.graph, [some[:_THIN] for some in ranked]) <= _THIN_ENTRIES:
-            self.climb(_ROUNDS // 4, _SHARE * self.clock.left)
+        if entries(self.core.graph, list(cheapest(self.ascent.beliefs(), _THIN))) <= _THIN_ENTRIES:
+            self.climb(_THIN_CLIMB, _SHARE * self.clock.left)
             self.thin()
         else:
             self.wide()
@@ -169,21 +168,25 @@ class _PairwiseSearch:
 
     def smallest(self) -> Integers:
         """Every node's choice that uses least over time, the cheaper of equals: a plan at once."""
-        none = [np.zeros(len(own)) for own in self.core.graph.unary]
+        none = np.zeros_like(self.core.edges.unary)
         sizes = self.core.items.priced(none, np.ones(len(self.core.items.base)))
         pairs = zip(self.core.graph.unary, sizes, strict=True)
         return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
 
     def climb(self, most: int, seconds: float) -> None:
-        """Rounds of messages, with a plan polished every few of them."""
-        part = PartialClock(seconds, whole=self.clock)
+        """Rounds of messages, with a plan polished every few of them, as long as that takes less than the messages."""
+        part, polishing, plans = PartialClock(seconds, whole=self.clock), 0.0, 0
         for number in range(1, most + 1):
             found = self.ascent.step()
             self.raise_bound(found.bound)
-            if number >= _FIRST and number % _EVERY == 0:
+            soon = polishing <= _POLISHING * part.seconds or math.isinf(part.limit_seconds)
+            if number >= _FIRST and number % _EVERY == 0 and soon:
+                before = part.seconds
                 self.polish(found.choice, found.multipliers, part)
-            if number % (_POOL * _EVERY) == 0:
-                self.combine()
+                plans += 1
+                if plans % _POOL == 0:
+                    self.combine()
+                polishing += part.seconds - before
             if part.over or self.closed:
                 break
 
@@ -259,9 +262,7 @@ class _PairwiseSearch:
 
     def promising(self, width: int) -> list[Integers]:
         """Of every node the best few choices by the messages, and that of the best plan."""
-        few = [np.sort(np.argsort(costs, kind="stable")[:width]) for costs in self.ascent.beliefs()]
-        best = self.best
-        return few if best is None else [np.union1d(some, best[n : n + 1]) for n, some in enumerate(few)]
+        return list(cheapest(self.ascent.beliefs(), width, self.best))
 
     def branch(self, program: SectionProgram) -> None:
         inside = self.best is not None and all(
@@ -275,10 +276,6 @@ class _PairwiseSearch:
     def wide(self) -> None:
         """Messages and forests; where these leave much open, a plan that prices follow, and messages again."""
         self.climb(_ROUNDS, _CLIMB * self.clock.left)
-        little = len(self.core.graph.unary) < _LEFT * self.core.count  # contraction did the work of larger moves
-        if little or (self.best is not None and self.value - self.bound <= _OPEN * abs(self.value)):
-            self.climb(_ROUNDS, _CLIMB_ON * self.clock.left)
-            return
         for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _FOLLOWS):
             if self.clock.over or self.closed:
                 return

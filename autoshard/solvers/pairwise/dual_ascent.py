@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.pairwise.reduced_problem import Inner
+from autoshard.solvers.contraction.node_costs import NodeCosts
+from autoshard.solvers.contraction.reduced_problem import Inner
 from autoshard.solvers.pairwise.trws_pairs import Messages
 
 _STEP = 0.2  # of the typical cost, at first
@@ -40,7 +41,7 @@ class Ascent:
         self.core, self.messages = core, Messages(core.graph)
         self.limited = bool(np.isfinite(core.items.capacity) and core.items.capacity > 0)
         self.now = self.multipliers = np.zeros(len(core.items.base))
-        self.unary = list(core.graph.unary)
+        self.unary = core.priced(self.multipliers)
         self.direction: Floats | None = None
         self.typical = np.inf
         self.number = 0
@@ -62,12 +63,11 @@ class Ascent:
     def to(self, multipliers: Floats) -> None:
         """Goes on from other multipliers."""
         self.now, self.direction = multipliers, None
-        self.unary = self.core.items.priced(self.core.graph.unary, multipliers)
+        self.unary = self.core.priced(multipliers)
 
-    def beliefs(self) -> list[Floats]:
+    def beliefs(self) -> NodeCosts:
         """What each choice costs beyond the best of its node, as far as the messages tell."""
-        told = [own + into.sum(axis=0) for own, into in zip(self.unary, self.messages.into, strict=True)]
-        return [costs - costs.min() for costs in told]
+        return self.messages.beliefs(self.unary).above_least()
 
     def _move(self, choice: Integers, bound: float) -> None:
         items, cost = self.core.items, self.core.cost(choice)
@@ -80,5 +80,5 @@ class Ascent:
         if length > 0:
             part = max(_LEAST_STEP, 1.0 / (1.0 + self.number / _SLOWER))
             self.now = np.maximum(0.0, self.now + _STEP * self.typical * part * move / length / items.capacity)
-            self.unary = items.priced(self.core.graph.unary, self.now)
+            self.unary = self.core.priced(self.now)
         self.number += 1

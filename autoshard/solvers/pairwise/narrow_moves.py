@@ -16,6 +16,8 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
+from autoshard.solvers.contraction.node_choices import NodeChoices
+from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
@@ -41,16 +43,14 @@ class NarrowMoves:
         self.costs = {n: {o: cost.T for o, cost in forests.around[n]} for n in forests.joined.tolist()}
         self.orders: list[NarrowOrder] = []
 
-    def changes(self, unary: Sequence[Floats], choice: Integers, rng: np.random.Generator) -> list[TreeMove]:
+    def changes(self, unary: NodeCosts, choice: Integers, rng: np.random.Generator) -> list[TreeMove]:
         """The best choices of the free nodes of an order, where they are better; the best component first."""
-        found = [TreeMove(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.excess(unary, choice)]
+        found = [TreeMove(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
         if self.costs:
             found += _Elimination(self.costs, self.sizes, self._order(rng), unary, choice.tolist()).moves()
         return sorted(found, key=lambda move: move.gain)
 
-    def mixed(
-        self, unary: Sequence[Floats], choice: Integers, kept: Sequence[Integers], rng: np.random.Generator
-    ) -> list[TreeMove]:
+    def mixed(self, unary: NodeCosts, choice: Integers, kept: NodeChoices, rng: np.random.Generator) -> list[TreeMove]:
         """The same over the choices `kept` of each node, ascending, that of `choice` among them."""
         free = {n for n in self.costs if len(kept[n]) > 1}
         own, costs = dict[int, Floats](), dict[int, dict[int, Floats]]()
@@ -62,7 +62,7 @@ class NarrowMoves:
                     costs[n][o] = cost[kept[n][:, None], kept[o]]
                 else:
                     own[n] = own[n] + cost[kept[n], choice[o]]
-        sizes, now = [len(some) for some in kept], [0] * len(kept)
+        sizes, now = kept.sizes.tolist(), [0] * len(kept)
         for n in free:
             now[n] = int(np.searchsorted(kept[n], choice[n]))
         way = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng)
@@ -93,7 +93,7 @@ class _Elimination:
         costs: dict[int, dict[int, Floats]],
         sizes: Sequence[int],
         way: NarrowOrder,
-        unary: Sequence[Floats] | dict[int, Floats],
+        unary: NodeCosts | dict[int, Floats],
         now: list[int],
     ) -> None:
         self.costs, self.sizes, self.way, self.now = costs, sizes, way, now

@@ -11,10 +11,12 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.contraction.node_choices import NodeChoices, cheapest, either
+from autoshard.solvers.contraction.node_costs import NodeCosts
+from autoshard.solvers.contraction.reduced_problem import Inner
 from autoshard.solvers.pairwise.dual_ascent import Ascent
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
 from autoshard.solvers.pairwise.neighbourhood_search import within
-from autoshard.solvers.pairwise.reduced_problem import Inner
 from autoshard.solvers.pairwise.tree_moves import TreeMove
 
 _STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
@@ -93,21 +95,20 @@ class NarrowSearch:
             kept = self._promising(ascent, width)
         else:
             other = others[int(self.rng.integers(len(others)))]
-            kept = [np.unique(pair) for pair in np.stack([self.choice, other], axis=1)]
+            kept = either(self.choice, other)
         unary = self._priced(float(self.rng.choice(_STRENGTHS)) * self.prices)
         alive = self.core.items.alive(self.choice)
         self._take(alive, attempt(self.moves.mixed, unary, self.choice, kept, self.rng))
 
-    def _promising(self, ascent: Ascent, width: int) -> list[Integers]:
+    def _promising(self, ascent: Ascent, width: int) -> NodeChoices:
         """The choices of each node that messages think best, and its own."""
-        few = [np.argsort(costs, kind="stable")[:width] for costs in ascent.beliefs()]
-        return [np.union1d(some, self.choice[n : n + 1]) for n, some in enumerate(few)]
+        return cheapest(ascent.beliefs(), width, self.choice)
 
     def _take(self, alive: Floats, moves: list[TreeMove] | None) -> None:
         self.choice, _ = within(self.core, self.choice, alive, moves or [])
 
-    def _priced(self, prices: Floats) -> list[Floats]:
-        return self.core.items.priced(self.core.graph.unary, prices)
+    def _priced(self, prices: Floats) -> NodeCosts:
+        return self.core.priced(prices)
 
     def _typical(self) -> float:
         cost = abs(self.core.cost(self.choice))

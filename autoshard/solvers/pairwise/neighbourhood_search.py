@@ -7,7 +7,7 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.solver_options import Clock
-from autoshard.solvers.pairwise.reduced_problem import Inner
+from autoshard.solvers.contraction.reduced_problem import Inner
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
 _STRENGTHS = (0.0, 0.5, 0.8, 1.0, 1.0)  # times the multipliers, while the plan fits
@@ -45,14 +45,14 @@ def polished(
             pushes += 1
             scale = core.items.capacity or over.max()  # nothing fits into nothing, whatever the push
             push += _PUSH * pushes * (typical / scale) * (over / over.sum())
-            priced = core.items.priced(core.graph.unary, multipliers + push)
+            priced = core.priced(multipliers + push)
             changes = attempt(forests.changes, priced, choice, rng, most)
             for change in changes or ():
                 choice = _after(choice, [change])
             alive = core.items.alive(choice)
         else:
             push *= _KEPT
-            unary = core.items.priced(core.graph.unary, float(rng.choice(_STRENGTHS)) * multipliers)
+            unary = core.priced(float(rng.choice(_STRENGTHS)) * multipliers)
             changes = attempt(forests.changes, unary, choice, rng, most)
             choice, alive = within(core, choice, alive, _best(changes or []))
         if alive.max(initial=0.0) <= core.items.capacity and (reached := core.cost(choice)) < value:

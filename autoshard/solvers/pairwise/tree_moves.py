@@ -7,15 +7,15 @@ tree is a proposal by itself, so that a memory limit can take some and leave oth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.pairwise.isolated_nodes import Lonely
-from autoshard.solvers.pairwise.presolve import PairGraph
+from autoshard.solvers.contraction.isolated_nodes import Lonely
+from autoshard.solvers.contraction.node_costs import NodeCosts
+from autoshard.solvers.contraction.presolve import PairGraph
 
 
 class TreeMove(NamedTuple):
@@ -42,14 +42,14 @@ class Forests:
         self.lonely = Lonely(alone, [len(own) for own in graph.unary])
 
     def changes(
-        self, unary: Sequence[Floats], choice: Integers, rng: np.random.Generator, most: int | None = None
+        self, unary: NodeCosts, choice: Integers, rng: np.random.Generator, most: int | None = None
     ) -> list[TreeMove]:
         """The best choices of a random forest with trees of at most `most` nodes, where they are better; best first."""
         order = rng.permutation(self.joined).tolist()
         inside = self._forest(order, most or len(order))
         now = choice.tolist()
         seen = [False] * len(self.around)
-        found = [TreeMove(-more, [n], [int(unary[n].argmin())]) for n, more in self.lonely.excess(unary, choice)]
+        found = [TreeMove(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
         for root in order:
             if inside[root] and not seen[root]:
                 clock.check()
@@ -87,7 +87,7 @@ class Forests:
         return inside
 
     def _tree(
-        self, unary: Sequence[Floats], now: list[int], root: int, inside: list[bool], seen: list[bool]
+        self, unary: NodeCosts, now: list[int], root: int, inside: list[bool], seen: list[bool]
     ) -> TreeMove | None:
         order, above = self._breadth_first(root, inside, seen)
         costs: dict[int, Floats] = {}

@@ -1,85 +1,80 @@
 """Lower bounds of large pairwise problems by sequential tree-reweighted message passing (Kolmogorov, TPAMI 2006).
 
 A sweep in one direction and one back never lower the bound; at the end it is near that of the tight linear relaxation.
-Each sweep also rounds to a plan, node by node. Beliefs, messages and bound as in `common/trws`.
+Each sweep also rounds to a plan, node by node. Beliefs, messages and bound as in `common/trws`; the nodes of a level,
+which have no edge between them, all send at once.
 
     x_n = argmin over x of a_n(x) + sum over m before n of b_mn(x_m, x) + sum over m after n of M_{m -> n}(x)
 
-Implemented in `trws_pairs.Messages._sweep`, the rounding in `trws_pairs.Messages.rounded`.
+Implemented in `trws_pairs.Messages._send`, the rounding in `trws_pairs.Messages.rounded`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from autoshard.solvers.common.trws import send_messages
-from autoshard.solvers.pairwise.isolated_nodes import Lonely
-from autoshard.solvers.pairwise.presolve import PairGraph
-
-_Sent = tuple[int, int, int, Floats]  # neighbour, row there, row here, cost (own choices, its choices)
-
-
-def _message(own: Floats, edge: _Sent, belief: Floats) -> Floats:
-    """From a node with the messages `own`."""
-    least: Floats = (edge[3] + (belief - own[edge[2]])[:, None]).min(axis=0)
-    return least
+from autoshard.solvers.contraction.isolated_nodes import Lonely
+from autoshard.solvers.contraction.node_costs import NodeCosts, first_least
+from autoshard.solvers.contraction.presolve import PairGraph
+from autoshard.solvers.pairwise.message_levels import LevelSends, MessageLevel, levels
+from autoshard.solvers.pairwise.sweep_order import STRETCH, sweep_order
 
 
 class Messages:
-    """Nodes in their order. `into[n]`: for each edge of n its message to n, a row each (edges of n, choices)."""
+    """`into`: all messages in a row; of each edge those to the first of its nodes, then those to the second."""
 
-    def __init__(self, graph: PairGraph) -> None:
-        count = len(graph.unary)
-        self.sizes = [len(own) for own in graph.unary]
-        before: list[list[tuple[int, Floats]]] = [[] for _ in range(count)]
-        after: list[list[tuple[int, Floats]]] = [[] for _ in range(count)]
-        for (a, b), cost in sorted(graph.edges.items(), key=lambda pair: pair[0]):
-            after[a].append((b, np.ascontiguousarray(cost)))
-            before[b].append((a, np.ascontiguousarray(cost.T)))
-        self.before, self.after = before, after  # neighbour, cost (own choices, its choices)
-        self.into = [np.zeros((len(before[n]) + len(after[n]), self.sizes[n])) for n in range(count)]
-        place: list[dict[int, int]] = [
-            {other: i for i, (other, _) in enumerate(before[n] + after[n])} for n in range(count)
-        ]
-        self.send_back = [[(o, place[o][n], place[n][o], cost) for o, cost in before[n]] for n in range(count)]
-        self.send_on = [[(o, place[o][n], place[n][o], cost) for o, cost in after[n]] for n in range(count)]
-        self.share = [1.0 / max(len(b), len(a), 1) for b, a in zip(before, after, strict=True)]
-        self.joined = [n for n in range(count) if before[n] or after[n]]
-        self.lonely = Lonely([n for n in range(count) if not (before[n] or after[n])], self.sizes)
+    def __init__(self, graph: PairGraph, stretch: int = STRETCH) -> None:
+        sizes = [len(own) for own in graph.unary]
+        self.count = len(sizes)
+        joined = {n for edge in graph.edges for n in edge}
+        self.lonely = Lonely([n for n in range(len(sizes)) if n not in joined], sizes)
+        pairs = np.array(list(graph.edges), np.int64).reshape(-1, 2)
+        self.levels, self.hearer = levels(graph, sweep_order(pairs, len(sizes), stretch))
+        self.into = np.zeros(len(self.hearer))
 
-    def back(self, unary: Sequence[Floats]) -> float:
+    def back(self, unary: NodeCosts) -> float:
         """A sweep from the last node to the first; the lower bound."""
-        return self.lonely.least(unary) + self._sweep(unary, self.joined[::-1], self.send_back)
+        own = unary.row
+        return self.lonely.least(unary) + sum(self._send(own, level, level.back) for level in self.levels[::-1])
 
-    def on(self, unary: Sequence[Floats]) -> float:
+    def on(self, unary: NodeCosts) -> float:
         """A sweep from the first node to the last; the lower bound."""
-        return self.lonely.least(unary) + self._sweep(unary, self.joined, self.send_on)
+        own = unary.row
+        return self.lonely.least(unary) + sum(self._send(own, level, level.on) for level in self.levels)
 
-    def _sweep(self, unary: Sequence[Floats], nodes: Sequence[int], send: list[list[_Sent]]) -> float:
-        total = 0.0
-        for n in nodes:
-            clock.check()
-            belief = self.into[n].sum(axis=0)
-            belief += unary[n]
-            total += send_messages(belief, self.share[n], send[n], partial(_message, self.into[n]), self._keep)
-        return total
+    def _send(self, unary: Floats, level: MessageLevel, sent: LevelSends) -> float:
+        """What a level tells in one direction; what it raises the bound by."""
+        clock.check()
+        belief = unary[level.slots] + np.bincount(level.hears, self.into[level.heard], len(level.slots))
+        least = np.minimum.reduceat(belief, level.begin)
+        total = float(least.sum())
+        if not len(sent.to):
+            return total
+        belief = (belief - least[level.node]) * level.share[level.node]
+        told = belief[sent.own] - self.into[sent.back]
+        message = np.minimum.reduceat(sent.cost + told[sent.row], sent.first)
+        least = np.minimum.reduceat(message, sent.begin)
+        self.into[sent.to] = message - least[sent.edge]
+        return total + float(least.sum())
 
-    def _keep(self, edge: _Sent, message: Floats) -> None:
-        self.into[edge[0]][edge[1]] = message
+    def beliefs(self, unary: NodeCosts) -> NodeCosts:
+        """Of each node what its choices cost with all that it was told."""
+        told = np.bincount(self.hearer, self.into, len(unary.row))
+        return NodeCosts(unary.row + told, unary.ends)
 
-    def rounded(self, unary: Sequence[Floats]) -> Integers:
+    def rounded(self, unary: NodeCosts) -> Integers:
         """After `back`: each node's best choice given those before it and the messages of those after it."""
-        choice = np.zeros(len(self.sizes), np.int64)
-        for n in self.lonely.nodes:
-            choice[n] = unary[n].argmin()
-        for n in self.joined:
-            costs = unary[n] + self.into[n][len(self.before[n]) :].sum(axis=0)
-            for other, cost in self.before[n]:
-                costs = costs + cost[:, choice[other]]
-            choice[n] = int(np.argmin(costs))
+        choice = np.zeros(self.count, np.int64)
+        choice[self.lonely.nodes] = self.lonely.best(unary)
+        own = unary.row
+        for level in self.levels:
+            told = np.bincount(level.hears_back, self.into[level.heard_back], len(level.slots))
+            costs = own[level.slots] + told
+            back = level.back
+            if len(back.own):
+                first = back.first[back.begin + choice[back.receiver]]
+                costs += np.bincount(back.own, back.cost[np.repeat(first, back.choices) + back.number], len(costs))
+            choice[level.nodes] = first_least(costs, level.begin, level.node) - level.begin
         return choice

@@ -15,8 +15,9 @@ import numpy as np
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers
-from autoshard.solvers.pairwise.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
-from autoshard.solvers.pairwise.quadratise import Pairwise, extended
+from autoshard.solvers.contraction.node_costs import NodeCosts
+from autoshard.solvers.contraction.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
+from autoshard.solvers.contraction.quadratise import Pairwise, extended
 
 _ROUNDING = 1e-12  # of the capacity, where bytes are no whole numbers: sums in another order are to fit as well
 
@@ -44,12 +45,12 @@ class Items:
         """Bytes at each time, shape (times,)."""
         return self._over_time(self.bytes[self.first + choice[self.node]])
 
-    def priced(self, unary: Sequence[Floats], multipliers: Floats) -> list[Floats]:
-        """The costs of the choices with their bytes at `multipliers` (times,) added."""
+    def priced(self, unary: Floats, multipliers: Floats) -> NodeCosts:
+        """The costs of all choices, in one row, with their bytes at `multipliers` (times,) added."""
         total = np.concatenate([[0.0], np.cumsum(multipliers)])
         price = total[self.high] - total[self.low]
         priced = np.bincount(self.slot, self.bytes * price[self.owner], int(self.ends[-1]) if len(self.ends) else 0)
-        return np.split(np.concatenate(unary) + priced, self.ends[:-1]) if len(unary) else []
+        return NodeCosts(unary + priced, self.ends)
 
     def at(self, times: Integers) -> Iterator[tuple[Integers, Floats]]:
         """For each time: the slots that use memory then, and how much."""
@@ -107,6 +108,10 @@ class Inner:
     @cached_property
     def edges(self) -> _Edges:
         return _edges(self.graph)
+
+    def priced(self, multipliers: Floats) -> NodeCosts:
+        """The costs of the choices with their bytes at `multipliers` (times,) added."""
+        return self.items.priced(self.edges.unary, multipliers)
 
     def cost(self, choice: Integers) -> float:
         own, ends = self.edges, self.items.ends
