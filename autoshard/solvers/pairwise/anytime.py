@@ -3,7 +3,8 @@
 1. Contraction (`presolve.contracted`) leaves a core. Messages under multipliers (`dual_ascent.Ascent`) bound it, and
    every few rounds their plan is polished (`neighbourhood_search.polished`).
 2. Where the core's tight program is small: relaxation, choices pruned by reduced cost, branch and bound.
-3. Else a section of the nodes at a time, over the choices that the messages think best, as an integer program.
+3. Else, in turn: messages; a plan that prices follow (`narrow_search.NarrowSearch`); narrow moves, and sections of the
+   nodes, over the choices that the messages think best, as integer programs.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ class _PairwiseSearch:
         self.exhausted = found.done
 
     def wide(self) -> None:
-        """Messages and forests; where these leave much open, a plan that prices follow, and messages again."""
+        """Messages and forests, then a plan that prices follow, larger moves, and messages again, in turn."""
         self.climb(_ROUNDS, _CLIMB * self.clock.left)
         for _ in range(10**9 if math.isfinite(self.clock.limit_seconds) else _FOLLOWS):
             if self.clock.over or self.closed:
