@@ -81,7 +81,7 @@ class _Namer:
             if isinstance(item, Loop):
                 self._loop(i, item)
             elif isinstance(item, ModuleCall):
-                self._results(i, [v for v in item.results if v is not None], reads(item))
+                self._results(i, [v for v in item.results if v is not None], reads(item), called=item.path)
             else:
                 self._results(i, list(results_of(item)), reads(item), item)
         return self.naming
@@ -89,7 +89,12 @@ class _Namer:
     # --- choosing ---
 
     def _results(
-        self, i: int, results: list[str], operands: tuple[str, ...], item: Compute | Collective | None = None
+        self,
+        i: int,
+        results: list[str],
+        operands: tuple[str, ...],
+        item: Compute | Collective | None = None,
+        called: str = "",
     ) -> None:
         names = self.naming.names
         dying = [names[v] for v in operands if v in names and self.last[v] == i]
@@ -108,7 +113,8 @@ class _Namer:
                 self.from_parameter[value] = inherited
             moved = isinstance(item, ColumnParallel) and value != _made(item, results)
             given = names.get(operands[0], "") if moved else ""
-            wanted = given or self._wanted(value, item, dying if len(results) == 1 else [])
+            wanted = given or self._of_call(value, called, dying) if len(results) == 1 else given
+            wanted = wanted or self._wanted(value, item, dying if len(results) == 1 else [])
             self._bind(value, self._free(wanted))
 
     def _inherited(self, item: Compute | Collective | None, operands: tuple[str, ...]) -> str:
@@ -145,6 +151,16 @@ class _Namer:
         if hint and hint not in self.live:
             return hint
         return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
+
+    def _of_call(self, value: str, called: str, dying: Sequence[str]) -> str:
+        """What the class calls the child that makes it, where the model's own name stands for something else and the
+        argument's would say something else: `mlp = self.mlp(post_attention_layernorm)`."""
+        parts = [part for part in called.split(".") if part and not part.isdecimal()]
+        own = self._variable(value)
+        taken = value not in self.ahead and value not in self.roles and value not in self.loops and own in self.live
+        told = {*POOLS["float"], *self.ahead.values(), own}  # an argument that is called what will be made of it
+        name = identifier(parts[-1], self.reserved) if parts and taken and told.isdisjoint(dying) else ""
+        return name if name not in self.live else ""
 
     def _input_name(self, value: str) -> str:
         if value in self.state:
@@ -233,7 +249,8 @@ class _Namer:
                 continue
             result = _made(item, results_of(item))
             passing = found.get(result, "") if self._on_the_way(item) else self._variable(result)
-            for operand in operands_of(item):
+            called = record(item.target).operand_names if isinstance(item, Compute) else ()
+            for operand in operands_of(item)[len(called) :]:  # logits and labels are no loss
                 if operand is not None and passing and uses[operand] == 1 and len(results_of(item)) == 1:
                     found[operand] = passing
         made = {_made(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}

@@ -236,7 +236,7 @@ OPERATORS: dict[str, Operator] = {
         traffic=cross_entropy_traffic,
         holds=cross_entropy_holds,
         spelling="F.cross_entropy({0}, {1}<weight:2><ignore_index=-100><reduction='mean'><label_smoothing=0.0>)",
-        operand_names=("logits",),
+        operand_names=("logits", "labels"),
         tensor_parallel=TensorParallel(("vocabulary",), (), True),
         split_words={(0, 1): "vocabulary-parallel"},
         chooses="classes",
@@ -253,7 +253,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.nll_loss": Operator(rule=nll, autocast="high", spelling=_NLL, chooses="classes"),
     "aten.nll_loss2d": Operator(autocast="high", chooses="classes"),
     "aten.nll_loss_nd": Operator(
-        rule=nll, autocast="high", spelling=_NLL, operand_names=("log_probabilities",), chooses="classes"
+        rule=nll, autocast="high", spelling=_NLL, operand_names=("log_probabilities", "labels"), chooses="classes"
     ),
     "aten.poisson_nll_loss": Operator(rule=elementwise, autocast="high", in_torch=True),
     "aten.smooth_l1_loss": Operator(
