@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from autoshard.ir.program import Program
 from autoshard.verification.original.float64 import exact_precision
 from autoshard.verification.ranks.loaded_package import load_package
+from tests.hangs import HANGS
 
 TOLERANCE = 1e-8
-TIMEOUT_SECONDS = 1200.0  # only a rank that waits for ever reaches it, not one on a machine that stands still
 
 
 class Mismatch(Exception):
@@ -114,7 +114,7 @@ class _Cluster:
     def connect(self, mesh: Any, names: tuple[str, ...]) -> Any:
         ranks = tuple(next(group for group in mesh.groups(names) if mesh.rank in group))
         with self.lock:
-            fresh = _Meeting(ranks, [None] * len(ranks), threading.Barrier(len(ranks), timeout=TIMEOUT_SECONDS))
+            fresh = _Meeting(ranks, [None] * len(ranks), threading.Barrier(len(ranks), timeout=HANGS))
             meeting = self.meetings.setdefault((tuple(names), ranks), fresh)
             if self.ended:
                 meeting.barrier.abort()

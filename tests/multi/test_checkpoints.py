@@ -23,6 +23,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.checkpoint_worker import State, run_ranks
+from tests.hangs import HANGS
 from tests.models import NAMES
 
 MESHES = {"tp2": "tp=2", "tp4": "tp=4", "mixed": "dp=2,tp=2", "alone": "dp=1"}
@@ -57,7 +58,7 @@ def test_every_mesh_and_the_original_class_see_the_same_numbers(packages: tuple[
     assert_same(run_ranks(root / "tp2", RANKS["tp2"], tmp_path / "again"), further)
 
     convert = [sys.executable, str(root / "mixed" / "convert.py"), "--to-original", str(tmp_path / "again")]
-    subprocess.run([*convert, str(tmp_path / "back.pt")], check=True, timeout=200)
+    subprocess.run([*convert, str(tmp_path / "back.pt")], check=True, timeout=HANGS)
     model, _ = load_model(spec, {}, device="cpu")
     model.load_state_dict(torch.load(tmp_path / "back.pt", weights_only=True))
     state = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers()])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli.commands import main
+from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +25,7 @@ def test_a_run_is_laid_beside_its_prediction(tmp_path: Path, capsys: pytest.Capt
     started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     run = [*started, str(trace), str(package / "train.py"), "--backend", "gloo", "--steps", "4"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(run, check=True, timeout=300, env=environment, capture_output=True)
+    subprocess.run(run, check=True, timeout=HANGS, env=environment, capture_output=True)
     capsys.readouterr()
     assert main(["compare", str(package), str(trace), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

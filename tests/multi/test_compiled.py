@@ -18,6 +18,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests.hangs import HANGS
 
 TESTS = Path(__file__).parents[1]
 MODELS = {
@@ -33,7 +34,7 @@ def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path) -> st
     write_package(folder, emit(lower(plan, graph), plan, graph))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*words, str(TESTS / "compile_worker.py"), str(folder), backend], capture_output=True, text=True, timeout=900
+        [*words, str(TESTS / "compile_worker.py"), str(folder), backend], capture_output=True, text=True, timeout=HANGS
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -18,7 +18,6 @@ def text_of(name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name in DOCS if any(runnable(c) for c, _ in commands(text_of(name)))])
 def test_every_command_runs(name: str, tmp_path: Path) -> None:
     assert list(run_all(text_of(name), tmp_path))

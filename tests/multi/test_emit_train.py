@@ -24,6 +24,7 @@ from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests.hangs import HANGS
 
 GPT2 = "examples/gpt2.py:build"
 SIZES = {"n_layer": 1, "sequence": 8, "n_embd": 48, "vocabulary": 29, "dropout": 0.0}
@@ -91,7 +92,7 @@ def torchrun(package: Path, processes: int, *options: object) -> subprocess.Comp
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=240)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
 
 
 def losses(done: subprocess.CompletedProcess[str]) -> dict[int, float]:

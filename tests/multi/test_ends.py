@@ -23,6 +23,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests.hangs import HANGS
 
 RUN_AND_LIST_THREADS = """
 import os, runpy, sys
@@ -57,6 +58,6 @@ def test_no_thread_of_a_process_group_outlives_training(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for more in (["--save", str(tmp_path / "saved")], ["--resume", str(tmp_path / "saved"), "--steps", "3"]):
         command = [*launcher, *train, *more]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("threads: []") == 2, done.stdout

@@ -22,6 +22,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
+from tests.hangs import HANGS
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 LOADER = """
@@ -59,7 +60,7 @@ def train(folder: Path, *options: str) -> dict[str, str]:
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
     data = ["--data", f"{folder.parent / 'data.py'}:make_loader", "--lr", "1e-2", *options]
     ran = subprocess.run(
-        [*command, str(folder / "train.py"), *data], env=given, capture_output=True, text=True, timeout=240
+        [*command, str(folder / "train.py"), *data], env=given, capture_output=True, text=True, timeout=HANGS
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return dict(re.findall(r"step (\d+): (loss [\d.]+, gradient norm [\d.]+)", ran.stdout))
@@ -91,7 +92,7 @@ for precision in ("high", "highest", "medium"):
     print(torch.get_float32_matmul_precision(), torch.npu.matmul.allow_hf32)
 """
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
-    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=HANGS)
     assert ran.stdout.split("\n")[:3] == ["high True", "highest False", "medium True"], ran.stderr
 
 
@@ -111,5 +112,5 @@ newer.impl("_fused_adamw_", lambda *_, **__: None, "PrivateUse1")
 print(has_fused_adamw([here, there]))
 """
     given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
-    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=HANGS)
     assert ran.stdout.split() == ["True", "False", "True"], ran.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import autoshard
+from tests.hangs import HANGS
 
 EXAMPLE, SIZES = "examples/dlrm.py:build", {"batch": 16, "rows": 100, "width": 8, "tables": 4}
 PINS = ["bags.0.weight=Shard(0)@dp,host", "tables.1.weight=Shard(1)@dp,host"]
@@ -18,7 +19,7 @@ PINS = ["bags.0.weight=Shard(0)@dp,host", "tables.1.weight=Shard(1)@dp,host"]
 def torchrun(package: Path, *options: object) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [*command, str(package / "train.py"), "--backend", "gloo", *map(str, options)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -41,6 +42,6 @@ def test_checkpoints_go_between_the_memories(tmp_path: Path) -> None:
         rest = losses(torchrun(tmp_path / package, "--steps", 4, "--resume", tmp_path / "saved" / "step-2"))
         assert rest == {step: whole[step] for step in ("step 3", "step 4")}
     words = ["--to-original", str(tmp_path / "saved" / "step-4"), str(tmp_path / "weights.pt")]
-    subprocess.run([sys.executable, str(tmp_path / "host" / "convert.py"), *words], check=True, timeout=300)
+    subprocess.run([sys.executable, str(tmp_path / "host" / "convert.py"), *words], check=True, timeout=HANGS)
     saved = torch.load(tmp_path / "weights.pt")
     assert saved["bags.0.weight"].shape == saved["tables.1.weight"].shape == (100, 8)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import autoshard
+from tests.hangs import HANGS
 
 LOADER = """
 import torch
@@ -55,7 +56,7 @@ def test_a_loader_reads_its_part(tmp_path: Path) -> None:
     options = ["--backend", "gloo", "--steps", "3", "--lr", "0.01", *data]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*start, str(folder / "train.py"), *options], env=environment, capture_output=True, text=True, timeout=200
+        [*start, str(folder / "train.py"), *options], env=environment, capture_output=True, text=True, timeout=HANGS
     )
     assert done.returncode == 0, done.stderr
     found = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]

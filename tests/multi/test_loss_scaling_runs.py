@@ -21,6 +21,7 @@ from autoshard.package.output_folder import write_package
 from autoshard.program.lower import lower
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
+from tests.hangs import HANGS
 
 PLANTED = """if mesh.global_rank == 1 and mesh.random.step == 2:
             from runtime import local
@@ -55,7 +56,7 @@ def run(package: Path, *options: object) -> dict[int, list[float]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(package / "train.py"), "--backend", "gloo", *map(str, options)]
     given = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=given, capture_output=True, text=True, encoding="utf-8", timeout=240)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lr_scheduler" not in done.stderr
     said = r"step (\d+): loss (\S+), gradient norm (\S+), loss scale (\S+), steps skipped (\d+),"

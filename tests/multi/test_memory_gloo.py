@@ -21,6 +21,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.verification.ranks.rank_processes import run_processes
+from tests.hangs import HANGS
 from tests.memory_worker import PHASES
 from tests.models import NAMES
 
@@ -28,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 GPT2 = {"batch": 4, "sequence": 32, "n_layer": 2, "n_embd": 96, "vocabulary": 98, "dropout": 0.0}
 HARDWARE = load_hardware("a100-80g-sxm")
 ATTENTION, CONVOLUTION, CROSS_ENTROPY = "aten.scaled_dot_product_attention", "aten.conv2d", "aten.cross_entropy_loss"
-TIMEOUT_SECONDS = 240.0
 Make = Callable[[Mesh], tuple[Graph, Plan]]
 
 
@@ -87,7 +87,7 @@ GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 
 def test_peak_of_a_step(mesh: str, plans: dict[str, Make], tolerance: float, tmp_path: Path) -> None:
     """What is left: on a CPU, attention of some shapes keeps its scores."""
     said = {name: written(make, Mesh.parse(mesh), tmp_path / name) for name, make in plans.items()}
-    run_processes("tests.memory_worker", [mesh, str(tmp_path)], Mesh.parse(mesh).size, TIMEOUT_SECONDS)
+    run_processes("tests.memory_worker", [mesh, str(tmp_path)], Mesh.parse(mesh).size, HANGS)
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
     assert len(found) == Mesh.parse(mesh).size
     assert said == pytest.approx(peaks(found), rel=tolerance)

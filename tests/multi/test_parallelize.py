@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from autoshard.verification.ranks.rank_processes import run_processes
 from tests.api_worker import CASES, WORLD
 
 
-@pytest.mark.timeout(400)
 def test_all_cases() -> None:
     """Together: to start four processes takes longer than a case."""
     run_processes("tests.api_worker", list(CASES), WORLD, 360)

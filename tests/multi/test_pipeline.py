@@ -30,6 +30,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
+from tests.hangs import HANGS
 
 COUNT = 4
 
@@ -177,7 +178,7 @@ def torchrun(package: Path, processes: int, *options: object) -> dict[int, float
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += [str(package / "train.py"), "--backend", "gloo", *map(str, options)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
     assert done.returncode == 0, done.stdout + done.stderr
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", done.stdout)}
 
@@ -204,7 +205,7 @@ def test_a_checkpoint_goes_on_with_other_stages_and_weights_come_out(tmp_path: P
             tmp_path / folder / "step-3",
             tmp_path / f"{folder}.pt",
         ]
-        subprocess.run(command, cwd=tmp_path / package, check=True, timeout=120)
+        subprocess.run(command, cwd=tmp_path / package, check=True, timeout=HANGS)
     state, alone = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("saved", "alone"))
     module, _ = load_model(SPEC, {"dropout": 0.0}, device="cpu")
     assert isinstance(module, nn.Module) and state.keys() == alone.keys()
@@ -212,5 +213,5 @@ def test_a_checkpoint_goes_on_with_other_stages_and_weights_come_out(tmp_path: P
     for name, value in state.items():
         torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=1e-6)
     command = [sys.executable, "convert.py", "--to-sharded", tmp_path / "alone.pt", tmp_path / "again"]
-    subprocess.run(command, cwd=tmp_path / "stages", check=True, timeout=120)
+    subprocess.run(command, cwd=tmp_path / "stages", check=True, timeout=HANGS)
     assert torchrun(tmp_path / "stages", 2, "--steps", 1, "--resume", tmp_path / "again").keys() == {1}

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hangs import HANGS
+
 RUNTIME = Path(__file__).parents[2] / "autoshard" / "emit" / "runtime"
 SCRIPT = Path(__file__).with_name("runtime_selfcheck.py")
 
 
-def launch(world: int, path: Path, *arguments: str, timeout_seconds: float = 240) -> None:
+def launch(world: int, path: Path, *arguments: str, timeout_seconds: float = HANGS) -> None:
     """Starts `world` processes as torchrun does, or plain python for one; the output of those that fail is shown.
 
     `path`: where they find the runtime.

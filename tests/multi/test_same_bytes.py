@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hangs import HANGS
+
 UNLIKE = {"search.log", "manifest.json"}  # how long the search took, and the hash of that
 
 
@@ -15,7 +17,7 @@ def planned(folder: Path, seed: int) -> dict[str, bytes]:
     options = ["--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--out", str(folder)]
     command = [sys.executable, "-m", "autoshard", "plan", "examples/gpt2.py:build", *sizes, *options]
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=HANGS)
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in UNLIKE]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

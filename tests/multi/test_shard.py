@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from autoshard.verification.ranks.rank_processes import run_processes
+from tests.hangs import HANGS
 from tests.shard_worker import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(400)
 def test_function_and_module() -> None:
     run_processes("tests.shard_worker", ["function", "module", "computed_again"], 2, 380)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_all_cases(ranks: int) -> None:
     """Together: to start processes takes longer than a case."""
@@ -29,7 +28,6 @@ def test_all_cases(ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("name", "ranks"), [("shard_function", 4), ("operator_strategies", 8)])
 def test_the_examples_run_split_and_alone(name: str, ranks: int) -> None:
     """The same losses on several processes as in one."""
@@ -37,7 +35,7 @@ def test_the_examples_run_split_and_alone(name: str, ranks: int) -> None:
     script = str(ROOT / "examples" / f"{name}.py")
     found = []
     for start in (command, [sys.executable]):
-        done = subprocess.run([*start, script], capture_output=True, text=True, timeout=200, cwd=ROOT)
+        done = subprocess.run([*start, script], capture_output=True, text=True, timeout=HANGS, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         found.append(re.findall(r"step \d: loss ([\d.]+)", done.stdout))
     assert len(found[0]) == 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import commands
+from tests.hangs import HANGS
 
 MODEL = """
 import torch
@@ -58,7 +59,12 @@ def test_an_operator_of_the_users_file_goes_with_the_package(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(out / "train.py"), "--backend", "gloo", "--steps", "2"]
     done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=out.parent, capture_output=True, text=True, timeout=120
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 2: loss" in done.stdout

@@ -15,6 +15,7 @@ from autoshard.calibrate import measure_worker, measured_shapes
 from autoshard.calibrate.calibrate_run import COLUMNS, Request, run
 from autoshard.calibrate.fitted_models import MEMORY_KINDS
 from autoshard.cluster.hardware import load_hardware
+from tests.hangs import HANGS
 
 
 def test_kernels_are_measured(monkeypatch):
@@ -71,7 +72,6 @@ def test_a_whole_calibration(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_nodes_under_torchrun(tmp_path: Path):
     """Two agents of two processes each stand for nodes: links between them are measured, the first process writes."""
     own = load_hardware("cpu-local").text.replace("devices_per_node = 16", "devices_per_node = 2")
@@ -91,7 +91,7 @@ def test_two_nodes_under_torchrun(tmp_path: Path):
         subprocess.Popen([*command, "--node-rank", node, *verb], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         for node in ("0", "1")
     ]
-    told = [node.communicate(timeout=800)[0] for node in nodes]
+    told = [node.communicate(timeout=HANGS)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
     assert "network between nodes: " in told[0] and "written to" not in told[1]
     measured = load_hardware(str(tmp_path / "mine.toml"))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import autoshard
 from autoshard.errors import UserError
+from tests.hangs import HANGS
 
 ROWS, WIDTH, BATCH = 400, 8, 8
 
@@ -156,7 +157,9 @@ print(json.dumps([loss.device.type, norm.device.type, kinds]))
 
 def test_on_a_device_of_its_own_each_tensor_is_where_it_belongs() -> None:
     """Parameter, gradient and moments of tables on the host, all else on the device; nothing mixes them."""
-    made = subprocess.run([sys.executable, "-W", "ignore", "-c", DEVICES], capture_output=True, text=True, timeout=300)
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DEVICES], capture_output=True, text=True, timeout=HANGS
+    )
     assert made.returncode == 0, made.stderr[-2000:]
     loss, norm, kinds = json.loads(made.stdout)
     assert (loss, norm) == ("npu", "npu")

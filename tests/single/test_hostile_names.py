@@ -22,6 +22,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
+from tests.hangs import HANGS
 
 ROLES = 10  # how many names a model takes
 KNOWN = (
@@ -131,6 +132,6 @@ def check(names: Sequence[str], mesh: str) -> None:
 def test_no_member_hides_what_modules_have_themselves() -> None:
     """What torch gives them: libraries that other tests import add more."""
     code = "from torch import nn; print(*{*dir(nn.Module()), *dir(nn.ModuleDict())})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS)
     own = {name for name in done.stdout.split() if not name.startswith("__")}
     assert own <= TAKEN, sorted(own - TAKEN)

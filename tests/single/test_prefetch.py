@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autoshard.emit.runtime import Prefetched, Read
+from tests.hangs import HANGS
 
 
 def test_the_reading_thread_has_the_device_and_pins_what_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,7 @@ def test_the_reading_thread_has_the_device_and_pins_what_lies_on_the_host(monkey
 
     batches = Prefetched(reading(), device, 1)
     assert batches.queue is not None
-    read = batches.queue.get(timeout=500)
+    read = batches.queue.get(timeout=HANGS)
     batches.close()
     assert isinstance(read, tuple), read
     assert len(read[0]) == 2 and pinned == [torch.device("cpu")]

@@ -31,6 +31,7 @@ from autoshard.verification.case import written
 from autoshard.verification.ranks.loaded_package import load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
+from tests.hangs import HANGS
 
 P = 0.25
 ROWS, WIDTH, LAYERS, STEPS = 64, 96, 3, 3
@@ -229,5 +230,5 @@ for name in ("one", "two"):
     spec.loader.exec_module(sys.modules[name])
 print([name for name in vars(torch.ops) if name.startswith("parallel_runtime")])
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS, check=True)
     assert ran.stdout.strip() == "['parallel_runtime_0', 'parallel_runtime_1', 'parallel_runtime_2']", ran.stderr

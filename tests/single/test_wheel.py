@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs import HANGS
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("costmodels", "examples", "hardware_profiles", "reports")
 
@@ -17,7 +19,7 @@ DATA = ("costmodels", "examples", "hardware_profiles", "reports")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     (found,) = out.glob("*.whl")
     return found
@@ -54,7 +56,7 @@ def test_a_missing_example_is_found_in_the_wheel(wheel: Path, tmp_path: Path) ->
         "from autoshard.cli.commands import main; sys.exit(main(['plan', 'examples/gpt2.py:build', '--mesh', 'dp=2',"
         " '--hardware', 'cpu-local']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 2
     shipped = tmp_path / "site" / "autoshard" / "_data" / "examples" / "gpt2.py"
     assert done.stderr.splitlines()[-1] == f"  try: {shipped}:build" and shipped.is_file()
@@ -67,6 +69,6 @@ def test_it_works_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
         "import autoshard; assert 'site' in autoshard.__file__, autoshard.__file__\n"
         "from autoshard.cli.commands import main; sys.exit(main(['profiles']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert "cpu-local" in done.stdout

@@ -20,6 +20,7 @@ from autoshard.package.output_folder import MANIFEST
 from autoshard.package.package_files import SEARCH_LOG, read_package
 from autoshard.system import progress
 from tests.graphs import mlp_graph
+from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +33,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["plan", str(graph), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm", "--out", str(folder / "out")]
     program = "import sys; sys.modules['torch'] = None\nfrom autoshard.cli import commands\n"
     program += f"sys.exit(commands.main({words!r}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert "next: torchrun --nproc-per-node 4" in done.stdout
     return folder / "out"

@@ -29,6 +29,7 @@ from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
+from tests.hangs import HANGS
 from tests.programs import Maker, residual_model
 
 GOLDEN = Path(__file__).with_name("emitted_residual.py.txt")
@@ -116,7 +117,7 @@ def test_the_package_is_clean_for_the_linter_and_the_compiler(tmp_path: Path) ->
             compile(text, name, "exec")
     for command in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", str(tmp_path)]
-        done = subprocess.run(ruff, capture_output=True, text=True, encoding="utf-8", timeout=300)
+        done = subprocess.run(ruff, capture_output=True, text=True, encoding="utf-8", timeout=HANGS)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -16,6 +16,7 @@ import pytest
 import autoshard
 from docs.folders import PAGE, order, page
 from docs.folders import modules as modules_of
+from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "autoshard"
@@ -180,7 +181,7 @@ def test_the_rooms_before_the_plan_run_without_torch() -> None:
             f"for name in {free!r}: importlib.import_module(name)",
         ]
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=HANGS)
     assert done.returncode == 0, done.stderr
 
 

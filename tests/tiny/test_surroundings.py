@@ -12,6 +12,7 @@ import pytest
 
 from autoshard.ir import graph_json
 from tests.graphs import mlp_graph
+from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = "plan mlp.graph.json --mesh dp=2 --hardware cpu-local --out o"
@@ -29,7 +30,13 @@ def shell(folder: Path, line: str, environment: dict[str, str] = BARE) -> subpro
     (folder / "mlp.graph.json").write_text(graph_json.dumps(mlp_graph(2)), encoding="utf-8")
     line = line.replace("autoshard ", f"{sys.executable} -m autoshard ")
     return subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=HANGS,
     )
 
 
@@ -81,7 +88,7 @@ def test_a_damaged_file_is_found_without_assertions(tmp_path: Path) -> None:
     path = tmp_path / "mlp.graph.json"
     path.write_text(path.read_text(encoding="utf-8").replace("[8, 16]", "[8, 17]", 1), encoding="utf-8")
     typed = f"{sys.executable} -O -m autoshard {PLAN}".split()
-    done = subprocess.run(typed, cwd=tmp_path, env=BARE, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(typed, cwd=tmp_path, env=BARE, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 5 and "contradict each other" in done.stderr
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.hangs import HANGS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = {
@@ -19,6 +23,24 @@ TOOLS = {
 @pytest.mark.parametrize("tool", TOOLS)
 def test_tool_is_content(tool: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=300
+        [sys.executable, "-m", *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=HANGS
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def test_no_test_depends_on_how_fast_a_machine_is() -> None:
+    """What is waited for, and a whole test, may last until it must hang."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            limits = node.keywords if isinstance(node, ast.Call) else ()
+            short = [k for k in limits if k.arg in ("timeout", "timeout_seconds") and _seconds(k.value) < HANGS]
+            if short or (isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.timeout"):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong, f"timeout=HANGS, of tests/hangs.py: {wrong}"
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert settings["timeout"] > HANGS
+
+
+def _seconds(node: ast.expr) -> float:
+    return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else HANGS
