@@ -158,7 +158,7 @@ class _Namer:
         parts = [part for part in called.split(".") if part and not part.isdecimal()]
         own = self._variable(value)
         taken = value not in self.ahead and value not in self.roles and value not in self.loops and own in self.live
-        told = {*POOLS["float"], *self.ahead.values(), own}  # an argument that is called what will be made of it
+        told = {*POOLS["float"], own, *(name for name in dying if parts and parts[-1] in name)}  # mlp_output, of mlp
         name = identifier(parts[-1], self.reserved) if parts and taken and told.isdisjoint(dying) else ""
         return name if name not in self.live else ""
 
