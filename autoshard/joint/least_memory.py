@@ -29,6 +29,7 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.least_bytes import least_bytes
+from autoshard.solvers.stages.stage_problem import StageProblem
 from autoshard.units import format_bytes
 
 _ROUND = 1e-9
@@ -52,7 +53,7 @@ def leanest_of(
         own, number, exact = heappop(heap)
         problem, split = candidates[number]
         if not exact:
-            least_held = least_bytes(problem.bounding, _beside(problem))
+            least_held = least_bytes(problem.bounding, _beside(problem, problem.bounding))
             heappush(heap, (max(least_held, problem.one_stage_least_bytes), number, True))
             continue
         solved += 1
@@ -78,7 +79,7 @@ def _fastest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None
     for attempt in range(REPAIRS):
         room = one_stage_bytes(own)
         if not np.isfinite(room):
-            room = least_bytes(own.stage_problem, _beside(own))
+            room = least_bytes(own.stage_problem, _beside(own, own.stage_problem))
         if room > own.capacity_bytes * (1 + _ROUND):
             return None
         leaner = replace(own, capacity_bytes=room * (1 + _ROUND))
@@ -96,9 +97,9 @@ def _fastest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None
     return None
 
 
-def _beside(problem: StepProblem) -> Floats:
+def _beside(problem: StepProblem, counted: StageProblem) -> Floats:
     """What a stage holds beside its blocks."""
-    return problem.capacity_bytes - problem.stage_problem.capacity_bytes
+    return problem.capacity_bytes - counted.capacity_bytes
 
 
 def _share(problem: StepProblem) -> float:
@@ -106,4 +107,4 @@ def _share(problem: StepProblem) -> float:
     own = problem.bounding
     sizes = [[float(points.min()) for points in own.point_bytes(stage)] for stage in range(own.stages)]
     each: Floats = np.min(sizes, axis=0)
-    return sum(float(each[kind]) for kind in own.line) / own.stages + float(_beside(problem).min())
+    return sum(float(each[kind]) for kind in own.line) / own.stages + float(_beside(problem, own).min())

@@ -48,7 +48,8 @@ def _of_stage(schedule: str, stage: int, stages: int, micro_batches: int, chunks
     if schedule == "1f1b":  # a gradient while the next is computed, an output of the warm-up
         sent = int(takes[0] and micro_batches > 1) + int(gives[0] and min(micro_batches, stages - stage) > 1)
     else:
-        sent = int((gives[chunk] + (takes[chunk] & (micro_batch < micro_batches - posted[chunk]))).sum())
+        again = takes[chunk] & (micro_batch < micro_batches - posted[chunk])
+        sent = int(gives[chunk].sum() + again.sum())
     return StageValues(
         tuple(map(int, live)),
         int((np.maximum(posted - live, 0) * takes).sum()),

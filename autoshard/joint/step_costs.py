@@ -27,6 +27,7 @@ from autoshard.joint.block_fronts import (
     step_mesh,
     takes_turns,
 )
+from autoshard.joint.least_working import of_dealt, of_every_part
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.stage_values import StageValues, stage_values
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
@@ -141,7 +142,12 @@ class StepProblem:
     def bounding(self) -> StageProblem:
         """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
         several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
-        return least_held(replace(self.stage_problem, fronts=self._surely_held), self._values)
+        problem, works = replace(self.stage_problem, fronts=self._surely_held), self._works
+        if problem.chunks == 1:
+            return replace(problem, fronts=self._with_working(problem.fronts))
+        kept = [front.kept_bytes for front in problem.fronts]
+        working = of_dealt(self.kinds, problem.run, problem.stages, works, kept)
+        return least_held(problem, self._values, working)
 
     @property
     def one_stage_least_bytes(self) -> float:
@@ -164,22 +170,38 @@ class StepProblem:
 
     @property
     def _surely_held(self) -> tuple[Front, ...]:
-        """By kind: a part's last block alone surely works beside all that the part keeps (`_part`), and a single
-        micro-batch finds no gradients."""
-        block = {kind: number for number, kind in enumerate(self.kinds)}
-        last = self.kinds[-1] if self.kinds.count(self.kinds[-1]) == 1 else -1
-        works = {
-            kind: np.array([self.working_bytes(number, point) for point in range(self.fronts[kind].front.points)])
-            for kind, number in block.items()
-        }
-        least = min(float(own.min()) for own in works.values())
+        """By kind: a single micro-batch finds no gradients."""
         found = []
         for kind, own in enumerate(self.fronts):
-            made = self.fresh_bytes(block[kind]) if kind in block else 0.0
+            made = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
             made += own.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
-            working = works[kind] if kind == last else np.full(own.front.points, least)
-            found.append(replace(own.front, static_bytes=own.front.static_bytes - made, working_bytes=working))
+            found.append(replace(own.front, static_bytes=own.front.static_bytes - made))
         return tuple(found)
+
+    @cached_property
+    def _block(self) -> dict[int, int]:
+        """A block of each kind."""
+        return {kind: number for number, kind in enumerate(self.kinds)}
+
+    @property
+    def _works(self) -> list[Floats]:
+        """By kind: bytes that a block works with at each point."""
+        return [
+            np.array([self.working_bytes(self._block[kind], point) for point in range(own.front.points)])
+            if kind in self._block
+            else np.zeros(own.front.points)
+            for kind, own in enumerate(self.fronts)
+        ]
+
+    def _with_working(self, fronts: tuple[Front, ...]) -> tuple[Front, ...]:
+        """Of one chunk: what surely stands beside all that a stage keeps, with a block of the kind on it. The line's
+        last block is its stage's."""
+        works, last = self._works, self.kinds[-1]
+        found = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
+        own = [np.full(front.points, least) for front, least in zip(fronts, found, strict=True)]
+        if self.kinds.count(last) == 1:
+            own[last] = np.maximum(own[last], works[last])
+        return tuple(replace(front, working_bytes=each) for front, each in zip(fronts, own, strict=True))
 
     @cached_property
     def live(self) -> Floats:

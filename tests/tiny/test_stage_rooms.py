@@ -17,9 +17,10 @@ from autoshard.joint.block_line import block_line
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice
+from autoshard.joint.stage_values import stage_values
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
-from autoshard.simulation.step_timeline import simulate_step
+from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import certificate
@@ -99,6 +100,22 @@ def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: 
         peaks = simulate_step(own.step_costs(plan)).peak_bytes
         counted = bytes_of(own.stage_problem, plan.parts, plan.points) + (FREE - own.stage_problem.capacity_bytes)
         assert peaks == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
+@pytest.mark.parametrize(("stages", "chunks", "rounds"), [(2, 2, 3), (3, 2, 1), (4, 3, 4), (1, 1, 3)])
+def test_what_torch_holds_of_sends_is_counted_as_the_step_has_it(
+    schedule: str, stages: int, chunks: int, rounds: int
+) -> None:
+    """Of every backward before the last forward: the output, and the gradient of an input whose buffer is not used
+    again."""
+    chunks = chunks if schedule == "interleaved" else 1
+    parts = tuple(PartCosts(1.0, 1.0, received_bytes=1.0) for _ in range(stages * chunks))
+    costs = StepCosts(schedule, rounds * stages, parts, (StageCosts(),) * stages)
+    for stage, own in enumerate(stage_values(schedule, stages, rounds * stages, chunks)):
+        order = costs.order(stage)
+        last = max(place for place, slot in enumerate(order) if slot.kind == "F")
+        assert own.sent == sum(costs.sent_bytes(stage, slot) for slot in order[:last])
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (3, 2), (4, 3)])

@@ -3,7 +3,7 @@
 As the last forward runs, which is the last chunk's, n_c micro-batches of each chunk c are in flight. Its blocks are as
 many of each chunk, so of what all of them keep at their leanest the mean of n_c counts; what some keep more may be in
 the chunk of which fewest are in flight. Blocks before and after those that are dealt out are in the first and the last
-chunk. One block works meanwhile: of those that are dealt out, or after them.
+chunk. One block of the last chunk works meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from autoshard.ir.problem import Floats
 from autoshard.solvers.stages.stage_problem import Front, StageProblem
 
 
@@ -22,10 +23,9 @@ class Live(Protocol):
     def live(self) -> tuple[int, ...]: ...
 
 
-def least_held(problem: StageProblem, values: Sequence[Live]) -> StageProblem:
-    """`problem` with bytes that no plan has less of, on any stage. `values` of each stage as its last forward runs."""
-    if problem.chunks == 1:
-        return problem
+def least_held(problem: StageProblem, values: Sequence[Live], working: Floats) -> StageProblem:
+    """`problem` of several chunks with bytes that no plan has less of, on any stage. Of each stage, as its last forward
+    runs: its `values`, and bytes that its block works with beside all that is kept."""
     start, stop = problem.run
     run = problem.line[start]
     chunk_live = np.array([own.live for own in values], float)
@@ -37,21 +37,21 @@ def least_held(problem: StageProblem, values: Sequence[Live]) -> StageProblem:
     for kind, front in enumerate(problem.fronts):
         if kind == run:
             assert np.ptp(front.static_bytes) == 0, "points differ in what they keep alone"
-            working = np.full(front.points, float(front.working_bytes.min()))
-            fronts.append(replace(front, working_bytes=working))
+            fronts.append(replace(front, working_bytes=np.zeros(front.points)))
             continue
         early, late = kind in problem.line[:start], kind in problem.line[stop:]
         live = min([values[0].live[0]] * early + [values[-1].live[-1]] * late, default=0)
-        fronts.append(_always(front, live, works=not early))
-    return replace(problem, fronts=tuple(fronts), live=mean, chunk_live=chunk_live)
+        fronts.append(_always(front, live))
+    room = problem.capacity_bytes - working
+    return replace(problem, fronts=tuple(fronts), live=mean, chunk_live=chunk_live, capacity_bytes=room)
 
 
-def _always(front: Front, live: int, *, works: bool) -> Front:
+def _always(front: Front, live: int) -> Front:
     """Of a block whose chunk is known: what `live` micro-batches keep is there."""
     nothing = np.zeros(front.points)
     return replace(
         front,
         static_bytes=front.static_bytes + live * front.kept_bytes,
         kept_bytes=nothing,
-        working_bytes=front.working_bytes * works,
+        working_bytes=nothing,
     )
