@@ -118,10 +118,11 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
 
 def best_stages(problem: StepProblem) -> StageSolution | None:
     """Stages of a problem, see `solve_stages`. Its form counts what a block works with beside all that is kept: of one
-    stage the exact plan takes its place where it may be faster."""
+    stage the exact plan takes its place where it may be faster. Of several, where none fits so, those that fit by what
+    is surely held: which of them do fit is for the simulated step to say."""
     found = solve_stages(problem.stage_problem, SIMULATED, TOLERANCE)
     if not _is_one(problem):
-        return found
+        return found or solve_stages(problem.bounding, SIMULATED, TOLERANCE)
     several = problem.choice.micro_batches > 1  # then the form counts no less than is held
     if several and found and found.plans[0].seconds * (1 - TOLERANCE) <= RoomBound(problem.bounding).form_seconds:
         return found

@@ -25,6 +25,7 @@ from autoshard.joint.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.block_measure import block_costs, sharded_costs
 from autoshard.joint.block_splits import BlockSplit, block_splits
+from autoshard.joint.dealt_points import dealt_anew
 from autoshard.joint.found_steps import (
     REPAIRS,
     JointResult,
@@ -225,7 +226,8 @@ class _Candidate:
     @cached_property
     def form_room(self) -> RoomBound:
         """Of every plan that fits as `best_stages` counts memory."""
-        return self.room if self.problem.choice.stages == 1 else RoomBound(self.problem.stage_problem)
+        counted = self.room if self.problem.choice.stages == 1 else RoomBound(self.problem.stage_problem)
+        return counted if np.isfinite(counted.slowest_seconds) else self.room
 
     @cached_property
     def solution(self) -> StageSolution | None:
@@ -326,7 +328,12 @@ def _with_more_room(made: StepFound, enough: float | Floats, too_little: float |
 def _fastest_fitting(
     problem: StepProblem, found: StageSolution
 ) -> tuple[tuple[StagePlan, StepTimeline] | None, StepCosts]:
-    """The fastest of its plans that fits, as they are simulated, and the costs of the first of all."""
-    made = [(plan, problem.step_costs(plan)) for plan in found.plans]
+    """The fastest of its plans that fits, their points as they are or dealt anew, as they are simulated, and the costs
+    of one that does not fit if none does."""
+    plans = list[StagePlan]()
+    for plan in found.plans:
+        dealt = dealt_anew(problem, plan)
+        plans += dealt if dealt and dealt[0].seconds <= plan.seconds else [*dealt, plan]
+    made = [(plan, problem.step_costs(plan)) for plan in plans]
     fitting = [(plan, simulate_step(own)) for plan, own in made if max(own.peak_bytes) <= problem.capacity_bytes]
     return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]

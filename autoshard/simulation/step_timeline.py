@@ -27,6 +27,7 @@ from autoshard.simulation.pipeline_schedule import (
     receive_buffers,
     sequence_of,
 )
+from autoshard.simulation.stage_moments import Moments, fullest_moments
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,17 @@ class StepCosts:
         part = slot.chunk * len(self.stages) + stage
         more = slot.micro_batch < self.used_again(stage, slot.chunk)
         return self._entering(part + 1) + self._entering(part) * more
+
+    def left_behind(self, stage: int) -> tuple[Floats, Floats]:
+        """[chunk]: `sent_bytes` of backwards of micro-batches whose input's buffer another one takes, and of others."""
+        again, last = (
+            np.array([self.sent_bytes(stage, Slot("B", number, chunk)) for chunk in range(self.chunks)])
+            for number in (0, self.micro_batches - 1)
+        )
+        return again, last
+
+    def moments(self, stage: int) -> Moments:
+        return fullest_moments(self.schedule, stage, len(self.stages), self.micro_batches, self.chunks)
 
     def used_again(self, stage: int, chunk: int) -> int:
         """Of how many micro-batches, the first ones, another one takes the buffer of the input."""

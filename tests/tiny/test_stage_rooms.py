@@ -14,6 +14,7 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.joint.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.block_line import block_line
+from autoshard.joint.dealt_points import dealt_anew
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice
@@ -158,3 +159,27 @@ def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
         for found in (best_of, leanest_of):
             with pytest.raises(InfeasibleError, match=f"^none of 1 ways to train {said}"):
                 found([(replace(line, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int, chunks: int) -> None:
+    """Of every plan with the same cuts that fits as it is simulated."""
+    draw = random.Random(f"dealt {seed} {chunks}")
+    stages = draw.choice([2, 3])
+    line = (0, *(1,) * stages * chunks, 2)
+    costs = tuple(replace(block(draw, 5e8), received_bytes=5e8) for _ in range(3))
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    choice = OuterChoice(stages, chunks, schedule, 1, 1, 1, 2 * stages, 0)
+    free = StepProblem(choice, line, costs, (("all",), KEEPS, ("all",)), A100, FREE)
+    every = [plan for plan in every_plan(free.stage_problem) if all(1 in line[p.first : p.stop] for p in plan.parts)]
+    made = sorted((max(simulate_step(free.step_costs(plan)).peak_bytes), plan.seconds, plan.parts) for plan in every)
+    for peak, _, parts in made[:: max(1, len(made) // 6)]:
+        tight = replace(free, capacity_bytes=peak * (1 + 1e-9))
+        start = next(plan for plan in every if plan.parts == parts)
+        found = dealt_anew(tight, start)
+        assert found and all(
+            max(simulate_step(free.step_costs(own)).peak_bytes) <= tight.capacity_bytes for own in found
+        )
+        fastest = min(seconds for own, seconds, other in made if own <= peak and other == parts)
+        assert fastest * (1 - 1e-9) <= found[0].seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)

@@ -1,0 +1,132 @@
+"""The points of a plan's blocks chosen anew within the cuts it has, by what each stage holds as it is simulated.
+
+A stage problem counts what blocks keep as of all chunks alike, and what one works with beside all that is kept. The
+step holds less: a block that keeps most stands where fewest micro-batches are in flight, and last in its part, where it
+works while the others keep little. Of equal blocks every number at each point is tried, with the blocks that keep most
+in the last chunks, the first ones, or in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Integers
+from autoshard.joint.step_costs import StepProblem
+from autoshard.solvers.stages.counted_points import undominated
+from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
+
+_MOST = 5_000  # ways to choose of a stage
+_ORDERS = 3  # of its chunks, to be filled with what keeps most
+_ROUND = 1e-12
+
+
+def dealt_anew(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
+    """Those of the least seconds on each stage that fit, by where blocks that keep most stand; empty where none fits.
+    `plan` as it is where one stage has all blocks, or where parts have other blocks than one run of equal ones with
+    something before and after it."""
+    run = problem.kinds[problem.stage_problem.run[0]]
+    blocks = [[k for k in range(part.first, part.stop) if problem.kinds[k] == run] for part in plan.parts]
+    front = problem.fronts[run].front
+    choice = undominated(front.seconds, front.kept_bytes)  # the leanest first
+    apart = any(own and own[-1] - own[0] >= len(own) for own in blocks)
+    if problem.choice.stages == 1 or len(choice) < 2 or apart:
+        return [plan]
+    points = [list(plan.points) for _ in range(_ORDERS)]
+    for stage in range(problem.choice.stages):
+        numbers = [number for number, part in enumerate(plan.parts) if part.stage == stage]
+        own = [blocks[number] for number in numbers]
+        counts = _counts(sum(map(len, own)), len(choice))
+        if counts is None:
+            continue
+        ways = _placed(counts, tuple(map(len, own)))
+        fits = _peak(problem, plan, stage, [plan.parts[number] for number in numbers], own, choice, ways)
+        seconds = ways.sum(axis=1) @ front.seconds[choice]
+        seconds = np.where(fits <= problem.capacity_bytes, seconds, np.inf)
+        if not np.isfinite(seconds).any():
+            return []
+        each = seconds.reshape(_ORDERS, -1)
+        for order, mine in enumerate(points):
+            some = each[order] <= seconds.min() * (1 + _ROUND)
+            way = int(some.argmax()) + order * each.shape[1] if some.any() else int(seconds.argmin())
+            for run_blocks, taken in zip(own, ways[way], strict=True):
+                for block, point in zip(run_blocks, np.repeat(choice, taken), strict=True):
+                    mine[block] = int(point)
+    made = [replace(plan, points=each) for each in dict.fromkeys(map(tuple, points))]
+    return [replace(each, seconds=closed_form(problem.stage_problem, each.parts, each.points)) for each in made]
+
+
+@lru_cache(maxsize=256)
+def _counts(blocks: int, points: int) -> Integers | None:
+    """[way, point]: blocks at each; None where these are too many."""
+    found = np.zeros((1, 0), np.int64)
+    for _ in range(points - 1):
+        left = blocks - found.sum(axis=1)
+        if int((left + 1).sum()) > _MOST:
+            return None
+        found = np.concatenate([np.column_stack([np.repeat(own[None], n + 1, 0), np.arange(n + 1)])
+                                for own, n in zip(found, left, strict=True)])  # fmt: skip
+    every: Integers = np.column_stack([found, blocks - found.sum(axis=1)])
+    return every
+
+
+@lru_cache(maxsize=256)
+def _of_turns(sizes: tuple[int, ...]) -> tuple[Integers, ...]:
+    """[blocks, chunk], of each order in which chunks of so many blocks may be filled: how many of the first ones are in
+    each. The last chunks first, in turn, the first chunks first."""
+    late = [(-chunk, chunk) for chunk, own in enumerate(sizes) for _ in range(own)]
+    turns = [(place, chunk) for chunk, own in enumerate(sizes) for place in range(own)]
+    early = [(chunk, chunk) for chunk, own in enumerate(sizes) for _ in range(own)]
+    found = []
+    for order in (late, turns, early):
+        chunks = np.array([chunk for _, chunk in sorted(order, key=lambda own: (own[0], -own[1]))], dtype=np.int64)
+        one = chunks[:, None] == np.arange(len(sizes))
+        found.append(np.vstack([np.zeros((1, len(sizes)), np.int64), one.cumsum(axis=0)]))
+    return tuple(found)
+
+
+def _placed(counts: Integers, sizes: tuple[int, ...]) -> Integers:
+    """[way, chunk, point]: the blocks of `counts` on chunks of so many, in each of the orders what keeps most first."""
+    ends = np.column_stack([np.zeros(len(counts), np.int64), counts[:, ::-1].cumsum(axis=1)])
+    every = [np.diff(before[ends], axis=1)[:, ::-1] for before in _of_turns(sizes)]
+    found: Integers = np.moveaxis(np.concatenate(every), 1, 2)
+    return found
+
+
+def _peak(
+    problem: StepProblem,
+    plan: StagePlan,
+    stage: int,
+    parts: Sequence[Part],
+    blocks: Sequence[Sequence[int]],
+    choice: Integers,
+    ways: Integers,
+) -> Floats:
+    """[way]: bytes of the stage at its fullest moment."""
+    costs = problem.step_costs(plan)
+    kept, working = np.zeros((2, *ways.shape[:2]))
+    for chunk, (part, run) in enumerate(zip(parts, blocks, strict=True)):
+        own, most = np.zeros(len(ways)), np.zeros(len(ways))
+        for block, point, count in _in_row(plan, part, run, choice, ways[:, chunk]):
+            own = own + count * float(problem.fronts[problem.kinds[block]].front.kept_bytes[point])
+            most = np.maximum(most, np.where(count > 0, own + problem.working_bytes(block, point), 0.0))
+        fronts = ((problem.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
+        handed = costs.part(stage, chunk).kept_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
+        kept[:, chunk], working[:, chunk] = own + handed, np.maximum(most - own, 0.0)
+    fullest = costs.moments(stage).fullest(kept, working, *costs.left_behind(stage))
+    found: Floats = costs.stages[stage].static_bytes + costs.buffer_bytes(stage) + fullest
+    return found
+
+
+def _in_row(
+    plan: StagePlan, part: Part, run: Sequence[int], choice: Integers, ways: Integers
+) -> Iterator[tuple[int, int, Integers]]:
+    """(block, point, how many of each way) in the order of the model: of the run, blocks at each of `choice`."""
+    for block in range(part.first, part.stop):
+        if run and block == run[0]:
+            yield from ((block, int(point), ways[:, place]) for place, point in enumerate(choice))
+        elif block not in run:
+            yield block, plan.points[block], np.ones(len(ways), np.int64)
