@@ -17,6 +17,7 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.joint.step_costs import StepProblem
 from autoshard.solvers.stages.counted_points import undominated
+from autoshard.solvers.stages.stage_moments import fullest_moments
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
 
 _MOST = 5_000  # ways to choose of a stage
@@ -116,7 +117,8 @@ def _peak(
         fronts = ((problem.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
         handed = costs.part(stage, chunk).kept_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
         kept[:, chunk], working[:, chunk] = own + handed, np.maximum(most - own, 0.0)
-    fullest = costs.moments(stage).fullest(kept, working, *costs.left_behind(stage))
+    moments = fullest_moments(costs.schedule, stage, len(costs.stages), costs.micro_batches, costs.chunks)
+    fullest = moments.fullest(kept, working, *costs.left_behind(stage))
     found: Floats = costs.stages[stage].static_bytes + costs.buffer_bytes(stage) + fullest
     return found
 

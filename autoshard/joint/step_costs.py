@@ -27,12 +27,12 @@ from autoshard.joint.block_fronts import (
     step_mesh,
     takes_turns,
 )
-from autoshard.joint.least_working import of_dealt, of_every_part
 from autoshard.joint.outer_space import OuterChoice
-from autoshard.joint.stage_values import StageValues, stage_values
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, live_micro_batches
 from autoshard.solvers.stages.least_held import least_held
+from autoshard.solvers.stages.least_working import of_dealt, of_every_part
 from autoshard.solvers.stages.stage_problem import Front, Part, StagePlan, StageProblem
+from autoshard.solvers.stages.stage_values import StageValues, stage_values
 
 
 @dataclass(frozen=True, eq=False)

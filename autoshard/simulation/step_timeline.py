@@ -27,7 +27,6 @@ from autoshard.simulation.pipeline_schedule import (
     receive_buffers,
     sequence_of,
 )
-from autoshard.simulation.stage_moments import Moments, fullest_moments
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,6 @@ class StepCosts:
             for number in (0, self.micro_batches - 1)
         )
         return again, last
-
-    def moments(self, stage: int) -> Moments:
-        return fullest_moments(self.schedule, stage, len(self.stages), self.micro_batches, self.chunks)
 
     def used_again(self, stage: int, chunk: int) -> int:
         """Of how many micro-batches, the first ones, another one takes the buffer of the input."""

@@ -18,7 +18,6 @@ from autoshard.joint.dealt_points import dealt_anew
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice
-from autoshard.joint.stage_values import stage_values
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
@@ -26,6 +25,7 @@ from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import certificate
 from autoshard.solvers.stages.stage_problem import StagePlan, bytes_of
+from autoshard.solvers.stages.stage_values import stage_values
 from tests.graphs import mlp_graph
 
 FREE = 1e15  # bytes
