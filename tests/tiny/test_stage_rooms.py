@@ -23,7 +23,7 @@ from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, 
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_brute_force import every_plan
-from autoshard.solvers.stages.stage_partition import certificate
+from autoshard.solvers.stages.stage_partition import certificate, solve_stages
 from autoshard.solvers.stages.stage_problem import StagePlan, bytes_of
 from autoshard.solvers.stages.stage_values import stage_values
 from tests.graphs import mlp_graph
@@ -183,3 +183,17 @@ def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int
         )
         fastest = min(seconds for own, seconds, other in made if own <= peak and other == parts)
         assert fastest * (1 - 1e-9) <= found[0].seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 6])
+def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
+    """A stage problem, which counts two chunks alike and work beside all that is kept, has no room for it."""
+    free = problem(random.Random(f"tight {seed}"), 2)
+    steps = (simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem))
+    made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
+    room = min(made)[0] * (1 + 1e-9)
+    own = replace(free, capacity_bytes=room)
+    assert (solve_stages(own.stage_problem) is None) == (seed == 3)
+    found = best_of([(own, None)], LINE, Divided(), 1, 1, lambda text: None)
+    assert found.best.peak_bytes <= room
+    assert found.best.seconds == pytest.approx(min(seconds for peak, seconds in made if peak <= room))
