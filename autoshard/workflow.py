@@ -52,17 +52,17 @@ def read_graph(request: ModelRequest) -> Graph:
         return _saved_graph(request)
     from autoshard.graph_capture.capture import capture
     from autoshard.graph_capture.other_samples import with_samples
+    from autoshard.graph_capture.tracing.own_gradients import kept_answers
     from autoshard.rules.captured_batch import with_free_sizes
 
     asked = (request.precision or "fp32", request.optimizer or "adamw", request.training)
-    graph = checked(capture(request.spec, request.arguments, *asked))
-    if holds_graph(request.spec):
-        return graph
 
     def again(own: int, samples: int) -> Graph:
         return capture(request.spec, request.arguments, *asked, lambda inputs: with_samples(inputs, own, samples))
 
-    return with_free_sizes(graph, again)
+    with kept_answers():
+        graph = checked(capture(request.spec, request.arguments, *asked))
+        return graph if holds_graph(request.spec) else with_free_sizes(graph, again)
 
 
 def checked(captured: Graph) -> Graph:

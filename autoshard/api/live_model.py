@@ -26,6 +26,7 @@ from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.load_model import find_callable
 from autoshard.graph_capture.other_samples import with_samples
 from autoshard.graph_capture.plain_attributes import keep_tensors
+from autoshard.graph_capture.tracing.own_gradients import kept_answers
 from autoshard.ir.graph import Graph
 from autoshard.rules.captured_batch import LESS, MORE, with_free_sizes
 
@@ -58,7 +59,8 @@ def captured_again(live: LiveModel, graph: Graph) -> Graph:
         return captured(other, graph.precision, graph.optimizer, graph.training)
 
     held = sum(x.numel() * x.element_size() for x in live.tensors if not x.is_meta)
-    return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_BYTES // max(1, held))))
+    with kept_answers():
+        return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_BYTES // max(1, held))))
 
 
 def same_tensors(model: nn.Module) -> nn.Module:

@@ -7,8 +7,9 @@ part is zero, and its gradient is B. While torch.export runs the forward, marker
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,44 @@ def _wants_gradient(args: Iterable[Any]) -> bool:
 # --- is a backward the derivative of its forward? ---------------------------------------------------------------------
 
 
+_found: list[dict[Any, bool]] = []  # within `kept_answers`: Function and arguments but for samples -> answer
+
+
+@contextlib.contextmanager
+def kept_answers() -> Iterator[None]:
+    """Around captures of one model, built with the same arguments, at several numbers of samples: whether a Function's
+    backward is the gradient of its forward is tried at the first of them alone."""
+    _found.append({})
+    try:
+        yield
+    finally:
+        _found.pop()
+
+
 def _is_derivative(cls: Any, args: tuple[Any, ...]) -> bool:
+    key = _but_for_samples(cls, args) if _found else None
+    if key is None:
+        return _is_derivative_at(cls, args)
+    if key not in _found[-1]:
+        _found[-1][key] = _is_derivative_at(cls, args)
+    return _found[-1][key]
+
+
+def _but_for_samples(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Equal for arguments that differ in the lengths of their first dims alone; None where that can't be told, as of a
+    Function that a call has made. A model's file is run anew for each capture, and so makes its classes anew."""
+    key: list[Any] = [cls.__module__, cls.__qualname__]
+    for leaf in tree_leaves(args):
+        if isinstance(leaf, torch.Tensor):
+            key.append((tuple(leaf.shape[1:]), leaf.dim(), leaf.dtype, leaf.requires_grad))
+        elif isinstance(leaf, bool | int | float | str | torch.dtype | None):
+            key.append((type(leaf), leaf))
+        else:
+            return None
+    return None if "<locals>" in cls.__qualname__ else tuple(key)
+
+
+def _is_derivative_at(cls: Any, args: tuple[Any, ...]) -> bool:
     """By numbers: both gradients at random arguments of these shapes, in float64. False where that can't be tried."""
     if sum(leaf.numel() for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)) > _LARGEST_ELEMENTS:
         return False
