@@ -175,7 +175,7 @@ def test_deepspeed_holds_half_precision_gradients_its_stages_ends_and_buckets() 
         )
         parameters = plain.weights / 2
         assert own.gradients - plain.gradients == pytest.approx(more * parameters + buckets)
-        assert own.working - plain.working == pytest.approx(9.1 * 2**30)
+        assert own.working - plain.working == pytest.approx(8.6 * 2**30)
         assert own.activations - plain.activations in (pytest.approx(2 * tensor), pytest.approx(4 * tensor))
 
 
