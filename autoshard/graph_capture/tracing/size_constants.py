@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ def recognise_masks(graph: fx.Graph, values: dict[fx.Node, torch.Tensor]) -> Non
         if op_name(node) == "scaled_dot_product_attention" and len(node.args) > 3 and isinstance(node.args[3], fx.Node):
             mask = node.args[3]
             if mask not in verdicts:
-                verdicts[mask] = _kind(constants.value(mask), node.args[0].meta["val"].shape[-2])
+                known, queries = constants.value(mask), node.args[0].meta["val"].shape[-2]
+                large = known is None and mask in constants.constant
+                verdicts[mask] = structural_kind(mask, queries, constants.value) if large else _kind(known, queries)
             _apply(node, verdicts[mask])
 
 
@@ -159,3 +162,79 @@ def _compress(tensor: torch.Tensor) -> torch.Tensor:
         if shape[dim] > 1 and bool((tensor == first).all()):
             tensor = first
     return tensor.expand(shape)
+
+
+Value = Callable[[fx.Node], Any]  # what a node always is; None where it is no constant or too large
+_SAME = ("expand", "to", "clone", "contiguous", "alias", "unsqueeze", "view", "_to_copy")
+_AND = ("__and__", "bitwise_and", "logical_and")
+_STRICT = {"le": False, "ge": False, "lt": True, "gt": True}
+
+
+# --- masks that are too large: decided exactly from the column (queries, 1) and the row (1, keys) that they compare ---
+
+
+def structural_kind(node: Any, queries: int, value: Value) -> str:
+    """ "causal", "everything" or "other" for a mask (..., queries, keys). Without certainty it is "other"."""
+    if not isinstance(node, fx.Node):
+        return "everything" if node is True else "other"
+    known = value(node)
+    if isinstance(known, torch.Tensor):
+        return "everything" if known.dtype == torch.bool and bool(known.all()) else "other"
+    name, shape = op_name(node), node.meta["val"].shape
+    if name == "where":
+        return structural_kind(node.args[0], queries, value) if _hides(node, value) else "other"
+    if node.meta["val"].dtype != torch.bool or shape[-2] != queries:
+        return "other"
+    if name in _SAME and isinstance(node.args[0], fx.Node):
+        same = node.args[0].meta["val"].shape[-2:] == shape[-2:]
+        return structural_kind(node.args[0], queries, value) if same else "other"
+    if name in _AND:
+        kinds = {structural_kind(operand, queries, value) for operand in node.args[:2]}
+        return "other" if "other" in kinds else "causal" if "causal" in kinds else "everything"
+    return _compared(name, node, value) if name in (*_STRICT, "eq") else "other"
+
+
+def _hides(node: fx.Node, value: Value) -> bool:
+    """Whether an additive mask is 0 where the condition holds, and hides elsewhere."""
+    given = [value(x) if isinstance(x, fx.Node) else x for x in node.args[1:3]]
+    if any(x is None for x in given) or len(given) != 2:
+        return False
+    seen, hidden = (torch.as_tensor(x) for x in given)
+    least = torch.finfo(node.meta["val"].dtype).min
+    return bool((seen == 0).all()) and bool((hidden <= least).all())
+
+
+def _compared(name: str, node: fx.Node, value: Value) -> str:
+    left, right = (value(x) if isinstance(x, fx.Node) else None for x in node.args[:2])
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return "other"
+    if name == "eq":
+        ends = [end for x in (left, right) for end in (x.min(), x.max())]
+        return "everything" if all(bool(end == ends[0]) for end in ends) else "other"
+    smaller, larger = (left, right) if name in ("le", "lt") else (right, left)
+    strict = _STRICT[name]
+    if bool(smaller.max() < larger.min() if strict else smaller.max() <= larger.min()):
+        return "everything"
+    key, query = _line(smaller, -1), _line(larger, -2)
+    shape = node.meta["val"].shape
+    if key is None or query is None or (len(query), len(key)) != tuple(shape[-2:]) or len(query) != len(key):
+        return "other"
+    seen = key.cummax(0).values  # the i-th query sees the keys up to the i-th, and none after
+    after = key.flip(0).cummin(0).values.flip(0)[1:]
+    if strict:
+        causal = (seen < query).all() and (after >= query[:-1]).all()
+    else:
+        causal = (seen <= query).all() and (after > query[:-1]).all()
+    return "causal" if bool(causal) else "other"
+
+
+def _line(x: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """The values of a tensor that differ along one of its last two dims alone."""
+    if x.dim() < -dim or x.dtype == torch.bool:
+        return None
+    others = [d for d in range(x.dim()) if d != x.dim() + dim]
+    for d in others:
+        if x.shape[d] > 1 and x.stride(d) != 0:
+            return None
+        x = x.narrow(d, 0, 1)
+    return x.flatten()

@@ -1,0 +1,71 @@
+"""Masks that are too large to be evaluated: what is said of them holds for the same masks evaluated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoshard.graph_capture.capture import capture, capture_model
+from autoshard.graph_capture.tracing import size_constants
+from tests.models import NAMES
+
+ATTENTION = "aten.scaled_dot_product_attention"
+COMPARED = {"le": torch.le, "lt": torch.lt, "ge": torch.ge, "gt": torch.gt, "eq": torch.eq}
+SIZE = 6
+LINES: dict[str, Callable[[], Tensor]] = {
+    "in order": lambda: torch.arange(SIZE),
+    "one later": lambda: torch.arange(SIZE) + 1,
+    "turned": lambda: torch.arange(SIZE).flip(0),
+    "all the same": lambda: torch.zeros(SIZE, dtype=torch.int64),
+    "two documents": lambda: torch.arange(SIZE) // 3,
+    "twice": lambda: torch.arange(SIZE) // 2 * 2,
+}
+
+
+class Masked(nn.Module):
+    def __init__(self, name: str, left: str, right: str, column_first: bool, also: str) -> None:
+        super().__init__()
+        self.given = name, left, right, column_first, also
+
+    def forward(self, x: Tensor) -> Tensor:
+        name, left, right, column_first, also = self.given
+        dims = (1, 0) if column_first else (0, 1)
+        one, two = (LINES[line]().unsqueeze(dim) for line, dim in zip((left, right), dims, strict=True))
+        mask = COMPARED[name](one, two)
+        if also:
+            line = LINES[also]()
+            mask = mask & (line.unsqueeze(1) == line.unsqueeze(0))
+        return nn.functional.scaled_dot_product_attention(x, x, x, mask[None, None].expand(2, 1, SIZE, SIZE))
+
+
+def kind(model: nn.Module) -> tuple[bool, bool]:
+    """(has a mask, is causal) of its attention."""
+    graph = capture_model(model, (torch.randn(2, 3, SIZE, 4),))
+    (op,) = (op for op in graph.ops if op.target == ATTENTION)
+    return len(op.operands) > 3 and op.operands[3] is not None, bool(op.attribute("is_causal"))
+
+
+@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("column_first", [False, True])
+def test_a_structure_says_what_the_values_do(name: str, column_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never "causal" or "everything" of a mask that is not; and of comparisons of the lines that masks are made of, all
+    that are."""
+    for left, also in itertools.product(LINES, ("", "two documents")):
+        if also and left not in ("in order", "all the same"):
+            continue
+        right = "all the same" if left == "all the same" else "in order"
+        model = Masked(name, left, right, column_first, also)
+        wanted = kind(model)
+        with monkeypatch.context() as patch:
+            patch.setattr(size_constants, "LARGEST_ELEMENTS", SIZE * SIZE - 1)
+            assert kind(model) == wanted, (left, right, also)
+
+
+def test_a_long_sequence_has_no_mask() -> None:
+    """Llama's mask of 16,384 positions is a comparison of positions, and one of documents, of which there is one."""
+    graph = capture(NAMES["llama"], {"batch": 1, "sequence": 16384})
+    assert [op.attribute("is_causal") for op in graph.ops if op.target == ATTENTION] == [True, True]
