@@ -280,12 +280,14 @@ class ResourceTables:
             backward = phase != FORWARD
             if phase in PARTS:
                 continue
-            found[self._rows(axes, backward)] += seconds / count
+            shared = seconds / count
+            _add(found, self._rows(axes, backward), shared)
             if backward and axes:
                 summed += seconds
                 continue
-            found[self._row(IN_ROW, backward)] += seconds / count * self.in_order
-            found[self._row(PATH, backward)] += seconds * on_path
+            found[self._row(IN_ROW, backward)] += shared * self.in_order
+            if on_path:
+                found[self._row(PATH, backward)] += seconds
         exposed = np.maximum(0.0, summed - beside)
         found[self._row(IN_ROW, True)] += exposed / count * self.in_order
         found[self._row(PATH, True)] += exposed * on_path
@@ -303,7 +305,7 @@ class ResourceTables:
             if phase in (GATHER, SCATTER) or (phase == EXCHANGED and not again) or (phase == SUM and parameter):
                 continue
             if axes:
-                found[self._rows(axes, phase != FORWARD)] += seconds / count
+                _add(found, self._rows(axes, phase != FORWARD), seconds / count)
         for phase, backward in ((GATHER, False), (SCATTER, True)):
             for row, less in self._joined_less(v, phase, backward).items():
                 found[row] -= less / count
@@ -409,7 +411,7 @@ class ResourceTables:
             if phase not in PARTS or (phase in AGAIN and again):
                 seconds = seconds * self.of_step if phase == SUM and late else seconds
                 hidden = weight and axes != () and phase == SUM and late
-                found[self._rows(axes, phase != FORWARD)] += seconds
+                _add(found, self._rows(axes, phase != FORWARD), seconds)
                 found[self._row(IN_ROW, phase != FORWARD)] += seconds * (EXPOSED[phase] if hidden else 1.0)
                 summed += seconds if phase != FORWARD and axes and not weight else 0.0
         found[self._row(IN_ROW, True)] -= (1 - EXPOSED[SUM]) * np.minimum(summed, beside)
@@ -473,6 +475,12 @@ class ResourceTables:
             else:
                 found[row] = min(rate if row in self._rows(own, backward=True) else 0.0 for own, rate in rates.items())
         return found
+
+
+def _add(found: Floats, rows: Sequence[int], seconds: Floats) -> None:
+    """To each of the rows in place: a list of rows as an index would copy all of them."""
+    for row in rows:
+        found[row] += seconds
 
 
 def _least_positive(seconds: Floats) -> float:

@@ -25,7 +25,7 @@ from autoshard.solvers.common.incumbent import Incumbent
 from autoshard.solvers.common.local_search import Choice, mixtures
 from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import Minimum, minimum_within
+from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
@@ -42,6 +42,7 @@ _SAME = 0.02  # weights that differ by less give the same plan
 _HOPEFUL = 1.06  # times the best estimate: a plan that is worth simulating
 _MOST_TRIED = 2  # plans of the bound that are simulated
 _ENTRIES = 20_000_000
+_FORESEEN = 8  # times the entries, before any choice is left out, that won't fit after it either
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +91,12 @@ class _Least:
         self.resources, self.contents = resources, Contents(resources.problem)
         coarser = resources.cut_off(cut)
         self.forms = [resources] if coarser is resources else [resources, coarser]  # those whose tables may fit
+        self.likely = False  # whether that was asked of the first of two
 
     def of(self, weights: Floats) -> Minimum | None:
         """The minimum, as long as its tables take no more than messages would; else a bound by these, with a plan near;
         None where time is over."""
-        while self.forms:
-            problem = self.forms[0].bounding(weights)
+        while (problem := self.form(weights)) is not None:
             self.contents.also(problem)
             budget = hub_relaxation.as_messages(problem, _ENTRIES)
             found = attempt(minimum_within, problem, self.contents, budget_entries=budget)
@@ -104,6 +105,21 @@ class _Least:
             del self.forms[0]
         problem = self.resources.bounding(weights)
         return attempt(hub_relaxation.bounded, Incumbent(problem), _ENTRIES, Clock())
+
+    def form(self, weights: Floats) -> Problem | None:
+        """Of the first form whose tables may fit: leaving choices out takes a while, and won't do where they are far
+        too large."""
+        while self.forms:
+            problem = self.forms[0].bounding(weights)
+            if len(self.forms) == 1 or self.likely:
+                return problem
+            self.contents.also(problem)
+            budget = _FORESEEN * hub_relaxation.as_messages(problem, _ENTRIES)
+            self.likely = not attempt(out_of_reach, problem, self.contents, budget)
+            if self.likely:
+                return problem
+            del self.forms[0]
+        return None
 
 
 def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats, float]:

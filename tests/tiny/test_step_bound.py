@@ -295,6 +295,21 @@ def test_values_cut_off_and_messages_bound_the_same_steps_from_below(
         assert found.seconds <= step_seconds(formulation, choice)
 
 
+def test_tables_far_too_large_are_not_worth_leaving_choices_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    formulation = made(MESHES[0], *SIZES[1])
+    search = StepSearch(formulation)
+    first = search.first()
+    assert first is not None
+    some = range(0, len(formulation.problem.values), 3)
+    monkeypatch.setattr(step_search, "out_of_reach", lambda *given: True)
+    monkeypatch.setattr(step_search, "minimum_within", calls := Counted(minimum_within))
+    found = step_bound(search.resources, [first], cut=some)
+    coarser = search.resources.cut_off(some).bounding(found.weights)
+    assert found.seconds > 0 and len(calls.first) == len(found.tried)  # the coarser form alone
+    least = solvers.solve(coarser, "dp").objective + float(found.weights @ search.resources.constants)
+    assert found.seconds == pytest.approx(least)
+
+
 class Counted:
     """A function that remembers the first argument of each call."""
 

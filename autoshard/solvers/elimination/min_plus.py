@@ -14,6 +14,7 @@ from autoshard.solvers.elimination.cost_tables import Cases, CostTerm, Store, Ta
 from autoshard.solvers.elimination.elimination_order import Elimination
 
 _SLAB = 1 << 17  # joint entries that are summed at once
+_WORTH_JOINING = 4  # joint entries to one that is written: parts that make larger tables are added piece by piece
 _MOST_COPIED = 1 << 23  # entries of a part that is written out once for all slabs instead of once for each
 
 
@@ -110,12 +111,24 @@ class TableView(NamedTuple):
             table, new = table[(slice(None),) * axis + (window,)], slice(None)
         return TableView(table, (*self.rows[:axis], new, *self.rows[axis + 1 :]))
 
+    @property
+    def axes(self) -> frozenset[int]:
+        """Those that the table depends on."""
+        return frozenset(axis for axis, rows in enumerate(self.rows) if rows is not None)
+
+    def length(self, shape: Sequence[int]) -> int:
+        """Entries when written out; `shape`: of all axes."""
+        return math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
+
     def whole(self, shape: Sequence[int]) -> TableView:
         """The same with its table written out, where that is small. `shape`: of all axes."""
-        length = math.prod(n for n, rows in zip(shape, self.rows, strict=True) if rows is not None)
-        if length > _MOST_COPIED or not any(isinstance(rows, np.ndarray) for rows in self.rows):
+        if self.length(shape) > _MOST_COPIED or not any(isinstance(rows, np.ndarray) for rows in self.rows):
             return self
-        return TableView(self.array(), tuple(None if rows is None else slice(None) for rows in self.rows))
+        return self.with_table(self.array())
+
+    def with_table(self, table: Floats) -> TableView:
+        """A table over the same axes, written out."""
+        return TableView(table, tuple(None if rows is None else slice(None) for rows in self.rows))
 
     def array(self) -> Floats:
         table = self.table
@@ -141,8 +154,23 @@ def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: S
 def min_plus(parts: Sequence[TableView], shape: Sequence[int]) -> Floats:
     """min over axis 0 of the sum of parts over `shape`."""
     result = np.empty(shape[1:])
-    _slabs(parts, shape[0], result)
+    _slabs(_joined(parts, shape) if math.prod(shape) > _SLAB else parts, shape[0], result)
     return result
+
+
+def _joined(parts: Sequence[TableView], shape: Sequence[int]) -> list[TableView]:
+    """Parts over no more axes than another one has are added to that once, not for each joint entry."""
+    left = sorted(parts, key=lambda part: part.length(shape))
+    most = min(_MOST_COPIED, math.prod(shape) // _WORTH_JOINING)
+    joined = []
+    while left:
+        part, *left = left
+        wider = next((i for i, other in enumerate(left) if part.axes <= other.axes), None)
+        if wider is None or left[wider].length(shape) > most:
+            joined.append(part)
+        else:
+            left[wider] = left[wider].with_table(left[wider].array() + part.array())
+    return joined
 
 
 def _slabs(parts: Sequence[TableView], depth: int, result: Floats) -> None:
