@@ -43,7 +43,7 @@ def name_values(
     """
     own = ["" if program.value(value).requires_grad else value for value in definition.inputs]
     namer = _Namer(program, definition, reserved, nested)
-    return namer.run(own if is_root else called)
+    return namer.run(own if is_root else called, is_root)
 
 
 class _Namer:
@@ -69,10 +69,11 @@ class _Namer:
         self.given = {identifier(path.rpartition(".")[2], reserved) for path in self.state.values()}
         self.within: dict[str, str] = {}  # value that has no variable -> what the model's code calls it
 
-    def run(self, called: Sequence[str]) -> Naming:
+    def run(self, called: Sequence[str], is_root: bool) -> Naming:
         for value, name in zip_longest(self.definition.inputs, called, fillvalue=""):
             theirs = name in self.variables or not self._variable(value)
-            plain = name in ("", *POOLS["float"]) or not theirs or (value in self.roles and not self._variable(value))
+            better = value in self.roles and not self._variable(value) and not is_root
+            plain = name in ("", *POOLS["float"]) or not theirs or better
             wanted = self._input_name(value) if plain else name
             self._bind(value, self._free(wanted))
             if value in self.state:
