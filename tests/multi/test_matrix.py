@@ -108,7 +108,10 @@ def test_without_all_to_all(model: str) -> None:
     assert proof.passed, proof.failure
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+SLOW_ON_GLOO = ("dp=4", "dp=2,tp=4")  # smaller and deeper meshes of the same kinds are quick
+
+
+@pytest.mark.parametrize("mesh", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW_ON_GLOO)) for m in MESHES])
 def test_on_gloo_processes(mesh: str) -> None:
     _, proof = check(named_plan("gpt2", mesh, "megatron"), case("gpt2"), "gloo")
     assert proof.passed, proof.failure

@@ -247,11 +247,9 @@ def test_matrices_decay_and_norms_do_not(package: LoadedPackage, start: Start) -
     groups = package.train.make_optimizer(package.model.build_model(mesh), weight_decay=0.3).param_groups
     shapes = [[len(package.runtime.sharding(p).shape) for p in group["params"]] for group in groups]
     assert [set(own) for own in shapes] == [{2}, {1}] and [g["weight_decay"] for g in groups] == [0.3, 0.0]
-    assert steps(start("--steps", 2)[1])[1] == steps(start("--steps", 2, "--weight-decay", 9)[1])[1]
-    assert (
-        steps(start("--steps", 2, "--lr", 0.1)[1])[2]
-        != steps(start("--steps", 2, "--lr", 0.1, "--weight-decay", 9)[1])[2]
-    )
+    plain = steps(start("--steps", 2, "--lr", 0.1)[1])
+    decayed = steps(start("--steps", 2, "--lr", 0.1, "--weight-decay", 9)[1])
+    assert plain[1] == decayed[1] and plain[2] != decayed[2]
 
 
 def test_a_weight_decay_that_is_asked_for_holds_after_resuming(start: Start, tmp_path: Path) -> None:
