@@ -93,6 +93,61 @@ def test_a_backward_of_ones_own_is_tried_once_for_all_batches(monkeypatch: pytes
     assert [size.fixed for size in graph.free_sizes] == [""]
 
 
+KINDS: list[Any] = []
+for _factor in (1.0, 3.0):
+
+    class Scaled(torch.autograd.Function):
+        """Two of one name: the backward of the first is the gradient of the forward."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor, factor: float = _factor) -> Tensor:  # type: ignore[override]
+            return 2 * factor * grad
+
+    KINDS.append(Scaled)
+
+
+class Summed(torch.autograd.Function):
+    """Of one row the backward is the gradient of the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.clone()
+
+
+class Alike(nn.Module):
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.layer, self.named = nn.Linear(8, 8), named
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        first, second = (KINDS[0], KINDS[1]) if self.named else (Summed, Summed)
+        return (first.apply(x[:1]).square().mean() + second.apply(x).square()).mean()
+
+
+def alike(named: bool = True, batch: int = 4) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Alike(named), (torch.randn(batch, 8),)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_known_of_a_backward_holds_for_that_call_alone(named: bool) -> None:
+    """Not for another Function of the same name, nor for other lengths."""
+    spec, given = f"{__file__}:alike", {"named": named}
+    graph = captured(spec, **given)
+    plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
+    program = lower(plan, graph)
+    proof = check_files(make_case(spec, given, graph), program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
+
+
 def captured(spec: str, **arguments: Any) -> Graph:
     return workflow.read_graph(workflow.ModelRequest(spec, arguments))
 

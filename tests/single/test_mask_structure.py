@@ -73,6 +73,33 @@ def test_a_structure_says_what_the_values_do(name: str, column_first: bool, monk
             assert kind(model) == wanted, (left, right, also)
 
 
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "what is hidden, of numbers": lambda seen: torch.where(seen, 0.0, -torch.inf).to(torch.bool),
+    "what either hides": lambda seen: torch.logical_and(torch.where(seen, 0.0, -1e38), seen.to(torch.float32) - 1.0),
+    "chosen booleans": lambda seen: torch.where(seen, True, False),
+    "added numbers": lambda seen: torch.where(seen, 0.0, torch.finfo(torch.float32).min),
+}
+
+
+class Formed(nn.Module):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.arange(SIZE).unsqueeze(0) <= torch.arange(SIZE).unsqueeze(1)
+        mask = FORMS[self.form](seen[None, None].expand(2, 1, SIZE, SIZE))
+        return nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+
+@pytest.mark.parametrize(("form", "surely"), list(zip(FORMS, [False, False, False, True], strict=True)))
+def test_numbers_in_a_mask_are_no_booleans(form: str, surely: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 lets a query see, and false hides from it: where numbers become booleans nothing is said of the mask."""
+    wanted = kind(Formed(form))
+    monkeypatch.setattr(size_constants, "LARGEST_ELEMENTS", SIZE * SIZE - 1)
+    assert kind(Formed(form)) == (wanted if surely else (True, False))
+
+
 def test_a_long_sequence_has_no_mask() -> None:
     """Llama's mask of 16,384 positions is a comparison of positions, and one of documents, of which there is one."""
     graph = capture(NAMES["llama"], {"batch": 1, "sequence": 16384})

@@ -41,3 +41,16 @@ def test_where_nothing_can_be_written_is_told_before_the_first_step(
     code, printed, said = start("--steps", 1, option, tmp_path / "new" / "name")
     assert (code, steps(printed)) == (2, {}) and f"no permission to write in {tmp_path}\n" in said, said
     assert [own.name for own in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_log_may_be_a_file_that_is_there(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /dev/stdout is, in a folder where nobody but root can write."""
+    log, permitted = tmp_path / "log", os.access
+    log.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and permitted(path, mode))
+    assert start("--steps", 1, "--log-json", log)[0] == 0 and len(log.read_text().splitlines()) == 1
+    code, printed, said = start("--steps", 1, "--log-json", tmp_path)
+    assert (code, steps(printed)) == (2, {}) and said.startswith(f"error: --log-json {tmp_path}: it is a folder"), said
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != log)
+    code, printed, said = start("--steps", 1, "--log-json", log)
+    assert (code, steps(printed)) == (2, {}) and f"--log-json {log}: no permission to write in it" in said, said

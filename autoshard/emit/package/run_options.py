@@ -124,7 +124,7 @@ def take_options(options: argparse.Namespace) -> None:
         if folder := getattr(options, name):
             check_writable(f"--{name} {folder}", folder)
     if options.log_json:
-        check_writable(f"--log-json {options.log_json}", os.path.dirname(os.path.abspath(options.log_json)))
+        check_file(f"--log-json {options.log_json}", options.log_json)
 
 
 def check_writable(option: str, folder: str) -> None:
@@ -135,6 +135,16 @@ def check_writable(option: str, folder: str) -> None:
         raise UserError(f"{option}: {there} is no folder\n  try: the name of a folder, or of a new one")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{option}: no permission to write in {there}\n  try: a folder of your own")
+
+
+def check_file(option: str, name: str) -> None:
+    """The same of a file that is added to: one that is there, as /dev/stdout, may lie where no new one can."""
+    if os.path.isdir(name):
+        raise UserError(f"{option}: it is a folder\n  try: the name of a file")
+    if not os.path.exists(name):
+        check_writable(option, os.path.dirname(os.path.abspath(name)))
+    elif not os.access(name, os.W_OK):
+        raise UserError(f"{option}: no permission to write in it\n  try: a file of your own")
 
 
 def profiled_steps(options: argparse.Namespace) -> tuple[int, int]:

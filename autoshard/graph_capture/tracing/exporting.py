@@ -17,6 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError, UserError
 from autoshard.graph_capture.tracing.model_guard import guarded
+from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.python_state import steady
 from autoshard.graph_capture.tracing.refusals import noting_autocast, refuse_hooks, watching
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, library_function
@@ -68,6 +69,7 @@ def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuff
     answers = Answers(flags)
 
     def exported(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
+        begin_trace()
         with guarded(), noting_autocast(), watching(model.training, answers), preserve_node_meta():
             return torch.export.export(module, given, strict=False)
 

@@ -147,27 +147,57 @@ def _wants_gradient(args: Iterable[Any]) -> bool:
 # --- is a backward the derivative of its forward? ---------------------------------------------------------------------
 
 
-_found: list[dict[Any, bool]] = []  # within `kept_answers`: Function and arguments but for samples -> answer
+class _Answers:
+    """Of the Functions that a model calls, by the order of its calls, which is that of a capture at another batch.
+
+    Within a trace the same Function with the same arguments is tried once; of its name alone, or of arguments of other
+    lengths, nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, bool]] = []  # of the first trace: Function and arguments but for samples, answer
+        self.begin()
+
+    def begin(self) -> None:
+        """A trace."""
+        self.number, self.tried = 0, dict[Any, bool]()
+
+    def of(self, cls: Any, args: tuple[Any, ...], key: tuple[Any, ...]) -> bool:
+        number, self.number = self.number, self.number + 1
+        if number < len(self.calls) and self.calls[number][0] == key:
+            return self.calls[number][1]
+        lengths = tuple(leaf.shape[:1] for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        if (cls, key, lengths) not in self.tried:
+            self.tried[cls, key, lengths] = _is_derivative_at(cls, args)
+        answer = self.tried[cls, key, lengths]
+        if number == len(self.calls):
+            self.calls.append((key, answer))
+        return answer
+
+
+_answers: list[_Answers] = []  # within `kept_answers`
 
 
 @contextlib.contextmanager
 def kept_answers() -> Iterator[None]:
     """Around captures of one model, built with the same arguments, at several numbers of samples: whether a Function's
     backward is the gradient of its forward is tried at the first of them alone."""
-    _found.append({})
+    _answers.append(_Answers())
     try:
         yield
     finally:
-        _found.pop()
+        _answers.pop()
+
+
+def begin_trace() -> None:
+    """What follows are the calls of a forward from its start."""
+    if _answers:
+        _answers[-1].begin()
 
 
 def _is_derivative(cls: Any, args: tuple[Any, ...]) -> bool:
-    key = _but_for_samples(cls, args) if _found else None
-    if key is None:
-        return _is_derivative_at(cls, args)
-    if key not in _found[-1]:
-        _found[-1][key] = _is_derivative_at(cls, args)
-    return _found[-1][key]
+    key = _but_for_samples(cls, args) if _answers else None
+    return _is_derivative_at(cls, args) if key is None else _answers[-1].of(cls, args, key)
 
 
 def _but_for_samples(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

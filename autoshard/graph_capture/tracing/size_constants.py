@@ -30,7 +30,9 @@ def recognise_masks(graph: fx.Graph, values: dict[fx.Node, torch.Tensor]) -> Non
             if mask not in verdicts:
                 known, queries = constants.value(mask), node.args[0].meta["val"].shape[-2]
                 large = known is None and mask in constants.constant
-                verdicts[mask] = structural_kind(mask, queries, constants.value) if large else _kind(known, queries)
+                shape = tuple(mask.meta["val"].shape[-2:]) if large else ()
+                fits = len(shape) == 2 and shape[0] == queries
+                verdicts[mask] = structural_kind(mask, shape, constants.value) if fits else _kind(known, queries)
             _apply(node, verdicts[mask])
 
 
@@ -173,23 +175,30 @@ _STRICT = {"le": False, "ge": False, "lt": True, "gt": True}
 # --- masks that are too large: decided exactly from the column (queries, 1) and the row (1, keys) that they compare ---
 
 
-def structural_kind(node: Any, queries: int, value: Value) -> str:
-    """ "causal", "everything" or "other" for a mask (..., queries, keys). Without certainty it is "other"."""
+def structural_kind(mask: fx.Node, shape: tuple[int, ...], value: Value) -> str:
+    """ "causal", "everything" or "other" for a mask whose last dims, (queries, keys), are `shape`. Without certainty it
+    is "other"."""
+    if op_name(mask) == "where" and mask.meta["val"].dtype.is_floating_point:
+        return _shown(mask.args[0], shape, value) if _hides(mask, value) else "other"
+    return _shown(mask, shape, value)
+
+
+def _shown(node: Any, shape: tuple[int, ...], value: Value) -> str:
+    """The same of booleans alone: a number that is 0 where a query sees a key is false there."""
     if not isinstance(node, fx.Node):
         return "everything" if node is True else "other"
+    if node.meta["val"].dtype != torch.bool:
+        return "other"
     known = value(node)
     if isinstance(known, torch.Tensor):
-        return "everything" if known.dtype == torch.bool and bool(known.all()) else "other"
-    name, shape = op_name(node), node.meta["val"].shape
-    if name == "where":
-        return structural_kind(node.args[0], queries, value) if _hides(node, value) else "other"
-    if node.meta["val"].dtype != torch.bool or shape[-2] != queries:
+        return "everything" if bool(known.all()) else "other"
+    if tuple(node.meta["val"].shape[-2:]) != shape:
         return "other"
-    if name in _SAME and isinstance(node.args[0], fx.Node):
-        same = node.args[0].meta["val"].shape[-2:] == shape[-2:]
-        return structural_kind(node.args[0], queries, value) if same else "other"
+    name = op_name(node)
+    if name in _SAME:
+        return _shown(node.args[0], shape, value)
     if name in _AND:
-        kinds = {structural_kind(operand, queries, value) for operand in node.args[:2]}
+        kinds = {_shown(operand, shape, value) for operand in node.args[:2]}
         return "other" if "other" in kinds else "causal" if "causal" in kinds else "everything"
     return _compared(name, node, value) if name in (*_STRICT, "eq") else "other"
 
