@@ -20,35 +20,23 @@ import numpy as np
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
-from autoshard.ir.problem import Floats
 from autoshard.joint.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
 from autoshard.joint.block_measure import block_costs, sharded_costs
 from autoshard.joint.block_splits import BlockSplit, block_splits
-from autoshard.joint.dealt_points import dealt_anew
-from autoshard.joint.found_steps import (
-    REPAIRS,
-    JointResult,
-    StepFound,
-    best_stages,
-    fastest_of_each,
-    none_fits,
-)
+from autoshard.joint.fitting_steps import FAR, fastest_step
+from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.objectives import MEMORY, SPEED
-from autoshard.simulation.step_timeline import StepCosts, StepTimeline, simulate_step
 from autoshard.solvers.stages.room_bound import RoomBound
 from autoshard.solvers.stages.stage_partition import StageSolution, certificate
-from autoshard.solvers.stages.stage_problem import StagePlan
 
 INPUT = "input"  # what a block keeps that is computed again
 MEASURED = 8  # replicas that weights in shards are measured with
-BISECTED = 4  # times, of the room that is withheld for that
-FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +180,7 @@ def best_of(
     search = _BestFirst([_Candidate(problem, split) for problem, split in problems])
     found: list[StepFound] = []
     for own in search.hopeful():
-        made = _simulated(own.problem, own.split, own.solution, search.best)
+        made = fastest_step(own.problem, own.split, own.solution, search.best)
         if made is not None:
             found.append(made)
             search.best = min(search.best, made.seconds)
@@ -282,58 +270,3 @@ class _BestFirst:
             else:
                 least = certificate(own.problem.bounding, least)
         return least
-
-
-def _simulated(
-    problem: StepProblem, split: BlockSplit | None, solution: StageSolution | None, best: float
-) -> StepFound | None:
-    """The fastest of its plans that fits as it is simulated. Where none does, a stage is given as much less room as it
-    needs more: several chunks of a stage keep more than their mean while one of them runs ahead. Between what is too
-    little and what is enough the least is then sought."""
-    own, found, room = problem, solution, problem.withheld_bytes
-    for attempt in range(REPAIRS):
-        if solution is None or found is None or found.plans[0].seconds * FAR >= best:
-            return None
-        fastest, first = _fastest_fitting(problem, found)
-        if fastest is not None:
-            made = StepFound(problem, split, fastest[0], solution, fastest[1])
-            return made if attempt == 0 else _with_more_room(made, own.withheld_bytes, room, best)
-        over = np.maximum(np.array(first.peak_bytes) - problem.capacity_bytes, 0.0)
-        room = own.withheld_bytes
-        own = replace(own, withheld_bytes=own.withheld_bytes + over * 2**attempt)
-        found = best_stages(own)
-    return None
-
-
-def _with_more_room(made: StepFound, enough: float | Floats, too_little: float | Floats, best: float) -> StepFound:
-    """`made` or a faster one that fits: bytes withheld of the stages are bisected. What can't be simulated to less than
-    `best` is not: it takes more room."""
-    for _ in range(BISECTED):
-        middle = (np.asarray(enough) + too_little) / 2
-        own = replace(made.problem, withheld_bytes=middle)
-        found = best_stages(own)
-        if found is not None and found.plans[0].seconds * FAR >= min(best, made.seconds):
-            enough = middle
-            continue
-        fastest = _fastest_fitting(made.problem, found)[0] if found is not None else None
-        if fastest is None:
-            too_little = middle
-            continue
-        enough = middle
-        if fastest[1].step_seconds < made.seconds:
-            made = replace(made, plan=fastest[0], timeline=fastest[1])
-    return made
-
-
-def _fastest_fitting(
-    problem: StepProblem, found: StageSolution
-) -> tuple[tuple[StagePlan, StepTimeline] | None, StepCosts]:
-    """The fastest of its plans that fits, their points as they are or dealt anew, as they are simulated, and the costs
-    of one that does not fit if none does."""
-    plans = list[StagePlan]()
-    for plan in found.plans:
-        dealt = dealt_anew(problem, plan)
-        plans += dealt if dealt and dealt[0].seconds <= plan.seconds else [*dealt, plan]
-    made = [(plan, problem.step_costs(plan)) for plan in plans]
-    fitting = [(plan, simulate_step(own)) for plan, own in made if max(own.peak_bytes) <= problem.capacity_bytes]
-    return min(fitting, key=lambda each: each[1].step_seconds, default=None), made[0][1]

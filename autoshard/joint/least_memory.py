@@ -15,6 +15,7 @@ import numpy as np
 from autoshard.ir.problem import Floats
 from autoshard.joint.block_line import BlockLine
 from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.fitting_steps import fastest_step
 from autoshard.joint.found_steps import (
     REPAIRS,
     JointResult,
@@ -58,7 +59,7 @@ def leanest_of(
             continue
         solved += 1
         bound = min(bound, own)
-        made = _fastest(problem, split)
+        made = _leanest(problem, split) or fastest_step(problem, split, best_stages(problem), np.inf)
         if made is not None:
             found.append(made)
             least = min(least, made.peak_bytes)
@@ -72,7 +73,7 @@ def leanest_of(
     )  # fmt: skip
 
 
-def _fastest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
+def _leanest(problem: StepProblem, split: BlockSplit | None) -> StepFound | None:
     """Of the plans that hold no more than the least of its outer choice. Where a stage holds more as it is simulated
     than there is, as much less room is taken to be there."""
     own = problem

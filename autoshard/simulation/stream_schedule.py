@@ -17,9 +17,9 @@ from autoshard.simulation.timeline import COMPUTE, Event, Phase
 class StreamTask:
     """An event that has no time yet. It occupies all of `streams`, and is shown on the first.
 
-    One `beside` the task before it does not wait for that one. `collective` is what it communicates over `axes`, "" for
-    a computation. `link`: the level of the cluster that limits it. `held_up`: the host is, until it has ended.
-    `continues`: the host issued it with the task before, of which it is a part.
+    One `beside` the task before it does not wait for that one; several in a row wait for each other. `collective` is
+    what it communicates over `axes`, "" for a computation. `link`: the level of the cluster that limits it. `held_up`:
+    the host is, until it has ended. `continues`: the host issued it with the task before, of which it is a part.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Schedule:
 
     def run_in_order(self, tasks: Iterable[StreamTask], after: tuple[int, ...] = ()) -> None:
         """Each task waits for the one before; the first also for the events `after`."""
-        before = self.waits  # what the last task that stands beside no other waited for
+        before = self.waits  # of the last task that stands beside no other what it waited for, and those beside it
         for task in tasks:
             own = self.waits
             self.waits = before if task.beside else own
@@ -71,7 +71,7 @@ class Schedule:
                 self.waits = own
                 continue
             self.waits = tuple(sorted({*own, *started})) if task.beside else started
-            before, after = before if task.beside else own, ()
+            before, after = tuple(sorted({*before, *started})) if task.beside else own, ()
 
     def start(self, task: StreamTask, after: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Places a task that nothing waits for yet; gives its position. One that takes no time costs the host alone."""

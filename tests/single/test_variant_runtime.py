@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autoshard.costs.variants import variant_collectives
 from autoshard.emit import runtime
-from autoshard.emit.runtime import ParallelMesh, attention, redistribution, ring
+from autoshard.emit.runtime import Axis, ParallelMesh, attention, redistribution, ring
 from autoshard.emit.runtime.ring_kernels import Flash, Part
 from autoshard.emit.runtime.zigzag import Zigzag
+from autoshard.ir.graph import Op
 from autoshard.ir.layout import Layout
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.shards import part
@@ -139,6 +143,40 @@ def test_a_balanced_ring_is_attention_under_a_causal_mask(text: str, length: int
     found = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep(dict(axes.axes), work), strict=True)]
     for got, expected in zip(found, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [{"a": 4}, {"a": 2, "b": 3}, {"a": 3, "b": 2}])
+def test_a_ring_sends_along_each_axis_what_it_is_priced_by(sizes: dict[str, int]) -> None:
+    """Blocks go round the inner axis before each step along the outer one, whose links may be slow."""
+    mesh, count, shape = Mesh(tuple(sizes.items())), 12, (2, 4, 12 // math.prod(sizes.values()), 8)
+
+    def work(local: ParallelMesh) -> list[tuple[str, int]]:
+        axes, sent = tuple(local[name] for name in sizes), list[tuple[str, int]]()
+
+        def counted(axis: Axis, shift: Callable[..., Callable[[], Tensor]]) -> Callable[..., Callable[[], Tensor]]:
+            def noted(x: Tensor, *given: int) -> Callable[[], Tensor]:
+                sent.append((axis.name, x.nbytes))
+                return shift(x, *given)
+
+            return noted
+
+        for axis in axes:
+            axis.transport.shift = counted(axis, axis.transport.shift)  # type: ignore[method-assign]
+        q, k, v = (torch.randn(shape).requires_grad_() for _ in range(3))
+        y = runtime.ring_attention(q, k, v, queries=axes, keys=axes, rows=count, columns=count)
+        sent.append(("", 0))
+        y.sum().backward()
+        return sent
+
+    here, layout = run_lockstep(sizes, work)[0], Layout.parse(" ".join(["S2"] * len(sizes)))
+    block = LocalTensor(shape, "float32", True)
+    op = Op("y", "aten.scaled_dot_product_attention", (), (), ())
+    inside = variant_collectives(mesh, op, "ring_attention", (block,) * 3, (layout,) * 3)
+    turn = here.index(("", 0))
+    for calls, messages in ((inside.forward, here[:turn]), (inside.backward, here[turn:])):
+        for number, (name, size) in enumerate(mesh.axes):
+            priced = sum(full * (size - 1) / size for axis, _, full in calls if axis == number)
+            assert sum(own for axis, own in messages if axis == name) == pytest.approx(priced)
 
 
 def test_a_balanced_ring_has_the_same_work_for_all() -> None:

@@ -78,6 +78,13 @@ def test_beside_means_together_and_slower() -> None:
     assert first_talk.events[1].duration_seconds == pytest.approx(2 + 1 / 3)
 
 
+def test_what_stands_beside_a_computation_takes_turns() -> None:
+    """The blocks of a ring over two axes go along one of them at a time; what comes next waits for all of them."""
+    ring = [talk(2.0, "sp", beside=True), talk(1.0, "dp", link="InfiniBand", beside=True)]
+    events = placed([compute(1.0), compute(1.5), *ring, compute(1.0)]).events
+    assert [event.start_seconds for event in events] == [0.0, 1.0, 1.0, 3.0, 4.0]
+
+
 def test_two_axes_on_one_link_take_turns() -> None:
     first, second = talk(1.0, "dp"), talk(1.0, "tp", beside=True)
     assert [e.start_seconds for e in placed([first, second]).events] == [0.0, 1.0]

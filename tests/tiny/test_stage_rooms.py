@@ -197,3 +197,26 @@ def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
     found = best_of([(own, None)], LINE, Divided(), 1, 1, lambda text: None)
     assert found.best.peak_bytes <= room
     assert found.best.seconds == pytest.approx(min(seconds for peak, seconds in made if peak <= room))
+
+
+@pytest.mark.parametrize(("seed", "chunks", "share"), [(18, 1, 0.6), (1, 2, 0.6), (20, 3, 0.6)])
+def test_a_plan_that_fits_after_all_ends_no_search_for_a_faster_one(seed: int, chunks: int, share: float) -> None:
+    """Points dealt anew may fit, slower, where stages cut with less room hold faster ones."""
+    free = problem(random.Random(f"tight {seed}"), chunks)
+    steps = (simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem))
+    made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
+    least, enough = min(made)[0], min(made, key=lambda own: own[1])[0]
+    room = (least + share * (enough - least)) * (1 + 1e-9)
+    fastest = min(seconds for peak, seconds in made if peak <= room)
+    found = best_of([(replace(free, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
+    assert found.best.peak_bytes <= room and found.best.seconds <= fastest * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("seed", "chunks"), [(2, 1), (20, 1), (3, 2), (14, 3)])
+def test_the_least_memory_is_found_where_only_the_simulated_step_has_room(seed: int, chunks: int) -> None:
+    """By the stage problem none fits; it was said that none was found, of a plan that level 2 finds."""
+    free = problem(random.Random(f"tight {seed}"), chunks)
+    peaks = (max(simulate_step(free.step_costs(plan)).peak_bytes) for plan in every_plan(free.stage_problem))
+    room = min(peaks) * (1 + 1e-9)
+    found = leanest_of([(replace(free, capacity_bytes=room), None)], LINE, Divided(), 1, 1, lambda text: None)
+    assert found.bound_bytes <= found.best.peak_bytes <= room

@@ -178,16 +178,17 @@ def gathered_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: La
 
 def ring_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
     """A block passes every device once (an all-gather's traffic); backward it takes its gradients, in float32, along,
-    which also go home."""
-    key = operands[1]
-    assert key is not None
-    wider = max(4 / DTYPE_BYTES[key.dtype], 1)
-    calls = tuple(_gathers(mesh, operands, layouts))
-    back: list[Call] = []
-    for axis, kind, full in calls:
-        wide = full * wider
-        back += [(axis, kind, full), (axis, kind, wide * mesh.sizes[axis] / (mesh.sizes[axis] - 1))]
-    return Inside(calls, tuple(back), beside=frozenset({"all_gather"}))
+    which also go home. Over several axes it goes round the innermost one before each step along the next."""
+    blocks = [x for x in operands[1:3] if x is not None]
+    block = full = float(sum(x.bytes for x in blocks))
+    wider = max(4 / DTYPE_BYTES[blocks[0].dtype], 1)
+    calls, back = list[Call](), list[Call]()
+    for axis in _sequence_axes(blocks[0], layouts):
+        size = mesh.sizes[axis]
+        full *= size
+        calls.append((axis, "all_gather", full))
+        back += [(axis, "all_gather", full), (axis, "all_gather", wider * (full + block * size / (size - 1)))]
+    return Inside(tuple(calls), tuple(back), beside=frozenset({"all_gather"}))
 
 
 def balanced_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
@@ -224,10 +225,14 @@ def _gathers(mesh: Mesh, operands: LocalTensors, layouts: Layouts) -> Iterator[C
     """Of keys and values together along their sequence, inner axes first."""
     sizes = [x for x in operands[1:3] if x is not None]
     full = float(sum(x.bytes for x in sizes))
-    sequence = len(sizes[0].shape) - 2
-    for axis in reversed([axis for axis, dim in shards(layouts[1]) if dim == sequence]):
+    for axis in reversed(_sequence_axes(sizes[0], layouts)):
         full *= mesh.sizes[axis]
         yield axis, "all_gather", full
+
+
+def _sequence_axes(key: LocalTensor, layouts: Layouts) -> list[int]:
+    """Those that cut the sequence of keys, the outermost first."""
+    return [axis for axis, dim in shards(layouts[1]) if dim == len(key.shape) - 2]
 
 
 def _whole(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> float:
