@@ -61,7 +61,7 @@ def measure(name: str) -> dict[str, Any]:
     """In this process."""
     from autoshard.cluster.hardware import load_hardware
     from autoshard.graph_capture.capture import capture
-    from autoshard.joint.block_line import block_line
+    from autoshard.joint.blocks.block_line import block_line
     from autoshard.joint.joint_search import joint_search
     from autoshard.joint.outer_space import OuterSpace
 

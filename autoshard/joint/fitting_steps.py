@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.ir.problem import Floats
-from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.dealt_points import dealt_anew
 from autoshard.joint.found_steps import REPAIRS, TOLERANCE, StepFound, best_stages
 from autoshard.joint.step_costs import StepProblem

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.errors import InfeasibleError
-from autoshard.joint.block_line import BlockLine
-from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.blocks.block_line import BlockLine
+from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.search.objectives import MEMORY, SPEED

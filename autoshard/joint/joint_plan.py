@@ -14,9 +14,9 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Attribute, Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
-from autoshard.joint.block_line import shortened
+from autoshard.joint.blocks.block_line import shortened
+from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.joint.found_steps import JointResult, StepFound
-from autoshard.joint.replicated_split import replicated_split
 from autoshard.rules.captured_batch import followed_numbers
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced

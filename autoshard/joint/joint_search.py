@@ -20,10 +20,10 @@ import numpy as np
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
-from autoshard.joint.block_costs import BlockCosts, ShardedCosts, carried_over
-from autoshard.joint.block_line import BlockLine, ShortGraph, block_line, shortened
-from autoshard.joint.block_measure import block_costs, sharded_costs
-from autoshard.joint.block_splits import BlockSplit, block_splits
+from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
+from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
+from autoshard.joint.blocks.block_measure import block_costs, sharded_costs
+from autoshard.joint.blocks.block_splits import BlockSplit, block_splits
 from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.least_memory import leanest_of

@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from autoshard.ir.problem import Floats
-from autoshard.joint.block_line import BlockLine
-from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.blocks.block_line import BlockLine
+from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.fitting_steps import fastest_step
 from autoshard.joint.found_steps import (
     REPAIRS,

@@ -11,8 +11,8 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats
-from autoshard.joint.block_costs import BlockCosts, ShardedCosts
-from autoshard.joint.block_fronts import (
+from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts
+from autoshard.joint.blocks.block_fronts import (
     ALL,
     STAGES,
     BlockFront,

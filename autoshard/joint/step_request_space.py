@@ -10,7 +10,7 @@ from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
-from autoshard.joint.block_line import BlockLine, block_line
+from autoshard.joint.blocks.block_line import BlockLine, block_line
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.outer_space import OuterSpace, read_choices

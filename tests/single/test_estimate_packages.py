@@ -29,7 +29,7 @@ from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan
-from autoshard.joint.block_line import block_line
+from autoshard.joint.blocks.block_line import block_line
 from autoshard.joint.joint_plan import confirmed
 from autoshard.joint.joint_search import joint_search
 from autoshard.joint.optimizer_shards import ZeroRequest, with_shards

@@ -24,10 +24,10 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.graph_check import check
 from autoshard.ir.graph_json import dumps
 from autoshard.ir.plan_json import load
-from autoshard.joint.block_costs import BlockCosts, HeldParameters
-from autoshard.joint.block_line import block_line, shortened
-from autoshard.joint.block_measure import block_costs
-from autoshard.joint.block_splits import block_splits
+from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
+from autoshard.joint.blocks.block_line import block_line, shortened
+from autoshard.joint.blocks.block_measure import block_costs
+from autoshard.joint.blocks.block_splits import block_splits
 from autoshard.joint.found_steps import JointResult, fastest_of_each
 from autoshard.joint.joint_plan import joint_plan, step_seconds
 from autoshard.joint.joint_search import FrontStore, best_of, joint_search, measured_replicas

@@ -12,8 +12,8 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
-from autoshard.joint.block_costs import BlockCosts, HeldParameters
-from autoshard.joint.block_line import block_line
+from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
+from autoshard.joint.blocks.block_line import block_line
 from autoshard.joint.dealt_points import dealt_anew
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of

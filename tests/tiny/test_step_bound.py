@@ -31,7 +31,7 @@ from autoshard.ir.problem import Floats, objective
 from autoshard.program.lower import lower
 from autoshard.redistribute.way_parts import way_parts
 from autoshard.search import step_search
-from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.search.build_plan import Origin, plan_of
 from autoshard.search.step_search import StepSearch, heaviest, step_bound
 from autoshard.simulation import simulate
 from autoshard.solvers.common.clock import watched
@@ -44,6 +44,7 @@ from autoshard.solvers.relax import hub_relaxation, reader_shares
 from autoshard.solvers.relax.reader_shares import ReaderShares
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
+from tests.step_times import step_seconds
 
 MESHES = ("dp=2,tp=2", "dp=2,tp=8", "a=2,b=4,c=2")
 SIZES = ((16, 64), (4096, 2048))  # (rows, width): the host limits, the device limits
@@ -53,11 +54,6 @@ def made(mesh: str, rows: int, width: int, micro_batches: int = 1) -> Formulatio
     graph = mlp_graph(layers=4, batch=rows, hidden=width)
     hardware = load_hardware("h100-80g-sxm")
     return formulate(graph, Mesh.parse(mesh), hardware, float("inf"), micro_batches=micro_batches)
-
-
-def step_seconds(formulation: Formulation, choice: Choice) -> float:
-    plan = plan_of(formulation, Solution(formulation.problem, choice, 0.0, "test"), Origin("test"), 1e18, "test")
-    return priced(plan, formulation.graph, formulation.hardware).predicted_seconds
 
 
 def plans(formulation: Formulation, best: Choice) -> Iterator[Choice]:
@@ -123,42 +119,6 @@ def with_views(graph: Graph, operand: str, count: int) -> Graph:
         graph = replace(graph, tensors=(*graph.tensors, tensor), ops=(*graph.ops, op))
         before = view
     return replace(graph, outputs=(before,))
-
-
-def ring_graph(length: int) -> Graph:
-    """An attention whose operands are made of one input."""
-    shape = (1, 8, length, 64)
-    tensors = [
-        Tensor("x", shape, "bfloat16", True),
-        Tensor("t", shape, "bfloat16"),
-        Tensor("y", shape, "bfloat16", True),
-        Tensor("loss", (), "bfloat16", True),
-    ]
-    parameters, ops = [], []
-    for name in "qkv":
-        tensors += [Tensor(f"w_{name}", (64,), "bfloat16", True), Tensor(name, shape, "bfloat16", True)]
-        parameters.append(Parameter(f"w_{name}", f"w_{name}"))
-        ops.append(Op(name, "aten.mul", ("x", f"w_{name}"), (), (name,), "", "a.py:1", Saved((0, 1))))
-    target, causal = "aten.scaled_dot_product_attention", (("is_causal", True),)
-    ops.append(Op("y", target, ("q", "k", "v"), causal, ("y",), "", "a.py:2", Saved((0, 1, 2), (0,))))
-    ops.append(Op("loss", "aten.mse_loss", ("y", "t"), (("reduction", 1),), ("loss",), "", "a.py:3", Saved((0, 1))))
-    return Graph("ring", tuple(tensors), ("x", "t"), tuple(parameters), (), tuple(ops), ("loss",), "loss")
-
-
-@pytest.mark.parametrize("variant", ["ring_attention", "balanced_ring_attention"])
-def test_rings_over_two_axes_take_turns_on_links_of_alike_speed(variant: str) -> None:
-    """In a node over PCIe, and between nodes: neither hides the other, in the bound as in the step."""
-    hardware, mesh = load_hardware("l40s-48g"), Mesh.parse("a=2,b=8")
-    formulation = formulate(ring_graph(16384), mesh, hardware, float("inf"))
-    number, site = next((n, site) for n, site in enumerate(formulation.sites) if site.kind == "op" and site.name == "y")
-    both = [own.variant == variant and str(own.operands[1]) == "S2 S2" for own in site.strategies].index(True)
-    resources = step_resources(formulation)
-    for seed in range(3):
-        choice = list(random_choice(formulation.problem, seed))
-        choice[number] = both
-        assert math.isfinite(objective(formulation.problem, choice))
-        least = resources.longest(resources.least_used(choice))
-        assert 0.3 < least / step_seconds(formulation, tuple(choice)) <= 1 + 1e-9
 
 
 def without_loss() -> Graph:

@@ -17,9 +17,9 @@ from autoshard.estimate.transformer_graph import TransformerGraph, transformer_g
 from autoshard.estimate.transformer_program import split_formulation
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
-from autoshard.joint.block_line import KEPT, block_line
-from autoshard.joint.block_measure import block_costs
-from autoshard.joint.block_splits import TENSOR, BlockSplit
+from autoshard.joint.blocks.block_line import KEPT, block_line
+from autoshard.joint.blocks.block_measure import block_costs
+from autoshard.joint.blocks.block_splits import TENSOR, BlockSplit
 from autoshard.joint.joint_search import MEASURED, FrontStore, SplitCosts, by_kind
 from autoshard.joint.outer_space import OuterChoice
 from autoshard.joint.step_costs import StepProblem

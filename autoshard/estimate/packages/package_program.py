@@ -18,8 +18,8 @@ from autoshard.estimate.transformer_graph import layer, transformer_graph
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Program
-from autoshard.joint.block_line import block_line
-from autoshard.joint.replicated_split import replicated_split
+from autoshard.joint.blocks.block_line import block_line
+from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.program.lower import lower
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.build_plan import Origin, plan_of

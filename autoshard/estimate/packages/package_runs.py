@@ -28,7 +28,7 @@ from autoshard.estimate.stage_layers import balanced
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate
 from autoshard.estimate.transformer import Recompute, Schedule, TrainingRun, Transformer, is_possible
-from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.found_steps import StepFound
 from autoshard.joint.joint_search import best_of, measured_replicas
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices

@@ -16,7 +16,7 @@ from autoshard.estimate.stage_memory import StageMemory
 from autoshard.estimate.stage_slots import Host, Part
 from autoshard.estimate.transformer import PRECISIONS, TrainingRun, Transformer
 from autoshard.estimate.transformer_program import BuiltTransformer
-from autoshard.joint.block_costs import HeldParameters, held_together
+from autoshard.joint.blocks.block_costs import HeldParameters, held_together
 from autoshard.simulation.step_timeline import StepTimeline
 from autoshard.whole_steps.software import KERNELS, PACKAGES, with_software
 from autoshard.whole_steps.step_bands import step_kind, whole_step_band

@@ -12,10 +12,10 @@ from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
 from autoshard.ir.layout import largest_shape
 from autoshard.ir.plan import StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
-from autoshard.joint.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
-from autoshard.joint.block_line import ShortGraph
-from autoshard.joint.block_splits import BlockSplit
-from autoshard.joint.replicated_split import DATA, replicated_split
+from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts, held_together
+from autoshard.joint.blocks.block_line import ShortGraph
+from autoshard.joint.blocks.block_splits import BlockSplit
+from autoshard.joint.blocks.replicated_split import DATA, replicated_split
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import results_of
 from autoshard.rules.operators import constants

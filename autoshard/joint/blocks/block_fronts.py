@@ -19,7 +19,7 @@ from autoshard.costs.collective import joint_seconds
 from autoshard.costs.links import joint_link
 from autoshard.costs.moving import local_pass
 from autoshard.ir.mesh import Mesh
-from autoshard.joint.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts
+from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters, Move, ShardedCosts
 from autoshard.solvers.stages.stage_problem import Front
 
 KEEPS = ("all", "expensive", "input")

@@ -17,8 +17,8 @@ from autoshard.ir.graph import Op
 from autoshard.ir.layout import Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
-from autoshard.joint.block_line import BlockLine, ShortGraph
-from autoshard.joint.block_splits import BlockSplit
+from autoshard.joint.blocks.block_line import BlockLine, ShortGraph
+from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.program.lower import chosen_strategies
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.rebatch import batch_dims
