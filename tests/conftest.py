@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -13,3 +16,11 @@ os.environ["AUTOSHARD_CACHE"] = "off"  # no test reads what another one found
 
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kept_is_not_searched() -> Iterator[None]:
+    """A worker keeps what thousands of tests made: a package that searches for garbage took ten times as long there."""
+    yield
+    gc.collect()
+    gc.freeze()

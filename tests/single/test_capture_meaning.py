@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -333,6 +334,19 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert words in caught.value.message and line in caught.value.message, caught.value.message
     assert hint in caught.value.hint, caught.value.hint
     assert "mine.py" in caught.value.message or not line
+
+
+def test_a_heap_that_is_frozen_hides_no_random_numbers(tmp_path: Path) -> None:
+    """`gc.freeze`, as servers and launchers call it, takes what there is out of `gc.get_objects`."""
+    init, forward, _, words, _ = REFUSED["a layer dropped by chance"]
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        with pytest.raises(CaptureError, match=words):
+            capture(spec_of(tmp_path, init, forward), {})
+    finally:
+        if not frozen:
+            gc.unfreeze()
 
 
 def test_a_forward_in_inference_mode_has_nothing_to_train(tmp_path: Path) -> None:

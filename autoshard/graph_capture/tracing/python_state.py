@@ -261,12 +261,13 @@ _LARGEST = 1 << 16
 
 
 def _random_sources() -> list[Any]:
-    """Every Python and NumPy generator there is."""
+    """Every Python and NumPy generator there is; of those that `gc.freeze` hides the ones that modules draw from."""
     numpy = sys.modules.get("numpy")
     kinds = (random.Random, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
     tools = {id(each) for each in _generators_of_tools()}
-    found = [each for each in gc.get_objects() if issubclass(type(each), kinds) and id(each) not in tools]
-    return [each for each in found if not isinstance(each, random.SystemRandom)]
+    shared = [getattr(draw, "__self__", None) for draw in (random.random, numpy.random.random if numpy else None)]
+    found = {id(each): each for each in (*shared, *gc.get_objects()) if issubclass(type(each), kinds)}
+    return [each for key, each in found.items() if key not in tools and not isinstance(each, random.SystemRandom)]
 
 
 def _generators_of_tools() -> Iterator[Any]:
