@@ -7,8 +7,9 @@ is before operator i, and r_i those that i and what is moved behind it take in a
     sum over i < k of h_i + sum over i >= k of r_i
 
 is a bound on the forward for every k, and the same of backward, in which the operators come in reverse, behind the
-host's forward. The optimizer, which surely takes time, comes last. Where a way lies between operators on both sides of
-k, it counts on neither.
+host's forward; there with computations that are slower beside the gradients which a link carries after k, where this is
+more (`slowed_rows`). The optimizer, which surely takes time, comes last. Where a way lies between operators on both
+sides of k, it counts on neither.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from autoshard.formulation.dependency_path import longest
 from autoshard.formulation.formulate import Formulation
+from autoshard.formulation.slowed_rows import SLOWED
 from autoshard.formulation.step_resources import HOST, IN_ROW, LEAD, StepResources
 from autoshard.ir.problem import Floats
 
@@ -27,10 +29,11 @@ from autoshard.ir.problem import Floats
 @dataclass(frozen=True)
 class Turn:
     """The host until operator `forward` of the graph's order, and in backward until all from operator `backward` on
-    are issued."""
+    are issued, and from there on the row `late` of the resources."""
 
     forward: int
     backward: int
+    late: int
 
 
 def with_leads(resources: StepResources, formulation: Formulation, plans: Sequence[Sequence[int]]) -> StepResources:
@@ -50,6 +53,8 @@ class _Leads:
         self.issued_back = np.array([op.name in path.grows for op in graph.ops], float)
         self.host, self.row = (resources.names.index(name) for name in (HOST, IN_ROW))
         self.count = len(resources.names)
+        names = (name == IN_ROW or name.startswith(SLOWED) for name in resources.names)
+        self.late = [self.count + row for row, there in enumerate(names) if there]
         self.known: dict[Hashable, Floats] = {}
 
     def extended(self, plans: Sequence[Sequence[int]]) -> StepResources:
@@ -77,9 +82,10 @@ class _Leads:
     def turn(self, choice: Sequence[int]) -> Turn:
         """The turns that make the most of a plan."""
         length = len(self.issued)
-        host, row, host_back, row_back = (np.zeros(length) for _ in range(4))
+        host, row, host_back = (np.zeros(length) for _ in range(3))
         host += self.dispatch_seconds * self.issued
         host_back += self.dispatch_seconds * self.issued_back
+        rows_back = np.zeros((length, len(self.late)))
         parts = [(own[:, s], at, at) for own, s, at in zip(self.resources.nodes, choice, self.at, strict=True)]
         for reader in self.resources.readers:
             value = self.resources.problem.values[reader.value]
@@ -89,11 +95,13 @@ class _Leads:
         for own, first, last in parts:
             if last is not None:
                 host[last] += own[self.host]
-                row_back[last] += own[self.count + self.row]
+                rows_back[last] += own[self.late]
             if first is not None:
                 row[first] += own[self.row]
                 host_back[first] += own[self.count + self.host]
-        return Turn(_most(host, row), _most(row_back, host_back))
+        turns = [_most(late, host_back) for late in rows_back.T]
+        most = max(range(len(turns)), key=lambda i: turns[i][1])
+        return Turn(_most(host, row)[0], turns[most][0], self.late[most])
 
     def longer(self, own: Floats, turns: Sequence[Turn], first: int | None, last: int | None) -> Floats:
         """With a row for each turn in both phases. `first`: the operator that what takes these seconds comes after or
@@ -102,14 +110,14 @@ class _Leads:
         after = tuple(first is not None and first >= turn.forward for turn in turns)
         early = tuple(first is not None and first >= turn.backward for turn in turns)
         late = tuple((first is None and last is None) or (last is not None and last < turn.backward) for turn in turns)
-        key = (id(own), before, after, early, late)
+        key = (id(own), before, after, early, late, tuple(turn.late for turn in turns))
         if key not in self.known:
             back, zero = self.count, np.zeros_like(own[0])
-            ways = zip(before, after, early, late, strict=True)
+            ways = zip(before, after, early, late, turns, strict=True)
             rows = [
                 (own[self.host] if b else own[self.row] if a else zero,
-                 own[back + self.host] if e else own[back + self.row] if x else zero)
-                for b, a, e, x in ways
+                 own[back + self.host] if e else own[turn.late] if x else zero)
+                for b, a, e, x, turn in ways
             ]  # fmt: skip
             forward, backward = (np.array(part) for part in zip(*rows, strict=True))
             self.known[key] = np.concatenate([own[:back], forward, own[back:], backward])
@@ -120,11 +128,12 @@ class _Leads:
         forward = [dispatch * self.issued[: turn.forward].sum() for turn in turns]
         backward = [dispatch * self.issued_back[turn.backward :].sum() for turn in turns]
         # On whichever side of the turn the block is; of its tasks only those after an operator count before the turn.
-        spared = self.resources.spared[self.count + self.row] + self.resources.spared_cast[self.count + self.host]
-        backward = [own - spared for own in backward]
+        spared, cast = self.resources.spared, self.resources.spared_cast[self.count + self.host]
+        backward = [own - spared[turn.late] - cast for own, turn in zip(backward, turns, strict=True)]
         return np.concatenate([old[: self.count], forward, old[self.count :], backward])
 
 
-def _most(before: Floats, after: Floats) -> int:
-    """The k for which the sum of `before` up to k and of `after` from k on is largest."""
-    return int(np.argmax(np.append(0.0, np.cumsum(before)) + np.append(np.cumsum(after[::-1])[::-1], 0.0)))
+def _most(before: Floats, after: Floats) -> tuple[int, float]:
+    """The k for which the sum of `before` up to k and of `after` from k on is largest, and that sum."""
+    sums = np.append(0.0, np.cumsum(before)) + np.append(np.cumsum(after[::-1])[::-1], 0.0)
+    return int(np.argmax(sums)), float(sums.max())

@@ -23,13 +23,13 @@ from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.joined_gathers import joined_less
 from autoshard.formulation.link_groups import groups_of
 from autoshard.formulation.value_ways import ValueWays
-from autoshard.formulation.weight_tasks import WeightTasks, members, weight_tasks
-from autoshard.ir.graph import CAST, DTYPE_BYTES, Op
+from autoshard.formulation.weight_tasks import GatheredAgain, WeightTasks, members, weight_tasks
+from autoshard.ir.graph import DTYPE_BYTES, Op
 from autoshard.ir.layout import Layout, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.problem import Floats
 from autoshard.program.early_reductions import LINEARS
-from autoshard.program.weight_buckets import SMALL_BYTES, block_of
+from autoshard.program.weight_buckets import SMALL_BYTES
 from autoshard.redistribute.way_parts import (
     AGAIN,
     BACKWARD,
@@ -47,6 +47,7 @@ from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.algebra.variant_record import Call
 
 COMPUTE, PATH, IN_ROW, HOST = "computation", "path", "in a row", "host"
+HIDDEN = "hidden by "  # and the name of a link: no resource, but what `slowed_rows` takes off
 _FIXED = (COMPUTE, PATH, IN_ROW, HOST)
 IN_ORDER = True  # the program waits for each collective but those of weights; with others it is to be False
 # Of the seconds of weights' collectives, roughly: what nothing hides, and what they slow of what runs beside them.
@@ -62,9 +63,10 @@ class ResourceTables:
         self.formulation, self.in_order = formulation, in_order
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
         self.groups = groups_of(formulation)
-        self.names = (*_FIXED, *self.groups)
+        self.names = (*_FIXED, *self.groups, *(HIDDEN + link for link in self.groups))
         self.count = len(self.names)
         self.dispatch_seconds = self.hardware.constant("host.dispatch")
+        self.slowdown = self.hardware.constant("overlap.slowdown")
         self.of_step = 1 / formulation.micro_batches  # what runs once a step, of each micro-batch
         self.in_turn = in_order and formulation.micro_batches == 1  # each weight is gathered and scattered in turn
         self.together = members(self.graph) if self.in_turn and not fused else {}
@@ -80,9 +82,7 @@ class ResourceTables:
         self.ways = ValueWays(formulation, self.together)
         self.tasks: dict[Hashable, WeightTasks] = {}
         self.agains: dict[Hashable, dict[int, Floats]] = {}
-        self.values_of: dict[str, list[int]] = {}
-        for v, value in enumerate(formulation.values):
-            self.values_of.setdefault(value.tensor, []).append(v)
+        self.again = GatheredAgain(formulation, self.path.needed)
         self.shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
 
     def constants(self) -> Floats:
@@ -123,6 +123,10 @@ class ResourceTables:
     def _row(self, name: str, backward: bool) -> int:
         return _FIXED.index(name) + self.count * backward
 
+    def _hidden(self, backward: bool) -> slice:
+        start = len(_FIXED) + len(self.groups) + self.count * backward
+        return slice(start, start + len(self.groups))
+
     # --- nodes ---
 
     def node(self, n: int) -> Floats:
@@ -141,6 +145,7 @@ class ResourceTables:
         """The optimizer comes after everything else."""
         found = np.zeros((2 * self.count, len(seconds)))
         found[self.count :] = np.where(np.isinf(seconds), 0.0, seconds)
+        found[self._hidden(True)] *= self.slowdown  # for no link is busy meanwhile
         return found
 
     def _operator(self, op: Op, strategies: Sequence[Strategy], on_path: bool, needed: bool) -> Floats:
@@ -183,6 +188,8 @@ class ResourceTables:
             row = with_calls(own, moved, inside)
             found[self._row(IN_ROW, bool(backward))] = row
             found[self._row(PATH, bool(backward))] = row if on_path else 0.0
+            slower = (1 + self.slowdown) * own
+            found[self._hidden(bool(backward))] = row - own - (with_calls(slower, moved, inside) - slower)
         return found
 
     def _locals(self, op: Op, strategy: Strategy) -> Locals:
@@ -214,7 +221,7 @@ class ResourceTables:
             len(value.consumers),
             self.on_path(v, position),
             consumer.kind == "op" and consumer.name in self.path.needed,
-            self._block_again(v, position) != "",
+            self.again.block(v, position) != "",
         )
         beside = self._beside(v)
         key = (id(value.seconds), id(site.sources), *facts, beside.tobytes())
@@ -223,7 +230,7 @@ class ResourceTables:
     def whole(self, v: int) -> Floats:
         """(2 R, sources, targets): a way as it probably runs."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
-        again = any(self._made_again(site.tensor, consumer) for consumer in value.consumers)
+        again = any(self.again.made(site.tensor, consumer) for consumer in value.consumers)
         beside = self._beside(v)
         key = ("whole", id(value.seconds), id(site.sources), again, beside.tobytes())
         return self._once(key, lambda: self._whole(v, again, beside))
@@ -251,24 +258,6 @@ class ResourceTables:
         facts = tuple((x.shape, x.dtype, x.requires_grad) for x in tensors)
         return self._once(("weight", id(strategies), facts), lambda: np.array([product(s) for s in strategies], float))
 
-    def _gathers_again(self, tensor: str, consumer: int) -> bool:
-        """Whether the backward of a reader surely makes anew what was gathered of a weight."""
-        site = self.formulation.sites[consumer]
-        if site.kind != "op" or tensor not in self.graph.weights or self.graph.loss is None:
-            return False
-        op = self.graph.by_op[site.name]
-        return op.target != CAST and any(op.operands[position] == tensor for position in op.saved.operands)
-
-    def _made_again(self, tensor: str, consumer: int) -> bool:
-        """The same, of a cast too whose result's readers do: it is made again on the way."""
-        site = self.formulation.sites[consumer]
-        cast = self.graph.by_op[site.name] if site.kind == "op" and tensor in self.graph.weights else None
-        if cast is None or cast.target != CAST:
-            return self._gathers_again(tensor, consumer)
-        made = cast.results[0]
-        values = [self.formulation.problem.values[v] for v in self.values_of.get(made, [])]
-        return any(self._made_again(made, reader) for value in values for reader in value.consumers)
-
     def _part(self, v: int, count: int, on_path: bool, needed: bool, again: bool, beside: Floats) -> Floats:
         found = self._empty(v)
         if self.formulation.values[v].tied or not needed:
@@ -289,7 +278,9 @@ class ResourceTables:
             if on_path:
                 found[self._row(PATH, backward)] += seconds
         exposed = np.maximum(0.0, summed - beside)
+        slowed = np.maximum(0.0, summed - (1 + self.slowdown) * beside)
         found[self._row(IN_ROW, True)] += exposed / count * self.in_order
+        found[self._hidden(True)] += (exposed - slowed) / count * self.in_order
         found[self._row(PATH, True)] += exposed * on_path
         for phase, tasks in parts.tasks.items():
             if phase not in PARTS:
@@ -313,7 +304,10 @@ class ResourceTables:
             self._add_tasks(found, v, count)
         if again:
             for row, seconds in self._again(v).items():
-                found[row] += np.minimum(seconds, _least_positive(seconds))
+                own = np.minimum(seconds, _least_positive(seconds))
+                found[row] += own
+                if row >= self.count + len(_FIXED):  # ahead of its use: beside what, nobody knows
+                    found[row + len(self.groups)] += self.slowdown * own
         if parameter and parts.summed.any():
             self._add_buckets(found, v, parts, count)
         return found
@@ -354,20 +348,6 @@ class ResourceTables:
             found[self._row(HOST, bool(backward))] += self.dispatch_seconds * tasks.issued[phase] / count
             found[self._row(IN_ROW, bool(backward))] += tasks.seconds[phase] / count
 
-    def _block_again(self, v: int, position: int) -> str:
-        """The block of the one reader of a weight, where its backward surely gathers it again but in the block that is
-        used last, whose weights stay whole; "" for other values. A cast on the way is made again with it."""
-        value, tensor = self.formulation.problem.values[v], self.formulation.values[v].tensor
-        consumer = self.formulation.sites[value.consumers[position]]
-        if len(value.consumers) != 1 or consumer.kind != "op" or consumer.name not in self.path.needed:
-            return ""
-        if self._gathers_again(tensor, value.consumers[position]):
-            return block_of(self.graph.by_op[consumer.name].module)
-        op = self.graph.by_op[consumer.name]
-        cast = tensor in self.graph.weights and op.target == CAST
-        after = self.values_of.get(op.results[0], []) if cast else []
-        return self._block_again(after[0], 0) if len(after) == 1 else ""
-
     def _again(self, v: int) -> dict[int, Floats]:
         """Row -> (sources, targets): the seconds of gathering a weight once more."""
         if (key := self._alike(v)) in self.agains:
@@ -390,7 +370,7 @@ class ResourceTables:
         weights alone that are cast before."""
         found: dict[str, Floats] = {}
         for v, value in enumerate(self.formulation.problem.values):
-            block = self._block_again(v, 0) if len(value.consumers) == 1 else ""
+            block = self.again.block(v, 0) if len(value.consumers) == 1 else ""
             if cast and self.formulation.sites[value.producer].kind != "op":
                 continue
             if block and not self.formulation.values[v].tied:

@@ -2,11 +2,12 @@
 
 A resource is a set of tasks of which the schedule runs no two at once: the computations of a device; what goes over
 one mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other;
-what the program runs in a row. Backward begins when the loss is there. So with F_x(s) the seconds that the forward of
-plan s occupies resource x, and B_y(s) those of its backward and optimizer on resource y, a step takes at least
-F_x(s) + B_y(s), for all x and y that follow each other, and so at least any mean of these. Each mean is additive over
-the choices. The host runs ahead: it issues the backward while the devices still compute the forward, so its backward
-follows its own forward alone (`follows`).
+what the program runs in a row. One more is that with computations as slow as they are beside a link (`slowed_rows`).
+Backward begins when the loss is there. So with F_x(s) the seconds that the forward of plan s occupies resource x, and
+B_y(s) those of its backward and optimizer on resource y, a step takes at least F_x(s) + B_y(s), for all x and y that
+follow each other, and so at least any mean of these. Each mean is additive over the choices. The host runs ahead: it
+issues the backward while the devices still compute the forward, so its backward follows its own forward alone
+(`follows`).
 
 What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
 own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts beside
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from autoshard.formulation.formulate import Formulation
 from autoshard.formulation.resource_tables import COMPUTE, HOST, IN_ORDER, IN_ROW, PATH, ResourceTables
+from autoshard.formulation.slowed_rows import SLOWED, SlowedRows
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value
 
 LEAD = "host, then in a row"  # see host_lead.py
@@ -92,6 +94,8 @@ class StepResources:
         for value, own in zip(self.problem.values, self.values, strict=True):
             targets = {int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)}
             total += own[:, value.source[choice[value.producer]], sorted(targets)].sum(axis=1)
+        slowed = [name.startswith(SLOWED) for name in self.names]
+        total[np.tile(slowed, 2)] = 0.0  # what runs in a row has its part of it, as it probably is
         return total
 
     def _of_nodes(self, choice: Sequence[int]) -> Floats:
@@ -174,15 +178,17 @@ def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused
     """The resources of the steps of all plans. Without `in_order` they bound any schedule, whatever it overlaps.
     `fused`: the plan says which collectives go together."""
     problem, tables = formulation.problem, ResourceTables(formulation, in_order, fused)
-    nodes = tuple(tables.node(n) for n in range(len(problem.nodes)))
+    rows = SlowedRows(tables.names, tables.slowdown)
+    nodes = tuple(rows.of(tables.node(n)) for n in range(len(problem.nodes)))
     readers = tuple(
-        Reader(v, position, tables.part(v, position), len(value.consumers) > _HUB and not tables.on_path(v, position))
+        Reader(v, at, rows.of(tables.part(v, at)), len(value.consumers) > _HUB and not tables.on_path(v, at))
         for v, value in enumerate(problem.values)
-        for position in range(len(value.consumers))
+        for at in range(len(value.consumers))
     )
-    values = tuple(tables.whole(v) for v in range(len(problem.values)))
-    spared, cast = tables.stays_whole(), tables.stays_whole(cast=True)
-    return StepResources(problem, tables.names, tables.constants() - spared, nodes, readers, values, spared, cast)
+    values = tuple(rows.of(tables.whole(v)) for v in range(len(problem.values)))
+    spared, cast = rows.of(tables.stays_whole()), rows.of(tables.stays_whole(cast=True))
+    constants = rows.of(tables.constants()) - spared
+    return StepResources(problem, rows.names, constants, nodes, readers, values, spared, cast)
 
 
 __all__ = ["COMPUTE", "HOST", "IN_ROW", "LEAD", "PATH", "Reader", "StepResources", "follows", "in_a_row",

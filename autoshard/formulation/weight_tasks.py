@@ -3,6 +3,8 @@
 A collective of a weight either goes together with those of the other weights of its block, or runs by itself, in a row.
 Together, each weight is copied into or out of what is sent, and the one collective takes longer than its bytes alone by
 at least as much as the largest of its members would: the n weights of a block each pay an n-th of their own.
+
+All blocks but the one that is used last gather their weights again for backward (`GatheredAgain`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.formulation.formulate import Formulation
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.layout import Layout
 from autoshard.ir.problem import Floats
@@ -73,3 +76,46 @@ def _blocks(graph: Graph, tensor: str) -> set[str]:
     for op, _ in graph.consumers[tensor]:
         found |= _blocks(graph, op.results[0]) if op.target == CAST else {block_of(op.module)}
     return found
+
+
+class GatheredAgain:
+    """Which weights the backward surely gathers again, and in which block. `needed`: the operators that the loss
+    depends on."""
+
+    def __init__(self, formulation: Formulation, needed: frozenset[str]) -> None:
+        self.formulation, self.graph, self.needed = formulation, formulation.graph, needed
+        self.values_of: dict[str, list[int]] = {}
+        for v, value in enumerate(formulation.values):
+            self.values_of.setdefault(value.tensor, []).append(v)
+
+    def made(self, tensor: str, consumer: int) -> bool:
+        """Whether the backward of a reader surely makes anew what was gathered of a weight; of a cast too whose
+        result's readers do: it is made again on the way."""
+        site = self.formulation.sites[consumer]
+        cast = self.graph.by_op[site.name] if site.kind == "op" and tensor in self.graph.weights else None
+        if cast is None or cast.target != CAST:
+            return self._read_again(tensor, consumer)
+        made = cast.results[0]
+        values = [self.formulation.problem.values[v] for v in self.values_of.get(made, [])]
+        return any(self.made(made, reader) for value in values for reader in value.consumers)
+
+    def block(self, v: int, position: int) -> str:
+        """The block of the one reader of a weight, where its backward surely gathers it again but in the block that is
+        used last, whose weights stay whole; "" for other values. A cast on the way is made again with it."""
+        value, tensor = self.formulation.problem.values[v], self.formulation.values[v].tensor
+        consumer = self.formulation.sites[value.consumers[position]]
+        if len(value.consumers) != 1 or consumer.kind != "op" or consumer.name not in self.needed:
+            return ""
+        if self._read_again(tensor, value.consumers[position]):
+            return block_of(self.graph.by_op[consumer.name].module)
+        op = self.graph.by_op[consumer.name]
+        cast = tensor in self.graph.weights and op.target == CAST
+        after = self.values_of.get(op.results[0], []) if cast else []
+        return self.block(after[0], 0) if len(after) == 1 else ""
+
+    def _read_again(self, tensor: str, consumer: int) -> bool:
+        site = self.formulation.sites[consumer]
+        if site.kind != "op" or tensor not in self.graph.weights or self.graph.loss is None:
+            return False
+        op = self.graph.by_op[site.name]
+        return op.target != CAST and any(op.operands[position] == tensor for position in op.saved.operands)
