@@ -1,25 +1,30 @@
 """Which gradients are reduced together, flat, and when: each bucket as soon as backward has made the last of them.
 
-Parameters stand in the order in which backward ends them, and buckets close by the bytes that one device holds. The
-order of buckets is that of their starts, the same on all devices.
+Parameters stand in the order in which backward ends them, and buckets close by the bytes that one device holds: with
+fewer where backward has just waited for a collective of its own, for the next of these waits for a bucket that began
+shortly before it. The order of buckets is that of their starts, the same on all devices.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import REPLICATE_PARTIAL
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Fusion
-from autoshard.ir.program import GradientBucket, Instruction, LocalValue, ProgramParameter
+from autoshard.ir.program import Collective, GradientBucket, Instruction, LocalValue, ProgramParameter
+from autoshard.program.early_reductions import early_linears
 from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.weights import source_of, weight_steps
+from autoshard.redistribute import LOCAL
 
 _Key = tuple[tuple[str, ...], str, int | None]  # axes, dtype, and what a module says
 FIRST_BUCKET_BYTES = 2**20  # the first can start early: as DistributedDataParallel's
 BUCKET_BYTES = 25 * 2**20  # with so much it closes a bucket, too
+BEHIND = 0.5  # of these where backward has just waited for a collective
 
 
 def gradient_buckets(
@@ -39,18 +44,21 @@ def gradient_buckets(
     open_: dict[_Key, list[ProgramParameter]] = {}
     filled: dict[_Key, int] = {}
     closed: list[GradientBucket] = []
+    order = sorted(partial, key=lambda p: -ended.get(p.value, 0))
+    behind = _behind(instructions, values, {p.value for p in parameters}, [ended.get(p.value, 0) for p in order])
 
     def close(key: _Key) -> None:
         members = open_.pop(key)
         after = min(ended.get(p.value, 0) for p in members)
         closed.append(GradientBucket(*key[:2], tuple(p.path for p in members), after))
 
-    for number, parameter in enumerate(sorted(partial, key=lambda p: -ended.get(p.value, 0))):
+    for number, parameter in enumerate(order):
         value = values[parameter.value]
         key = _axes(value, mesh), parameter.dtype, parameter.together
         for other in list(open_) if number in firsts else ():
             close(other)
-        limit = _limit(own, BUCKET_BYTES if key in filled else FIRST_BUCKET_BYTES, parameter.together)
+        usual = BUCKET_BYTES * (BEHIND if ended.get(parameter.value, 0) in behind else 1.0)
+        limit = _limit(own, usual if key in filled else FIRST_BUCKET_BYTES, parameter.together)
         open_.setdefault(key, []).append(parameter)
         size = sum(local_bytes(values[p.value], mesh) for p in open_[key])
         if size >= limit:
@@ -68,6 +76,31 @@ def _limit(fusion: Fusion | None, built_in: float, together: int | None) -> floa
     if fusion is None:
         return built_in
     return math.inf if fusion.mode == "index" else fusion.bucket_bytes
+
+
+def _behind(
+    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], stored: set[str], ends: Sequence[int]
+) -> set[int]:
+    """Those of `ends`, instructions in the order of backward, since the one before which it has waited for a collective
+    of activations' gradients."""
+    ways = weight_steps(instructions, stored, values)
+    moving = [
+        i
+        for i, step in enumerate(instructions)
+        if isinstance(step, Collective) and step.result not in ways and _waits(step, values)
+    ]
+    linears = {collective: linear for linear, collective in early_linears(instructions).items()}
+    waited = sorted(linears.get(i, i) for i in moving)
+    before, found = len(instructions), set()
+    for end in dict.fromkeys(ends):
+        if bisect_left(waited, end) < bisect_left(waited, before):
+            found.add(end)
+        before = end
+    return found
+
+
+def _waits(step: Collective, values: Mapping[str, LocalValue]) -> bool:
+    return bool(step.backward) and step.backward not in LOCAL and values[step.operand].requires_grad
 
 
 def backward_ends(

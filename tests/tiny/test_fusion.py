@@ -15,6 +15,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Fusion, Plan
 from autoshard.ir.program import Program
+from autoshard.program import gradient_buckets
+from autoshard.program.early_reductions import early_linears
 from autoshard.program.lower import lower
 from autoshard.program.program_check import _check_weight_buckets
 from autoshard.program.weight_buckets import parameter_paths
@@ -61,6 +63,22 @@ def test_the_first_gradients_start_before_many_are_made() -> None:
     first, *others = lower(plan, graph).gradient_buckets
     weights = [sum("weight" in path for path in own.parameters) for own in (first, *others)]
     assert weights[0] == 1 and max(weights[1:]) > 2 and sum(weights) == 10
+
+
+def test_buckets_close_early_where_backward_has_just_waited_for_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Column- and row-parallel weights of 8 MiB: behind a sum over tp, the next is some products away."""
+    graph, programs = mlp_graph(12, 512, 2048), {}
+    plans = {s: search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy=s)) for s in ("megatron", "dp")}
+    for behind in (0.5, 1.0):
+        monkeypatch.setattr(gradient_buckets, "BEHIND", behind)
+        programs[behind] = {strategy: lower(plan, graph) for strategy, plan in plans.items()}
+    early, late = (programs[behind]["megatron"] for behind in (0.5, 1.0))
+    linears = early_linears(early.instructions)
+    assert len(linears) == 6
+    assert {own.after for own in early.gradient_buckets[1:-1]} <= set(linears)
+    assert not {own.after for own in late.gradient_buckets[1:-1]} <= set(linears)
+    assert simulate(early, graph, HARDWARE).step_seconds < simulate(late, graph, HARDWARE).step_seconds
+    assert programs[0.5]["dp"].gradient_buckets == programs[1.0]["dp"].gradient_buckets  # nothing to wait for
 
 
 def test_weights_alone_and_together() -> None:
