@@ -5,8 +5,9 @@
 Steps take turns: one of each way, again and again, so that what else the machine does meets all alike. Medians over
 the rounds, of rank 0; processor time is that of the whole process, all threads. The references are torch's tutorials
 at default settings: DistributedDataParallel, `fully_shard` of every block and of the whole, `parallelize_module` with
-column- and row-wise linears, and with 4 processes the two together. All clip by the norm and update with AdamW.
-DTensor's tensor parallelism knows no `Conv1D`: of GPT-2 the first two alone are measured.
+column- and row-wise linears, and with 4 processes the two together; and Megatron's column- and row-parallel linears by
+hand (`plain_tensor_parallel.py`). All clip by the norm and update with AdamW. DTensor's tensor parallelism knows no
+`Conv1D`: GPT-2 has none of it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+BY_HAND = "ColumnParallel and RowParallel"
 # name -> strategy, mesh of so many processes, and what it is measured against
-WAYS = {
-    "emitted dp": ("dp", "dp={n}", "DDP"),
-    "emitted zero": ("fsdp", "dp={n}", "FSDP2"),
-    "emitted tp": ("megatron", "tp={n}", "parallelize_module"),
-    "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", "FSDP2 and parallelize_module"),
+WAYS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "emitted dp": ("dp", "dp={n}", ("DDP",)),
+    "emitted zero": ("fsdp", "dp={n}", ("FSDP2",)),
+    "emitted tp": ("megatron", "tp={n}", ("parallelize_module", BY_HAND)),
+    "emitted 2x2": ("fsdp-tp", "dp=2,tp=2", ("FSDP2 and parallelize_module",)),
 }
 WARM_UP = 3
 Step = Callable[[], Any]
@@ -45,10 +47,15 @@ BEGIN, END = "<!-- overlap: written by the command below -->", "<!-- overlap end
 # --- plans ---
 
 
-def ways(model: str, processes: int) -> dict[str, tuple[str, str, str]]:
+def ways(model: str, processes: int) -> dict[str, tuple[str, str, tuple[str, ...]]]:
     """Those that can be."""
     fitting = [way for way in WAYS if way != {2: "emitted 2x2", 4: "emitted tp"}.get(processes)]  # two heads of keys
-    return {way: WAYS[way] for way in fitting if model != "gpt2" or way in ("emitted dp", "emitted zero")}
+    found: dict[str, tuple[str, str, tuple[str, ...]]] = {}
+    for way in fitting:
+        strategy, mesh, others = WAYS[way]
+        known = tuple(other for other in others if model != "gpt2" or "parallelize_module" not in other)
+        found |= {way: (strategy, mesh, known)} if known else {}
+    return found
 
 
 def axes(mesh: str, processes: int) -> dict[str, int]:
@@ -96,11 +103,15 @@ def reference(way: str, build: Callable[..., Any], size: str, rank: int, process
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
+    from benchmarks import plain_tensor_parallel
+
     model, words = build(size)
     model.train()
     parts, part = processes, rank
     if way == "DDP":
         model = torch.nn.parallel.DistributedDataParallel(model)
+    elif way == BY_HAND:
+        parts, part, model = 1, 0, plain_tensor_parallel.TensorParallel(model.model)
     else:
         tensor = {"FSDP2": 1, "parallelize_module": processes}.get(way, 2)
         parts, part = processes // tensor, rank // tensor
@@ -111,12 +122,13 @@ def reference(way: str, build: Callable[..., Any], size: str, rank: int, process
             _fully_sharded(model, mesh["dp"])
     batch = [x.chunk(parts)[part] for x in words]
     groups = _by_mesh(model)
+    clip = plain_tensor_parallel.clip if way == BY_HAND else _clip
     optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=3e-4, fused=True)
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
         model(*batch).backward()
-        _clip(groups)
+        clip(groups)
         optimizer.step()
 
     return step
@@ -223,9 +235,9 @@ def work(options: argparse.Namespace) -> None:
     (model,), (size,) = options.models, options.sizes
     words = MODELS[model](size)[1]
     steps: dict[str, Step] = {}
-    for way, (_, mesh, other) in ways(model, processes).items():
+    for way, (_, mesh, others) in ways(model, processes).items():
         steps[way] = emitted(Path(options.work) / way, axes(mesh, processes), words)
-        steps[other] = reference(other, MODELS[model], size, rank, processes)
+        steps |= {other: reference(other, MODELS[model], size, rank, processes) for other in others}
     for _ in range(WARM_UP):
         for step in steps.values():
             step()
@@ -254,7 +266,8 @@ def row(model: str, size: str, processes: int, options: argparse.Namespace) -> l
         raise SystemExit(made.stderr)
     found = json.loads(made.stdout.splitlines()[-1])
     lines = []
-    for way, (_, _, other) in ways(model, processes).items():
+    pairs = [(way, other) for way, (_, _, others) in ways(model, processes).items() for other in others]
+    for way, other in pairs:
         one, two = found[way], found[other]
         lines.append(
             f"| {model} {size} | {processes} | {way} | {one['cpu'] * 1e3:.1f} | {one['wall'] * 1e3:.1f} | "

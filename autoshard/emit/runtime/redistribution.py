@@ -50,17 +50,32 @@ def _blocks_back(x: Tensor, cut: Cut) -> Tensor:
 
 
 def gather_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
-    return _blocks_back(axis.transport.all_gather(_blocks_first(x, cut), cut.lengths(axis)), cut)
+    lengths = cut.lengths(axis)
+    if not _equal(lengths):
+        return _blocks_back(axis.transport.all_gather(_blocks_first(x, cut), lengths), cut)
+    parts = axis.transport.all_gather(x.contiguous().unsqueeze(0), [1] * axis.size)
+    apart = parts.unflatten(cut.dim + 1, (cut.blocks, lengths[0]))
+    return apart.movedim(0, cut.dim + 1).flatten(cut.dim, cut.dim + 2).contiguous()  # one copy, of what has come
 
 
 def _scatter(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
-    return _blocks_back(axis.transport.reduce_scatter(_blocks_first(x, cut), cut.lengths(axis)), cut)
+    return start_scatter(x, axis, cut)()
 
 
 def start_scatter(x: Tensor, axis: Axis, cut: Cut) -> Callable[[], Tensor]:
     """The sum over the axis, of which each device gets its part once the returned function is called."""
-    wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), cut.lengths(axis))
-    return lambda: _blocks_back(wait(), cut)
+    lengths = cut.lengths(axis)
+    if not _equal(lengths):
+        wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), lengths)
+        return lambda: _blocks_back(wait(), cut)
+    apart = x.unflatten(cut.dim, (cut.blocks, axis.size, lengths[0]))
+    parts = apart.movedim(cut.dim + 1, 0).contiguous()  # one copy, of what is sent
+    own = axis.transport.start_reduce_scatter(parts, [1] * axis.size)
+    return lambda: own().squeeze(0).flatten(cut.dim, cut.dim + 1)
+
+
+def _equal(lengths: Sequence[int]) -> bool:
+    return min(lengths) == max(lengths)
 
 
 def _part(x: Tensor, axis: Axis, cut: Cut, index: int | None = None) -> Tensor:
