@@ -29,6 +29,7 @@ from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import Timeline
 from autoshard.system.disk_cache import disk_cache
 from autoshard.system.files import write_text
+from autoshard.system.garbage import seldom_searched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -218,6 +219,7 @@ def write(plan: PlannedModel, folder: str | Path) -> Path:
     return Path(folder)
 
 
+@seldom_searched()
 def write_files(plan: PlannedModel, folder: Path) -> list[str]:
     """`write`; the names of the files."""
     if plan.live is not None and plan.live.call.summed:

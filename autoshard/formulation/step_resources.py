@@ -93,7 +93,8 @@ class StepResources:
         total = self._of_nodes(choice)
         for value, own in zip(self.problem.values, self.values, strict=True):
             targets = {int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)}
-            total += own[:, value.source[choice[value.producer]], sorted(targets)].sum(axis=1)
+            paid = own[:, value.source[choice[value.producer]]]
+            total += paid[:, sorted(targets)].sum(axis=1) if len(targets) > 1 else paid[:, targets.pop()]
         slowed = [name.startswith(SLOWED) for name in self.names]
         total[np.tile(slowed, 2)] = 0.0  # what runs in a row has its part of it, as it probably is
         return total

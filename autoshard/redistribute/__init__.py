@@ -7,6 +7,7 @@ The cheapest way is a shortest path over layouts by the steps of the pair table,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 
+@lru_cache(maxsize=4096)
 def path(source: Layout, target: Layout, terms: Terms) -> Path:
     """The cheapest way from `source` to `target`; there always is one."""
     return _prices((source,), (target,), terms).path(source, target)

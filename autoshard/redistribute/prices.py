@@ -44,7 +44,7 @@ class Pass:
 NOMINAL = Pass(5e-6, 0.0)  # where no device is known
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Terms:
     """A tensor of global `shape` on a mesh, and what moving it costs.
 

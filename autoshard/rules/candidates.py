@@ -59,6 +59,18 @@ _Proposal = tuple[str, int, int, int]  # cut dim `dim` of `tensor` in `blocks` b
 
 def candidates(graph: Graph, mesh: Mesh) -> Candidates:
     """The fixed point. Only what differs from the plain cut, for some set of axes of this mesh, is kept."""
+    known = graph.once(_known)
+    if mesh not in known:
+        known[mesh] = _candidates(graph, mesh)
+    return known[mesh]
+
+
+def _known(graph: Graph) -> dict[Mesh, Candidates]:
+    """Of each mesh that was asked for."""
+    return {}
+
+
+def _candidates(graph: Graph, mesh: Mesh) -> Candidates:
     sizes = tuple(size for size in mesh.sizes if size > 1)
     signatures = _signatures(graph)
     touched = touching(graph)

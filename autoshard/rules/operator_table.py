@@ -40,6 +40,18 @@ def call(graph: Graph, op: Op) -> OperatorCall:
 
 def instance(graph: Graph, op: Op) -> Instance:
     """The rule of an op bound to its shapes. What depends on no input, and what has no rule, can only be repeated."""
+    known = graph.once(_instances)
+    if id(op) not in known:
+        known[id(op)] = _instance(graph, op), op
+    return known[id(op)][0]
+
+
+def _instances(graph: Graph) -> dict[int, tuple[Instance, Op]]:
+    """Of each op that was asked for, by its address: it is kept alive beside its answer."""
+    return {}
+
+
+def _instance(graph: Graph, op: Op) -> Instance:
     if depends_on_nothing(graph, op):
         return unbound(*_facts(graph, op), True)
     try:

@@ -167,6 +167,11 @@ def test_hostile_names_stay_text() -> None:
     assert any("<script>" in "".join(node.itertext()) for node in ElementTree.fromstring(text).iter())
 
 
+@pytest.mark.parametrize("words", ["plain", "a\tb\nc\rd", '"both\' kinds"', "<&>", "'one'"])
+def test_an_attribute_is_read_as_it_was_written(words: str) -> None:
+    assert ElementTree.fromstring(svg.text(0, 0, "x", title=words)).get("title") == words
+
+
 def test_what_does_not_fit_is_cut_at_the_end_that_says_less() -> None:
     assert svg.clipped("all-gather", 200) == "all-gather"
     assert svg.clipped("a" * 100, 100).endswith("…") and svg.width_of(svg.clipped("a" * 100, 100)) <= 100

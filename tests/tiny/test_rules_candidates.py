@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import Strategy, candidates, carry, explain, find, localise, offered, strategies
+from autoshard.rules import Strategy, candidates, carry, explain, find, localise, offered, operator_table, strategies
 from tests.rule_graphs import gpt, one_op
 
 MEGATRON = {
@@ -95,6 +96,25 @@ def test_candidates_are_few_and_the_same_every_time() -> None:
     assert all(len(refinements) <= 3 for own in first.values() for _, refinements in own)
     assert first["0.qkv"] == first["1.qkv"]
     assert first["0.up"] == ()
+
+
+def test_a_graph_is_asked_once_for_each_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, mesh = gpt(2), Mesh.parse("a=2,b=2")
+    first = candidates(graph, mesh)
+    monkeypatch.setattr(operator_table, "_instance", lambda graph, op: pytest.fail("bound again"))
+    assert candidates(graph, Mesh.parse("a=2,b=2")) is first
+    other = candidates(graph, Mesh.parse("a=2,b=3"))  # the bound rules serve every mesh
+    assert other is not first and other.by_op != first.by_op
+    op = op_named(graph, "0.qkv")
+    assert operator_table.instance(graph, op) is first.signatures["0.qkv"].instance
+
+
+def test_an_operator_of_the_same_name_is_another() -> None:
+    """Where a rule is tried on a changed operator of the same graph."""
+    graph = gpt(1)
+    op = op_named(graph, "0.up")
+    operator_table.instance(graph, op)
+    assert not operator_table.instance(graph, replace(op, target="no.such")).known
 
 
 MOST_CALLS = 1_000_000  # 0.63 million when this was written

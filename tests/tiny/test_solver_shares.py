@@ -150,6 +150,27 @@ def test_tables_that_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.lower_bound <= found.objective
 
 
+def test_other_prices_are_asked_once_whether_tables_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, seen = [], reader_shares.out_of_reach
+    monkeypatch.setattr(reader_shares, "out_of_reach", lambda *given: asked.append(1) or seen(*given))
+    problem = agreeing(30)
+    dearer = replace(problem, values=tuple(replace(v, seconds=3 * v.seconds) for v in problem.values))
+    shares = ReaderShares(problem)
+    assert shares.search(Incumbent(problem)) and shares.search(Incumbent(dearer)) and len(asked) == 1
+
+
+def test_where_tables_no_longer_fit_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = agreeing(30)
+    shares = ReaderShares(problem)
+    assert shares.search(Incumbent(problem))
+    monkeypatch.setattr(reader_shares, "minimum_within", lambda *given, **also: None)
+    answers = iter([True, False])
+    monkeypatch.setattr(reader_shares, "out_of_reach", lambda *given: next(answers))
+    monkeypatch.setattr(ReaderShares, "cut_more", lambda self: cut.append(1) or True)
+    cut: list[int] = []
+    assert not shares.search(Incumbent(problem)) and cut == [1] and next(answers, None) is None
+
+
 def test_around_hubs_shares_have_the_tables_that_messages_would_pass_over(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_ENTRIES": 1, "_FORESEEN": 10**6, "_FORESEEN_CUT": 10**6}.items():
         monkeypatch.setattr(reader_shares, name, value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from xml.sax.saxutils import escape, quoteattr
+from html import escape  # xml.sax.saxutils loads what opens addresses of the internet
 
 from autoshard.code_text import printable
 from autoshard.html_report.picture.picture_colours import style
 
+_SPACE = {ord(char): f"&#{ord(char)};" for char in "\t\n\r"}  # in an attribute it would be read as a blank
 LETTER = 0.58  # width of a letter of the sans-serif fonts named below, in font sizes, on average
 
 
@@ -19,7 +20,7 @@ def number(value: float) -> str:
 def attributes(**given: str | float) -> str:
     """` x="1" class="box"`: an underscore at the end is dropped, others are hyphens."""
     shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in given.items())
-    return "".join(f" {n}={quoteattr(v if isinstance(v, str) else number(v))}" for n, v in shown)
+    return "".join(f" {n}={_quoted(v if isinstance(v, str) else number(v))}" for n, v in shown)
 
 
 def rect(x: float, y: float, width: float, height: float, **more: str | float) -> str:
@@ -43,12 +44,16 @@ def safe(words: str) -> str:
     shown = printable(words)
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in shown):
         shown = f"\u2068{shown}\u2069"  # isolated
-    return escape(shown)
+    return escape(shown, quote=False)
 
 
 def quoted(words: str) -> str:
     """An attribute's value, in quotes."""
-    return quoteattr(printable(words))
+    return _quoted(printable(words))
+
+
+def _quoted(value: str) -> str:
+    return '"' + escape(value).translate(_SPACE) + '"'
 
 
 def width_of(words: str, size: float = 11) -> float:

@@ -54,7 +54,8 @@ def plan(
     With a `limit`, larger joint tables are split into mini-buckets: a lower bound, and `exact` is False.
     """
     graph = TermGraph(store, terms, domains, gates)
-    current = {v: _priority(graph, v, key) for v in (range(len(domains)) if variables is None else variables)}
+    costs: dict[int, int] = {}  # of eliminating each variable next
+    current = {v: _priority(graph, v, key, costs) for v in (range(len(domains)) if variables is None else variables)}
     heap = list(current.values())
     heapq.heapify(heap)
     pace = Pace(len(current))
@@ -65,10 +66,10 @@ def plan(
         if current.get(variable) != priority:
             continue
         del current[variable]
-        if graph.work + graph.cost(variable) > most_work:
+        if graph.work + costs[variable] > most_work:
             return None
         for touched in _touched(graph, variable, key, limit) & current.keys():
-            renewed = _priority(graph, touched, key)
+            renewed = _priority(graph, touched, key, costs)
             if current[touched] != renewed:
                 current[touched] = renewed
                 heapq.heappush(heap, renewed)
@@ -85,8 +86,10 @@ def plan(
     )
 
 
-def _priority(graph: TermGraph, variable: int, key: Key) -> _Priority:
-    level = graph.cost(variable).bit_length()
+def _priority(graph: TermGraph, variable: int, key: Key, costs: dict[int, int]) -> _Priority:
+    """Notes the cost, too."""
+    costs[variable] = graph.cost(variable)
+    level = costs[variable].bit_length()
     first = graph.fill(variable) * 1000 + level if key == "fill" else level
     return first, graph.generation[variable], variable
 

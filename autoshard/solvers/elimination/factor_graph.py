@@ -119,7 +119,7 @@ class TermGraph:
 
     def buckets(self, variable: int, terms: list[CostTerm], limit: float) -> list[list[CostTerm]]:
         """All terms in one bucket where their joint table is within `limit`, else first fit by decreasing size."""
-        if self.joint(variable, terms)[0] <= limit or len(terms) < 2:
+        if math.isinf(limit) or len(terms) < 2 or self.joint(variable, terms)[0] <= limit:
             return [terms]
         self.exact = False
         buckets: list[list[CostTerm]] = []

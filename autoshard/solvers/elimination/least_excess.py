@@ -107,12 +107,13 @@ def _over_few(pay: Floats) -> Floats:
     result = np.full((len(pay), len(pay)), np.inf)
     rows, columns = pay.shape
     allowed = np.isfinite(pay)
+    less = np.subtract if allowed.all() else _less
     mean = np.where(allowed, pay, 0.0).sum(axis=0) / np.maximum(allowed.sum(axis=0), 1)
     cheapest = np.argpartition(pay - mean, min(_OWN, columns) - 1, axis=1)[:, :_OWN]
     for own in cheapest.T:
-        np.minimum(result, _less(pay[np.arange(rows), own][:, None], pay[:, own].T), out=result)
-    for column in np.unique(np.linspace(0, columns - 1, _COMMON).astype(np.int64)):
-        np.minimum(result, _less(pay[:, column][:, None], pay[:, column][None, :]), out=result)
+        np.minimum(result, less(pay[np.arange(rows), own][:, None], pay[:, own].T), out=result)
+    for column in sorted(set(np.linspace(0, columns - 1, _COMMON).astype(np.int64).tolist())):
+        np.minimum(result, less(pay[:, column][:, None], pay[:, column][None, :]), out=result)
     return result
 
 

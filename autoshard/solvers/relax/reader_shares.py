@@ -54,22 +54,29 @@ class ReaderShares:
         # Of the tables of a round. Where nothing is cut off exact ones are as small, and better than large shares.
         self.budget = hub_relaxation.as_messages(problem, _ENTRIES) if self.cut else _ENTRIES
         self.heads = _upstream(problem, self.cut, self.views)
+        self.in_reach = False  # whether tables turned out to be small enough to begin with: prices change little of it
 
     def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR) -> bool:
         """Leaves plans and bounds; False where even this takes tables that are too large, or time is over.
 
         `near`: the relative gap that is not worth another round."""
-        problem, contents = state.problem, Contents(state.problem)
+        problem, contents, expected = state.problem, Contents(state.problem), self.in_reach
         for round_ in range(rounds):
             before, value = state.bound, state.value
             part = self.apart(problem)
             contents.also(part)
-            if not round_ and out_of_reach(part, contents, _FORESEEN * _ENTRIES):
+            if not self.in_reach and out_of_reach(part, contents, _FORESEEN * _ENTRIES):
                 part = self.apart(problem) if self.cut_more() else part
                 contents.also(part)
                 if out_of_reach(part, contents, _FORESEEN_CUT * _ENTRIES):
                     return False
+            self.in_reach = True
             found = attempt(minimum_within, part, contents, budget_entries=self.budget)
+            if (
+                found is None and expected and not round_
+            ):  # at these prices they are larger: more may have to be cut off
+                self.in_reach = False
+                return self.search(state, rounds, near)
             if found is None:
                 return round_ > 0
             self.take(state, found)
