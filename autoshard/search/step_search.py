@@ -8,7 +8,7 @@ weights only prices change; shares of readers and plans are kept (`solvers/relax
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,8 @@ from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.relax import hub_relaxation
+from autoshard.solvers.relax.few_ranked import Near, least_of_few
+from autoshard.solvers.relax.pruned_start import exact_work
 from autoshard.solvers.relax.reader_shares import ROUGHLY, ReaderShares
 from autoshard.solvers.relax.restricted_master import mixture
 
@@ -42,6 +44,7 @@ _SAME = 0.02  # weights that differ by less give the same plan
 _HOPEFUL = 1.06  # times the best estimate: a plan that is worth simulating
 _MOST_TRIED = 2  # plans of the bound that are simulated
 _ENTRIES = 20_000_000
+_MOST_WORK = 2_000_000_000  # joint entries of exact tables: above, plans and weights are found over few choices
 _FORESEEN = 8  # times the entries, before any choice is left out, that won't fit after it either
 
 
@@ -63,22 +66,38 @@ def step_bound(
     are cut off, too, where tables are too large with them."""
     least = _Least(resources, cut)
     used = [resources.least_used(choice) for choice in known]
-    allowed = follows(resources.names)
-    weights = heaviest(used, allowed)[0]
-    weights = kept = weights if near is None else weights + _INWARD * (near - weights)
-    best = 0.0
+    start = heaviest(used, follows(resources.names))[0]
+    start = start if near is None else start + _INWARD * (near - start)
+    if exact_work(resources.problem) <= _MOST_WORK:
+        return _climbed(resources, least.of, used, start)
+    likely = _climbed(resources, least.roughly, used, start)
+    hoped = likely.seconds if likely.tried else math.inf
+    proved = _climbed(resources, least.of, used, likely.weights, hoped)
+    return replace(proved, tried=(*likely.tried, *proved.tried))
+
+
+def _climbed(
+    resources: StepResources,
+    least: Callable[[Floats], Near | None],
+    used: list[Floats],
+    weights: Floats,
+    hoped: float = math.inf,
+) -> StepBound:
+    """From these weights on towards those for which the plans so far occupy most, as far as it goes up, or almost to
+    what is `hoped` for. `used`: of the plans so far, to which it adds those that it finds."""
+    allowed, kept, best = follows(resources.names), weights, 0.0
     tried: list[tuple[Floats, Choice]] = []
     for _ in range(_WEIGHTS):
-        found = least.of(weights)
+        found = least(weights)
         if found is None:
             break
         tried.append((weights, found.choice))
-        bound = found.bound + float(weights @ resources.constants)
+        bound = found.value + float(weights @ resources.constants)
         if bound > best:
             best, kept = bound, weights
         used.append(resources.least_used(found.choice))
         far, most = heaviest(used, allowed)
-        if most <= best * (1 + _CLOSE):
+        if most <= best * (1 + _CLOSE) or best >= hoped * (1 - _CLOSE):
             break
         weights = (kept + far) / 2  # half of the way: the plans known so far say little far from their weights
     return StepBound(best, kept, tuple(tried))
@@ -93,9 +112,13 @@ class _Least:
         self.forms = [resources] if coarser is resources else [resources, coarser]  # those whose tables may fit
         self.likely = False  # whether that was asked of the first of two
 
-    def of(self, weights: Floats) -> Minimum | None:
+    def of(self, weights: Floats) -> Near | None:
         """The minimum, as long as its tables take no more than messages would; else a bound by these, with a plan near;
         None where time is over."""
+        found = self._minimum(weights)
+        return None if found is None else Near(found.bound, found.choice)
+
+    def _minimum(self, weights: Floats) -> Minimum | None:
         while (problem := self.form(weights)) is not None:
             self.contents.also(problem)
             budget = hub_relaxation.as_messages(problem, _ENTRIES)
@@ -120,6 +143,11 @@ class _Least:
                 return problem
             del self.forms[0]
         return None
+
+    def roughly(self, weights: Floats) -> Near | None:
+        """A plan near the least, no bound; None where nothing repeats, or time is over."""
+        problem = self.form(weights)
+        return None if problem is None else attempt(least_of_few, problem, _ENTRIES)
 
 
 def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats, float]:
@@ -148,6 +176,7 @@ class StepSearch:
         self.formulation, self.problem = free, free.problem
         self.resources = step_resources(free, fused=fused)
         self.shares = ReaderShares(self.problem)
+        self.sketched = exact_work(self.problem) > _MOST_WORK
         self.by_shares = True  # until their tables turn out too large, whatever the prices
         self.weights = in_a_row(self.resources)
         self.found: list[tuple[str, Choice]] = []
@@ -216,7 +245,7 @@ class StepSearch:
     def _solved(self, name: str, problem: Problem, rounds: int) -> Choice | None:
         state = Incumbent(problem)
         try:
-            self.by_shares = self.by_shares and self.shares.search(state, rounds, ROUGHLY)
+            self.by_shares = self.by_shares and self.shares.search(state, rounds, ROUGHLY, sketched=self.sketched)
             if not self.by_shares:
                 if self.clock.over:
                     return None

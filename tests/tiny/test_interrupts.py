@@ -49,11 +49,11 @@ def test_ctrl_c_ends_the_search_with_the_best_plan_so_far(
     solve = {"dp": solvers.solve, "auto": ReaderShares.search}[solver]
     calls: list[object] = []
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: object, **also: object) -> object:
         if not calls:
             signal.raise_signal(signal.SIGINT)
         calls.append(arguments)
-        return solve(*arguments)  # type: ignore[arg-type]
+        return solve(*arguments, **also)  # type: ignore[arg-type]
 
     monkeypatch.setattr(place, interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it

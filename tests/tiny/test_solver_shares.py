@@ -66,7 +66,7 @@ def test_rounds_end_at_a_gap_that_is_near(monkeypatch: pytest.MonkeyPatch) -> No
     """More are made where the gap that one leaves is too much, and none where it is near enough."""
     rounds: list[int] = []
     take = ReaderShares.take
-    monkeypatch.setattr(ReaderShares, "take", lambda self, state, found: (rounds.append(1), take(self, state, found)))
+    monkeypatch.setattr(ReaderShares, "take", lambda self, *given: (rounds.append(1), take(self, *given)))
     problem = next(p for p in (hub_problem(seed, forbid=0.0) for seed in range(1, 99, 2)) if 0 < _gap(p) < 0.5)
     gap = _gap(problem)
     rounds.clear()
@@ -81,7 +81,10 @@ def _gap(problem: Problem) -> float:
     """After one round, before choices of rounds are mixed."""
     state = Incumbent(problem)
     shares = ReaderShares(problem)
-    shares.take(state, minimum_within(shares.apart(problem), Contents(shares.apart(problem))))  # type: ignore[arg-type]
+    found = minimum_within(shares.apart(problem), Contents(shares.apart(problem)))
+    assert found is not None
+    state.raise_bound(found.bound)
+    shares.take(state, found.choice, found.bound)
     return state.gap
 
 

@@ -24,6 +24,7 @@ from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.minimise import Minimum, minimum_within, out_of_reach
 from autoshard.solvers.elimination.weighted_sum import additive
 from autoshard.solvers.relax import hub_relaxation, reader_terms
+from autoshard.solvers.relax.few_ranked import Near, least_of_few
 from autoshard.solvers.relax.pruned_start import kinds, narrowed
 from autoshard.solvers.relax.window_search import polished
 
@@ -56,38 +57,49 @@ class ReaderShares:
         self.heads = _upstream(problem, self.cut, self.views)
         self.in_reach = False  # whether tables turned out to be small enough to begin with: prices change little of it
 
-    def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR) -> bool:
+    def search(self, state: Incumbent, rounds: int = _ROUNDS, near: float = NEAR, *, sketched: bool = False) -> bool:
         """Leaves plans and bounds; False where even this takes tables that are too large, or time is over.
 
-        `near`: the relative gap that is not worth another round."""
+        `near`: the relative gap that is not worth another round. `sketched`: rounds over few choices of each node do,
+        which leave plans alone."""
         problem, contents, expected = state.problem, Contents(state.problem), self.in_reach
+        low = state.bound  # about the least
         for round_ in range(rounds):
-            before, value = state.bound, state.value
-            part = self.apart(problem)
-            contents.also(part)
-            if not self.in_reach and out_of_reach(part, contents, _FORESEEN * _ENTRIES):
-                part = self.apart(problem) if self.cut_more() else part
-                contents.also(part)
-                if out_of_reach(part, contents, _FORESEEN_CUT * _ENTRIES):
-                    return False
-            self.in_reach = True
-            found = attempt(minimum_within, part, contents, budget_entries=self.budget)
-            if (
-                found is None and expected and not round_
-            ):  # at these prices they are larger: more may have to be cut off
+            before, value = low, state.value
+            part = self.reached(problem, contents)
+            if part is None:
+                return False
+            found: Minimum | Near | None = attempt(least_of_few, part, _ENTRIES) if sketched else None
+            found = found or attempt(minimum_within, part, contents, budget_entries=self.budget)
+            if found is None and expected and not round_:  # at these prices tables are larger
                 self.in_reach = False
-                return self.search(state, rounds, near)
+                return self.search(state, rounds, near, sketched=sketched)
             if found is None:
                 return round_ > 0
-            self.take(state, found)
-            if state.gap <= near:
+            if isinstance(found, Minimum):
+                state.raise_bound(found.bound)
+            low = max(low, found.bound if isinstance(found, Minimum) else found.value)
+            self.take(state, tuple(found.choice), low)
+            if state.value < np.inf and state.value - low <= near * state.value:
                 break
-            if round_ > 1 and state.bound <= before * (1 + _LITTLE) and state.value >= value * (1 - _LITTLE):
+            if round_ > 1 and low <= before * (1 + _LITTLE) and state.value >= value * (1 - _LITTLE):
                 break
             self.shift(found.choice, 1.0 / (round_ + 2))
-        if state.gap > 0:
+        if state.value > low:
             state.offer(self.among(problem))
         return True
+
+    def reached(self, problem: Problem, contents: Contents) -> Problem | None:
+        """What is apart, with more values cut off where its tables are too large; None where that is not enough."""
+        part = self.apart(problem)
+        contents.also(part)
+        if not self.in_reach and out_of_reach(part, contents, _FORESEEN * _ENTRIES):
+            part = self.apart(problem) if self.cut_more() else part
+            contents.also(part)
+            if out_of_reach(part, contents, _FORESEEN_CUT * _ENTRIES):
+                return None
+        self.in_reach = True
+        return part
 
     def cut_more(self) -> bool:
         """Cuts off what is read by several and costs little too, such as each layer's own rotary table: it ties their
@@ -97,11 +109,11 @@ class ReaderShares:
         self.cut, self.heads = wider, _upstream(self.problem, wider, self.views)
         return more
 
-    def take(self, state: Incumbent, found: Minimum) -> None:
-        state.raise_bound(found.bound)
-        choice = self.given_heads(state.problem, tuple(found.choice))
-        value, good = objective(state.problem, choice), _POLISHED * min(state.value, _POLISHED * state.bound)
-        if state.bound * (1 + NEAR) < value <= good:
+    def take(self, state: Incumbent, choice: Choice, low: float) -> None:
+        """`low`: about the least that there is."""
+        choice = self.given_heads(state.problem, choice)
+        value, good = objective(state.problem, choice), _POLISHED * min(state.value, _POLISHED * low)
+        if low * (1 + NEAR) < value <= good:
             choice = attempt(polished, state.problem, choice) or choice
         state.offer(choice)
         self.keep(choice)
