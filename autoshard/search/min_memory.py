@@ -16,7 +16,7 @@ from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
 from autoshard.search.objectives import MEMORY, solve_level
 from autoshard.search.search_task import Found, SearchTask, candidate
-from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.result import OPTIMAL, Solution
 from autoshard.units import format_bytes
 
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
@@ -72,15 +72,17 @@ def between(
     """Optima under limits in between: the program needs memory that the additive model does not know.
 
     Wider limits are not tried once a program needs more than `smallest_bytes`, which another one needs; it says whether
-    one did.
+    one did. Where least memory is asked for, seconds only break ties: good plans do, without a proof.
     """
+    solve = task.quickly if task.level == MEMORY else task.solve
     for share in SHARES if least_bytes < most_bytes else ():
         target = least_bytes * (most_bytes / least_bytes) ** share
         try:
-            found = task.solve(replace(task.formulation.problem, capacity_bytes=target))
+            found = solve(replace(task.formulation.problem, capacity_bytes=target))
         except InfeasibleError:
             continue
-        yield f"optimum within {format_bytes(target, 3)}", found.choice
+        what = "optimum" if found.status == OPTIMAL else "best found"
+        yield f"{what} within {format_bytes(target, 3)}", found.choice
         if smallest_bytes < inf and task.plan(found).predicted_peak_bytes > smallest_bytes:
             return True
     return False
