@@ -51,18 +51,31 @@ def read_graph(request: ModelRequest) -> Graph:
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.other_samples import with_samples
     from autoshard.graph_capture.tracing.own_gradients import kept_answers
-    from autoshard.rules.captured_batch import with_free_sizes
 
     asked = (request.precision or "fp32", request.optimizer or "adamw", request.training)
+    with kept_answers():
+        captured = capture(request.spec, request.arguments, *asked)
+    return checked(captured)
 
-    def again(own: int, samples: int) -> Graph:
-        return capture(request.spec, request.arguments, *asked, lambda inputs: with_samples(inputs, own, samples))
+
+def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
+    """`graph` of the model `spec`, with what the model, captured again, tells of other sizes; once. Of a graph from a
+    file, whose model is not there, nothing is told."""
+    if graph.free_sizes or not spec or holds_graph(spec):
+        return graph
+    from autoshard.graph_capture.capture import capture
+    from autoshard.graph_capture.other_samples import with_sizes
+    from autoshard.graph_capture.tracing.own_gradients import kept_answers
+    from autoshard.rules.asked_sizes import with_free_sizes
+
+    asked = (graph.precision, graph.optimizer, graph.training)
+
+    def again(samples: int, length: int) -> Graph:
+        return capture(spec, arguments, *asked, lambda inputs: with_sizes(inputs, samples, length))
 
     with kept_answers():
-        graph = checked(capture(request.spec, request.arguments, *asked))
-        return graph if holds_graph(request.spec) else with_free_sizes(graph, again)
+        return with_free_sizes(graph, again)
 
 
 def checked(captured: Graph) -> Graph:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autoshard.api.planned import LiveModel
+from autoshard.api.called_model import LiveModel
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import (
     Arguments,
@@ -24,11 +24,12 @@ from autoshard.graph_capture.call_form import (
 )
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.load_model import find_callable
-from autoshard.graph_capture.other_samples import with_samples
+from autoshard.graph_capture.other_samples import with_sizes
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.graph_capture.tracing.own_gradients import kept_answers
 from autoshard.ir.graph import Graph
-from autoshard.rules.captured_batch import LESS, MORE, with_free_sizes
+from autoshard.rules.asked_sizes import LESS, LONGER, MORE, with_free_sizes
+from autoshard.rules.captured_length import own_length
 
 LARGEST_BYTES = 1 << 28  # of the inputs that another batch is tried with, where they have values
 
@@ -54,11 +55,12 @@ def captured(live: LiveModel, precision: str, optimizer: str, training: bool, ke
 def captured_again(live: LiveModel, graph: Graph) -> Graph:
     """`graph`, the capture of `live`, with what another capture tells of its sizes."""
 
-    def again(own: int, samples: int) -> Graph:
-        other = LiveModel(live.module, copy.copy(live.call), with_samples(live.tensors, own, samples))
+    def again(samples: int, length: int) -> Graph:
+        other = LiveModel(live.module, copy.copy(live.call), with_sizes(live.tensors, samples, length))
         return captured(other, graph.precision, graph.optimizer, graph.training)
 
     held = sum(x.numel() * x.element_size() for x in live.tensors if not x.is_meta)
+    held *= LONGER if own_length(graph) else 1
     with kept_answers():
         return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_BYTES // max(1, held))))
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
+from autoshard.api.called_model import LiveModel
 from autoshard.api.live_model import on_cpu
-from autoshard.api.planned import LiveModel, PlannedModel
+from autoshard.api.planned import PlannedModel
 from autoshard.constraints.verify_request import MOST_PROCESSES, check_stages
 from autoshard.emit import emit
 from autoshard.ir.plan import Plan

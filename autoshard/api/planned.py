@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from autoshard import workflow
+from autoshard.api.called_model import LiveModel
 from autoshard.cluster.hardware import Hardware
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
@@ -17,20 +18,6 @@ from autoshard.search.build_plan import Origin
 from autoshard.search.pareto_front import Point
 from autoshard.search.style_plans import StylePlan
 from autoshard.system.files import write_text
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from autoshard.graph_capture.call_form import ModelCall
-
-
-@dataclass(frozen=True, eq=False)
-class LiveModel:
-    """A model as an object: `module` is a copy on the caller's own tensors; `call` calls it with `tensors`."""
-
-    module: nn.Module
-    call: ModelCall
-    tensors: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +39,8 @@ class CapturedModel:
 
     def save(self, path: str | Path) -> None:
         """The graph as a file, which `plan` takes in place of a model."""
-        write_text(Path(path), graph_json.dumps(self.graph))
+        graph = sizes_asked(self.graph, self.live, self.origin.model, self.origin.arguments)
+        write_text(Path(path), graph_json.dumps(graph))
 
     def __str__(self) -> str:
         return f"{self.graph.name}: {len(self.graph.ops)} operators, {self.parameters:,} parameters"
@@ -97,3 +85,23 @@ class PlannedModel:
 
     def __repr__(self) -> str:
         return f"<plan {self.hash} of {self.graph.name} on {self.plan.mesh} of {self.plan.hardware}>"
+
+
+def with_sizes_asked(plan: PlannedModel) -> Graph:
+    """Its graph, with what its model tells of other sizes, where it is at hand and was not asked before."""
+    if plan.folder is not None:
+        return plan.graph
+    return sizes_asked(plan.graph, plan.live, plan.plan.model, plan.plan.model_arguments)
+
+
+def sizes_asked(
+    graph: Graph, live: LiveModel | None, spec: str, arguments: tuple[tuple[str, str | int | float | bool], ...]
+) -> Graph:
+    """`graph`, of a model that is there as an object or by its name."""
+    if graph.free_sizes:
+        return graph
+    if live is not None:
+        from autoshard.api.live_model import captured_again
+
+        return captured_again(live, graph)
+    return workflow.with_sizes_asked(graph, spec, dict(arguments))

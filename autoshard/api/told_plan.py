@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from autoshard.api import ranks
+from autoshard.api.called_model import LiveModel
 from autoshard.api.live_model import live_model
-from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
+from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.ir import graph_json, plan_json
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autoshard import workflow
 from autoshard.api.plan_cache import folder_of_plans, keep_plan, kept_plan
-from autoshard.api.planned import CapturedModel, PlannedModel
+from autoshard.api.planned import CapturedModel, PlannedModel, with_sizes_asked
 from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
 from autoshard.cluster.hardware import Hardware, check_precision
@@ -225,11 +225,8 @@ def write_files(plan: PlannedModel, folder: Path) -> list[str]:
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
-    if plan.live is not None and not plan.graph.free_sizes:
-        from autoshard.api.live_model import captured_again
-
-        plan = replace(plan, graph=captured_again(plan.live, plan.graph))
-    files = package_files.package_files(plan.simulated, plan.beside)
+    built = replace(plan.simulated, graph=with_sizes_asked(plan))
+    files = package_files.package_files(built, plan.beside)
     output_folder.write_package(folder, files)
     write_text(folder / package_files.SEARCH_LOG, package_files.log_text(plan.log))
     return sorted(files)

@@ -16,7 +16,8 @@ from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.program import Compute, LocalAttribute, LocalValue, Program, ProgramParameter
 from autoshard.program.module_scopes import RANDOM, inside, relative
 from autoshard.program.module_tree import Child, Definition, Loop, ModuleCall, ModuleTree
-from autoshard.replay.batch_numbers import BatchNumber, followed, in_terms_of
+from autoshard.replay.other_sizes import OtherSizes, followed
+from autoshard.replay.size_texts import size_texts
 from autoshard.rules.operators import record
 
 
@@ -32,7 +33,7 @@ class ClassContext:
     gathered: frozenset[str]  # weights of which autograd keeps what is stored
     casts: frozenset[str]  # weights in low precision that are moved
     title: str = ""  # what the root is
-    other: Program | None = None  # the same at another batch: what differs there follows the batch
+    others: OtherSizes = field(default_factory=OtherSizes)  # the same at other sizes: what differs there follows them
 
     @cached_property
     def buffers(self) -> frozenset[str]:
@@ -50,10 +51,13 @@ class ClassContext:
         return frozenset(count.op for count in self.program.label_counts)
 
     @cached_property
-    def other_attributes(self) -> dict[str, dict[str, LocalAttribute]]:
-        """By op, of the other batch."""
-        steps = self.other.instructions if self.other else ()
-        return {step.op: dict(step.attributes) for step in steps if isinstance(step, Compute)}
+    def other_attributes(self) -> list[dict[str, dict[str, LocalAttribute]]]:
+        """By op, of the other batch and the other length."""
+        found = []
+        for other in (self.others.batch, self.others.sequence):
+            steps = other.instructions if other else ()
+            found.append({step.op: dict(step.attributes) for step in steps if isinstance(step, Compute)})
+        return found
 
     @cached_property
     def members(self) -> dict[str, Members]:
@@ -109,16 +113,6 @@ def _written(package: ClassContext) -> list[tuple[ClassWriter, list[str]]]:
     return texts[::-1]
 
 
-@dataclass(frozen=True)
-class BatchInput:
-    """A dim of an input that follows the batch: `length` on each device, `samples` on all, at the planned batch."""
-
-    value: str
-    dim: int
-    length: int
-    samples: int
-
-
 @dataclass
 class ClassWriter:
     package: ClassContext
@@ -130,22 +124,22 @@ class ClassWriter:
     uses_random: bool = False
     uses_labels: bool = False
     uses_device: bool = False
-    uses_batch: bool = False
     places: dict[str, int] = field(default_factory=dict)  # op -> the line that calls it, from the class on
 
     def __post_init__(self) -> None:
         program = self.package.program
         self.is_root = self.definition is self.package.tree.root
         self.members = self.package.members[self.definition.name]
-        self.batch = self._find_batch()
-        self.speller = Speller(self.size, self.ours("device"), program.schemas, self._batch_text)
+        package = self.package
+        self.by_input = size_texts(program, package.others, self.definition.inputs, package.samples)
+        self.speller = Speller(self.size, self.ours("device"), program.schemas, self.by_input.text)
         self.buffers = self.package.buffers
         weights = self.package.gathered | self.package.casts
         self.nested = nested_calls(program, self.definition, weights, self._spelled)
         self.naming: Naming = name_values(
             program,
             self.definition,
-            self.package.reserved | ({self._batch_name()} if self.batch else frozenset()),
+            self.package.reserved | {*self.by_input.names.values()},
             self.is_root,
             self.called,
             self.nested,
@@ -194,42 +188,22 @@ class ClassWriter:
             self.sizes[expression] = self.ours(name, kind="size")
         return self.sizes[expression]
 
-    # --- sizes that follow the batch ---
+    # --- sizes that follow the batch or the sequence ---
 
     def attributes(self, op: Compute) -> dict[str, LocalAttribute]:
-        """Of an operator, those that follow the batch as BatchNumber."""
-        other, mesh = self.package.other_attributes.get(op.op, {}), self.package.program.mesh
-        return {name: followed(value, other.get(name, value), mesh) for name, value in op.attributes}
+        """Of an operator, those that follow a size as SizeNumber."""
+        package = self.package
+        batch, length = (attributes.get(op.op, {}) for attributes in package.other_attributes)
+        return {
+            name: followed(value, batch.get(name, value), length.get(name, value), package.program.mesh, package.others)
+            for name, value in op.attributes
+        }
 
     def shape(self, value: LocalValue) -> LocalAttribute:
         """The global shape, the same way."""
-        other = self.package.other
-        return value.shape if other is None else followed(value.shape, other.value(value.name).shape, other.mesh)
-
-    def _find_batch(self) -> BatchInput | None:
-        """The input dim that tells the batch: the shortest that follows it. Its own length, where it is no more."""
-        program, other = self.package.program, self.package.other
-        found = []
-        for value in self.definition.inputs if other is not None else ():
-            assert other is not None
-            own, theirs = program.value(value), other.value(value)
-            sizes = followed(own.local_shape, theirs.local_shape, program.mesh)
-            assert isinstance(sizes, tuple)
-            lengths = [(size, dim) for dim, size in enumerate(sizes) if isinstance(size, BatchNumber)]
-            found += [BatchInput(value, dim, int(size), own.shape[dim]) for size, dim in lengths]
-        return min(found, key=lambda one: one.length, default=None)
-
-    def _batch_text(self, number: int) -> str:
-        if self.batch is None:
-            return str(int(number))
-        self.uses_batch = True
-        return in_terms_of(self._batch_name(), self.batch.length, int(number))
-
-    def _batch_name(self) -> str:
-        """An input of the model keeps its own name."""
-        name = "batch" if self.batch and self.batch.samples == self.package.samples else "rows"
-        inputs = self.package.program.inputs
-        return fresh(f"{name}_size", inputs) if name in inputs else name
+        others = self.package.others
+        batch, length = (own.value(value.name).shape if own else value.shape for own in (others.batch, others.sequence))
+        return followed(value.shape, batch, length, self.package.program.mesh, others)
 
     def _spelled(self, op: Compute) -> str | None:
         """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""
@@ -411,16 +385,14 @@ class ClassWriter:
         returned = "None" if not count else "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
         lines = statement(f"def forward({', '.join(['self', *inputs])}) -> {returned}:", 1)
         body: list[str] = []
-        self.uses_batch = False  # by what is written from here on
+        self.by_input.used.clear()  # by what is written from here on
         for op, written in Body(self).items():
             if op:
                 self.places[op] = len(lines) + len(body)
             body += written
-        if self.uses_batch and self.batch is not None:
-            read = f"{self.naming.names[self.batch.value]}.shape[{self.batch.dim}]"
-            first = statement(f"{self._batch_name()} = {read}", 2)
-            self.places = {op: line + len(first) for op, line in self.places.items()}
-            body = [*first, *body]
+        first = self._sizes_read()
+        self.places = {op: line + len(first) for op, line in self.places.items()}
+        body = [*first, *body]
         if self.definition.updates:
             body += statement("with torch.no_grad():", 2)
             for buffer, new in self.definition.updates:
@@ -430,6 +402,15 @@ class ClassWriter:
         if outputs:
             body += statement(f"return {', '.join(map(self.operand, outputs))}", 2)
         return [*lines, *(body or ["        pass"])]
+
+    def _sizes_read(self) -> list[str]:
+        """Those that the code is written by, off the inputs."""
+        lines = []
+        for kind, size in self.by_input.found.items():
+            if kind in self.by_input.used:
+                read = f"{self.naming.names[size.value]}.shape[{size.dim}]"
+                lines += statement(f"{self.by_input.names[kind]} = {read}", 2)
+        return lines
 
     def _is_split(self, value: str) -> bool:
         stored = self.package.state[value]

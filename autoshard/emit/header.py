@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autoshard.cluster.hardware import parse_hardware
 from autoshard.code_text import printable
@@ -11,8 +11,9 @@ from autoshard.ir.graph import FreeSize, Graph, Op, Recipe, Registration
 from autoshard.ir.layout import Replicate, Shard
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
-from autoshard.replay.batch_numbers import at_another_batch
 from autoshard.replay.command_line import command
+from autoshard.replay.free_sizes import told_of
+from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
 from autoshard.rules.operators import record
 
 
@@ -43,7 +44,7 @@ class Header:
     registrations: tuple[Registration, ...] = ()
     recipes: tuple[Recipe, ...] = ()
     devices_per_node: int = 8
-    at_another_batch: Program | None = None
+    others: OtherSizes = field(default_factory=OtherSizes)
     free_sizes: tuple[FreeSize, ...] = ()
 
 
@@ -60,8 +61,8 @@ def header_of(program: Program, plan: Plan, graph: Graph) -> Header:
         registrations=graph.registrations,
         recipes=graph.recipes,
         devices_per_node=parse_hardware(plan.hardware_text).devices_per_node,
-        at_another_batch=at_another_batch(program, plan, graph),
-        free_sizes=graph.free_sizes,
+        others=at_other_sizes(program, plan, graph),
+        free_sizes=told_of(graph),
     )
 
 

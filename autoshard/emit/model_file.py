@@ -21,8 +21,8 @@ from autoshard.program.label_counts import CLASS, labels_program
 from autoshard.program.module_tree import module_tree
 from autoshard.program.weight_buckets import parameter_paths
 from autoshard.program.weights import careful_casts, gathered_weights
-from autoshard.replay.batch_numbers import same_code
-from autoshard.replay.free_sizes import BATCH, free_batch
+from autoshard.replay.free_sizes import free_size
+from autoshard.replay.other_sizes import OtherSizes, same_code
 from autoshard.rules.operators import VARIANTS
 from autoshard.units import format_bytes, format_seconds
 
@@ -61,16 +61,25 @@ class Holder(nn.Module):
 '''
 
 
-def operator_lines(program: Program, text: str, other: Program | None = None) -> dict[str, tuple[int, str]]:
+def operator_lines(program: Program, text: str, others: OtherSizes | None = None) -> dict[str, tuple[int, str]]:
     """Op -> (line of `text`, the model_parallel.py of this program, from 1; class) of the statement that calls it.
-    `other`: the same at another batch, see `batch_numbers`.
+    `others`: the same at other sizes, see `other_sizes`.
 
     Of equal modules the first stands for all. An op whose line is another one in `text` is left out.
     """
     lines = text.splitlines()
+    package = replace(context(program), others=others or OtherSizes())
+    places = operator_places(package)
+    found = _found(lines, places)
+    if len(found) == len(places) or not package.others:
+        return found
+    return _found(lines, operator_places(with_sizes(program, package.others)))
+
+
+def _found(lines: list[str], places: Mapping[str, tuple[str, int, str]]) -> dict[str, tuple[int, str]]:
     heads = {line: number for number, line in enumerate(lines)}
     found = {}
-    for op, (name, line, wanted) in operator_places(with_batch(program, other)).items():
+    for op, (name, line, wanted) in places.items():
         at = heads.get(f"class {name}(nn.Module):", len(lines)) + line
         if at < len(lines) and lines[at] == wanted:
             found[op] = at + 1, name
@@ -88,23 +97,25 @@ def context(program: Program, free: frozenset[str] = frozenset(), title: str = "
     return ClassContext(program, tree, reserved, state, targets, *made, title)
 
 
-def with_batch(
-    program: Program, other: Program | None, free: frozenset[str] = frozenset(), title: str = ""
+def with_sizes(
+    program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = ""
 ) -> ClassContext:
-    """The `context` whose numbers follow the batch, where `other`, the same at another batch, gives the same code."""
+    """The `context` whose numbers follow the batch and the sequence, where the program at `others` gives the same code;
+    else one of the two; else none."""
     own = context(program, free, title)
-    if other is None:
-        return own
-    package = replace(own, other=other)
-    same = same_code(class_texts(package), class_texts(replace(context(other, free, title), other=program)))
-    return package if same else own
+    for kept in (others, replace(others, sequence=None, both=None), replace(others, batch=None, both=None)):
+        if kept:
+            farthest, theirs = kept.of_the_farthest(program)
+            package = replace(own, others=kept)
+            if same_code(class_texts(package), class_texts(replace(context(farthest, free, title), others=theirs))):
+                return package
+    return own
 
 
 def model_file(program: Program, header: Header) -> str:
     """The text of model_parallel.py."""
-    package = with_batch(program, header.at_another_batch)
-    labels = labels_context(program, package.other)
-    follows = labels is None or labels.other is not None
+    package = with_sizes(program, header.others)
+    labels = labels_context(program, package.others)
     classes = [*class_texts(package), *(class_texts(labels) if labels is not None else ())]
     code = "\n\n\n".join("\n".join(lines) for lines in classes)
     registering = registering_lines(header.registrations)
@@ -114,7 +125,7 @@ def model_file(program: Program, header: Header) -> str:
         head_lines(program, header),
         imports(names),
         registering,
-        facts(program, header, package.other if follows else None),
+        facts(program, header, package.others if labels is None else package.others.among(labels.others)),
     ]
     head = "\n".join("\n".join(part) for part in parts if part)
     lines = [*_build_model(package.tree.root.name), "", "", *build_labels(labels), "", "", *_build_pipeline()]
@@ -123,12 +134,13 @@ def model_file(program: Program, header: Header) -> str:
     return "\n\n\n".join([head, *holder, code, *end]) + "\n"
 
 
-def labels_context(program: Program, other: Program | None = None) -> ClassContext | None:
-    """Of the class that makes the labels of losses, None where no loss counts any. `other`: as of `with_batch`."""
+def labels_context(program: Program, others: OtherSizes | None = None) -> ClassContext | None:
+    """Of the class that makes the labels of losses, None where no loss counts any. `others`: as of `with_sizes`."""
     title = "What a step's labels are counted of: for each of LABEL_COUNTS, its labels in one micro-batch."
     if not program.label_counts:
         return None
-    return with_batch(labels_program(program), other and labels_program(other), frozenset({CLASS}), title)
+    sizes = others.each(labels_program) if others else OtherSizes()
+    return with_sizes(labels_program(program), sizes, frozenset({CLASS}), title)
 
 
 def head_lines(program: Program, header: Header) -> list[str]:
@@ -181,10 +193,10 @@ def imports(used: set[str]) -> list[str]:
 def facts(
     program: Program,
     header: Header,
-    other: Program | None = None,
+    others: OtherSizes | None = None,
     shared: Mapping[str, tuple[int, ...]] | None = None,
 ) -> list[str]:
-    """Module-level constants. `other`: the same at another batch, where its code is the same."""
+    """Module-level constants. `others`: the same at other sizes, where its code is the same."""
     mesh = ", ".join(f"{quoted(name)}: {size}" for name, size in program.mesh.axes)
     lines = [
         "",
@@ -198,7 +210,7 @@ def facts(
     for item in header.inputs:
         fields = f"{item.shape}, {quoted(item.dtype)}, {quoted(item.layout)}, {item.low}, {item.high}"
         lines += statement(f"{quoted(item.name)}: ({fields}),", 1)
-    lines += ["}", *_free_lines(program, header, other)]
+    lines += ["}", *_free_lines(program, header, others or OtherSizes())]
     lines += [f"OPTIMIZER = {quoted(program.optimizer)}", f"PRECISION = {quoted(program.precision)}"]
     loss = program.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
@@ -221,24 +233,25 @@ def facts(
     return lines
 
 
-def _free_lines(program: Program, header: Header, other: Program | None) -> list[str]:
+def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[str]:
     """Which sizes may be others than planned."""
-    found = free_batch(program, other, next((size for size in header.free_sizes if size.name == BATCH), None))
-    if isinstance(found, str):
-        why = [f"        {quoted(line)}" for line in textwrap.wrap(found, WIDTH - 12, drop_whitespace=False)]
-        lines = ["# Sizes of the inputs that can't be others than planned, and why.", "FIXED_SIZES = {"]
-        lines += [f"    {quoted(BATCH)}: (", *why, "    ),", "}"]
-        return ["FREE_SIZES: dict[str, tuple[int, int, int, int, dict[str, int]]] = {}", *lines]
-    dims = ", ".join(f"{quoted(name)}: {dim}" for name, dim in found.dims)
-    sizes = f"{found.planned}, {found.unit}, {found.least}, {found.most}"
-    return [
-        "# Sizes that may be others than planned: as planned, of what a multiple, from, to, and dims of the inputs.",
-        *statement(
-            f"FREE_SIZES = {{{quoted(BATCH)}: ({sizes}, {{{dims}}})}}",
-            0,
-        ),
-        "FIXED_SIZES: dict[str, str] = {}  # and those that may not, and why",
-    ]
+    free, fixed = [], []
+    for size in header.free_sizes:
+        found = free_size(program, others, size)
+        if isinstance(found, str):
+            why = [f"        {quoted(line)}" for line in textwrap.wrap(found, WIDTH - 12, drop_whitespace=False)]
+            fixed += [f"    {quoted(size.name)}: (", *why, "    ),"]
+        else:
+            dims = ", ".join(f"{quoted(name)}: {own}" for name, own in found.dims)
+            sizes = f"{found.planned}, {found.unit}, {found.least}, {found.most}"
+            free += statement(f"{quoted(size.name)}: ({sizes}, {{{dims}}}),", 1)
+    kind = "dict[str, tuple[int, int, int, int, dict[str, tuple[int, ...]]]]"
+    said = "# Sizes that may be others than planned: as planned, of what a multiple, from, to, and dims of the inputs."
+    lines = [said, "FREE_SIZES = {", *free, "}"] if free else [f"FREE_SIZES: {kind} = {{}}"]
+    if not fixed:
+        return [*lines, "FIXED_SIZES: dict[str, str] = {}  # and those that may not, and why"]
+    told = "# And those" if free else "# Sizes of the inputs"
+    return [*lines, f"{told} that can't be others than planned, and why.", "FIXED_SIZES = {", *fixed, "}"]
 
 
 def gradient_buckets(program: Program) -> list[str]:

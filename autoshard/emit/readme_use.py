@@ -26,9 +26,9 @@ dim by dim. `make_loader(parts)` is told the slices of each input that its rank 
 
 {_inputs(header)}
 
-`--batch-size N` takes another batch than planned, of all devices, where `FREE_SIZES` in `model_parallel.py` has it, in
-the multiples named there and between the sizes at which the model itself was captured, too; else `FIXED_SIZES` says why
-not. What is predicted is of the planned one.
+`--batch-size N` takes another batch than planned, of all devices, and `--sequence-length N` other sequences, where
+`FREE_SIZES` in `model_parallel.py` has it, in the multiples named there and between the sizes at which the model itself
+was captured, too; else `FIXED_SIZES` says why not. What is predicted is of the planned one.
 
 A loader with `state_dict` and `load_state_dict`, as torchdata's `StatefulDataLoader`, resumes where it was; of others
 the batches before are read again and thrown away. A thread reads `--prefetch` batches ahead.

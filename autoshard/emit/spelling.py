@@ -20,7 +20,7 @@ from autoshard.ir.layout import LocalSize
 from autoshard.ir.program import LocalAttribute
 from autoshard.ir.schemas import PLACEMENT, Schema, bind, fitting, parse
 from autoshard.ir.schemas import Operands as Taken
-from autoshard.replay.batch_numbers import BatchNumber
+from autoshard.replay.other_sizes import SizeNumber
 from autoshard.rules.operators import record
 
 Operands = Sequence[str | None]
@@ -34,13 +34,13 @@ _PIECES = re.compile(r"([^<{]+)|<([^>]*)>|\{([^}]*)\}")  # of a template: text, 
 
 @dataclass(frozen=True)
 class Speller:
-    """`size` writes an uneven local size, `device` names the device, `schemas` are those of the program, `batch` writes
-    a size that follows the batch."""
+    """`size` writes an uneven local size, `device` names the device, `schemas` are those of the program, `follow`
+    writes a size that follows one of the inputs."""
 
     size: Callable[[LocalSize], str]
     device: str
     schemas: tuple[str, ...] = ()
-    batch: Callable[[int], str] = str
+    follow: Callable[[SizeNumber], str] = str
 
     def spell(self, target: str, operands: Operands, attributes: Attributes) -> str:
         """One expression. Operands are names or calls, or None where an optional one is absent."""
@@ -74,8 +74,8 @@ class Speller:
     def literal(self, value: LocalAttribute) -> str:
         if isinstance(value, LocalSize):
             return self.size(value)
-        if isinstance(value, BatchNumber):
-            return self.batch(value)
+        if isinstance(value, SizeNumber):
+            return self.follow(value)
         if isinstance(value, tuple):
             items = [self.literal(item) for item in value]
             return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
@@ -101,7 +101,7 @@ class Speller:
 
     def _side(self, value: LocalAttribute) -> str:
         text = self.literal(value)
-        return f"({text})" if isinstance(value, BatchNumber) and " " in text else text
+        return f"({text})" if isinstance(value, SizeNumber) and " " in text else text
 
     def _fill(self, template: str, operands: Operands, given: Attributes) -> str | None:
         """None where what the template needs is absent."""

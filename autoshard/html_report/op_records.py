@@ -14,7 +14,7 @@ from autoshard.html_report.other_choices import OtherChoices
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import OpPlan, Plan
 from autoshard.ir.program import Compute, Program
-from autoshard.replay.batch_numbers import at_another_batch
+from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
 from autoshard.rules.candidates import candidates
 from autoshard.text import plan_words
 from autoshard.text.not_offered import not_offered
@@ -28,7 +28,7 @@ def op_records(
     """The records, and instruction -> its record. `model_text` is the emitted model_parallel.py, "" where not known."""
     record_of: dict[str, int] = {}
     records: list[dict[str, Any]] = []
-    code = _places(program, model_text, at_another_batch(program, plan, graph) if model_text else None)
+    code = _places(program, model_text, at_other_sizes(program, plan, graph) if model_text else OtherSizes())
     known = candidates(graph, plan.mesh)
     ops = iter(plan.ops)
     for block in plan_words.blocks(plan, graph):
@@ -84,10 +84,10 @@ def _parts(op: OpPlan) -> list[list[str]]:
     return rows
 
 
-def _places(program: Program, model_text: str, other: Program | None) -> dict[str, str]:
+def _places(program: Program, model_text: str, sizes: OtherSizes) -> dict[str, str]:
     """Op -> `model_parallel.py:82, GPT2Attention: x = F.linear(…)`: of the first of equal modules, for all."""
     lines = model_text.splitlines()
     return {
         op: f"model_parallel.py:{line}, {name}: {lines[line - 1].strip()}"
-        for op, (line, name) in operator_lines(program, model_text, other).items()
+        for op, (line, name) in operator_lines(program, model_text, sizes).items()
     }

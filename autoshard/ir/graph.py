@@ -141,14 +141,26 @@ class InputRange:
 
 
 @dataclass(frozen=True)
+class Following:
+    """Numbers that grow by `slope`, a fraction as text ("1", "3/2"), with each unit of a size of the inputs.
+
+    `places`: "tensor dim", or "op argument" and where in it, all with a space between.
+    """
+
+    slope: str
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class FreeSize:
-    """A size of the inputs ("batch"). `fixed`: why it can't change, or "" where the model, captured with `least` and
-    with `most`, is the same graph carried there."""
+    """A size of the inputs ("batch", "sequence"). `fixed`: why it can't change, or "" where the model, captured with
+    `least` and with `most`, is the same graph carried there: the sequence by `follows`, the batch by the rules."""
 
     name: str
     fixed: str
     least: int
     most: int
+    follows: tuple[Following, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,17 @@ from autoshard.redistribute import Step
 from autoshard.rules.algebra.strategy import Strategy
 
 
-def lower(plan: Plan, graph: Graph) -> Program:
-    """The SPMD program of `plan`. Raises UsageError where the plan names a strategy that an op doesn't offer."""
-    return _Lowering(plan, graph).run()
+def lower(plan: Plan, graph: Graph, strategies: dict[str, Strategy] | None = None) -> Program:
+    """The SPMD program of `plan`. Raises UsageError where the plan names a strategy that an op doesn't offer.
+    `strategies`: `chosen_strategies`, where they are known."""
+    return _Lowering(plan, graph, chosen_strategies(plan, graph) if strategies is None else strategies).run()
 
 
 @dataclass
 class _Lowering:
     plan: Plan
     graph: Graph
+    strategies: dict[str, Strategy]
     values: dict[str, LocalValue] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
     made: dict[tuple[str, Layout], str] = field(default_factory=dict)  # (tensor, layout) -> value
@@ -57,7 +59,6 @@ class _Lowering:
         self.steps = {(r.tensor, r.target): r for r in plan.redistributions}
         layouts = {t.name: t.layout for t in (*plan.inputs, *plan.parameters, *plan.buffers)}
         inputs = tuple(self._start(name, layouts[name]) for name in graph.inputs)
-        self.strategies = chosen_strategies(plan, graph)
         self.weights = {p.tensor for p in graph.parameters}
         for cast in (op for op in graph.ops if op.target == CAST):
             self.weights |= {*cast.results} if cast.operands[0] in self.weights else set()

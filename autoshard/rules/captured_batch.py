@@ -6,48 +6,19 @@ rule: only a second capture tells. Where both graphs compute the same but for nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from autoshard.errors import CaptureError, UsageError, UserError
+from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.model_spec import holds_graph
-from autoshard.ir.graph import Attribute, FreeSize, Graph, Op
-from autoshard.rules.rebatch import batch_size, rebatched
+from autoshard.ir.graph import Graph, Op
+from autoshard.rules.op_words import line_of, short
+from autoshard.rules.rebatch import batch_size
 
-LESS, MORE = 2, 64  # the batch captured, divided and multiplied
-MOST_SAID, LONGEST = 3, 24  # numbers in a note, and letters of one
-
-
-def with_free_sizes(graph: Graph, again: Callable[[int, int], Graph], more: int = MORE) -> Graph:
-    """`graph`, just captured, with what was tried: whether its batch can change and nothing else does.
-
-    `again(own, samples)` captures the same model with `samples` in place of `own`. Tried are a `LESS`th and
-    `more` times its own: a model could do something else of fewer, or of more (`if len(x) < 4`).
-    """
-    try:
-        own = batch_size(graph)
-    except UserError as error:
-        return replace(graph, free_sizes=(FreeSize("batch", error.message, 0, 0),))
-    tried = max(1, own // LESS), own * more
-    return replace(graph, free_sizes=(FreeSize("batch", _why_fixed(graph, own, tried, again), *tried),))
-
-
-def _why_fixed(graph: Graph, own: int, tried: Iterable[int], again: Callable[[int, int], Graph]) -> str:
-    """Why a package can't take another batch, "" where the model does nothing else of those tried."""
-    try:
-        for samples in tried:
-            carried = rebatched(graph, samples)
-            with redirect_stdout(StringIO()):  # what it prints as it is built was printed before
-                captured = again(own, samples)
-            told = followed_numbers(with_numbers_of(carried, captured, own), carried)
-            if told:
-                return told[0]
-    except UserError as error:
-        return error.message
-    return ""
+MOST_SAID = 3  # numbers in a note
 
 
 def captured_with(graph: Graph, spec: str, arguments: Mapping[str, Any], own: int) -> Graph:
@@ -89,8 +60,8 @@ def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
     for one, other in _pairs(graph, carried):
         for (name, new), (_, old) in zip(one.attributes, other.attributes, strict=True):
             if repr(new) != repr(old):
-                is_now = f"is {_short(new)}, where {_short(old)} was captured"
-                told[f"{name} of {_kind(one)} at {_line(graph, one)} {is_now}"] = None
+                is_now = f"is {short(new)}, where {short(old)} was captured"
+                told[f"{name} of {_kind(one)} at {line_of(graph, one)} {is_now}"] = None
     if not told:
         return []
     more = f"; and {len(told) - MOST_SAID} more" if len(told) > MOST_SAID else ""
@@ -128,7 +99,7 @@ def _ends(graph: Graph) -> tuple[object, ...]:
 
 def _told(graph: Graph, op: Op) -> str:
     shape = " and ".join(str(graph.tensor(name).shape) for name in op.results)
-    return f"{op.name} ({op.target}, {shape}) at {_line(graph, op)}"
+    return f"{op.name} ({op.target}, {shape}) at {line_of(graph, op)}"
 
 
 def _others(one: Op, other: Op) -> bool:
@@ -136,19 +107,8 @@ def _others(one: Op, other: Op) -> bool:
     return one.attributes != other.attributes and repr(one.attributes) != repr(other.attributes)
 
 
-def _short(value: Attribute) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
 def _kind(op: Op) -> str:
     return op.target.partition(".")[2]
-
-
-def _line(graph: Graph, op: Op) -> str:
-    """Of the model's code; a constant has that of its first reader."""
-    readers = [reader for name in op.results for reader, _ in graph.consumers[name]]
-    return next((own.source for own in (op, *readers) if own.source), op.module or "the model")
 
 
 def _other_model(own: int, samples: int, told: str) -> UsageError:

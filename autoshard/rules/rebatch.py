@@ -20,6 +20,7 @@ from autoshard.rules.algebra.instance import Instance
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Signature, signature_of, touching
+from autoshard.rules.captured_length import at_another_batch
 from autoshard.rules.operator_table import bound, instance, rule_text
 from autoshard.rules.operators import record
 
@@ -68,6 +69,7 @@ def rebatched(graph: Graph, batch: int) -> Graph:
     changed = {place.tensor for place in places}
     ops = tuple(_resized(graph, op, tensors) if changed.intersection(op.results) else op for op in graph.ops)
     made = note_saved(replace(graph, tensors=tuple(tensors[t.name] for t in graph.tensors), ops=ops))
+    made = replace(made, free_sizes=tuple(at_another_batch(size, graph, made) for size in graph.free_sizes))
     _check(graph, made, changed)
     return made
 

@@ -21,7 +21,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Compute, Instruction
 from autoshard.program.lower import lower
-from autoshard.replay.batch_numbers import at_another_batch
+from autoshard.replay.other_sizes import OtherSizes, at_other_sizes
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
@@ -124,7 +124,7 @@ def test_cuts_that_depend_on_the_batch_keep_their_numbers() -> None:
     plan = planned("0")
     assert "/8" in "".join(str(layout) for r in plan.redistributions for layout in (r.source, r.target))
     program = lower(plan, captured())
-    assert at_another_batch(program, plan, captured()) is None
+    assert not at_other_sizes(program, plan, captured())
     assert "batch" not in emit(program, plan, captured())["model_parallel.py"].partition("class Holder")[2]
 
 
@@ -135,17 +135,17 @@ def test_gathers_that_another_batch_does_not_allow_keep_their_numbers() -> None:
     program = lower(plan, graph)
     with pytest.raises(UsageError, match=r"of \(14, 12\)"):
         lower(plan, rebatched(graph, 14))
-    assert at_another_batch(program, plan, graph) is None
+    assert not at_other_sizes(program, plan, graph)
 
 
 def test_code_that_does_not_follow_the_batch_keeps_its_numbers() -> None:
     """A number of the other program that is not in proportion: the code of both differs."""
     plan = planned("dp", "dp=2")
     program, header = lower(plan, captured()), header_of(lower(plan, captured()), plan, captured())
-    other = header.at_another_batch
+    other = header.others.batch
     assert other is not None and "batch = " in model_file(program, header)
     steps = tuple(grown(step) for step in other.instructions)
-    text = model_file(program, replace(header, at_another_batch=replace(other, instructions=steps)))
+    text = model_file(program, replace(header, others=OtherSizes(replace(other, instructions=steps))))
     assert ".reshape(4, 9, 3, 8, 4)" in text and "batch = " not in text
 
 

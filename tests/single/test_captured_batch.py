@@ -121,13 +121,13 @@ def test_numbers_that_change_are_told() -> None:
 
 
 def test_numbers_of_the_planned_batch_alone_fix_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From 4 samples on the divisor is 3; of the 2 that were planned it is 2, which a package keeps."""
+    """From 3 samples on the divisor is 3; of the 2 that were planned it is 2, and of 1 there is none."""
     asked = ["plan", SPEC, "--with", "loss=least", "--devices", "2", "--global-batch", "4", "--micro-batch", "2"]
     asked += ["--stages", "1", "--hardware", "cpu-local", "--out", str(tmp_path / "package")]
     assert main(asked) == 0, capsys.readouterr().err
     text = (tmp_path / "package" / "model_parallel.py").read_text()
     assert re.search(r"^FREE_SIZES.* = \{\}$", text, re.MULTILINE)
-    assert "is 2, where 3 was captured" in " ".join(text.replace('"', "").split())
+    assert "something else of 1 samples, as planned, than of the 2 captured" in " ".join(text.replace('"', "").split())
 
 
 def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:

@@ -48,8 +48,8 @@ class Tagger(nn.Module):
         return nn.functional.cross_entropy(self.head(words).flatten(0, 1), labels.flatten())
 
 
-def tagger(batch: int = 4) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Tagger(), tuple(torch.randint(0, 11, (batch, 6)) for _ in range(2))
+def tagger(batch: int = 4, sequence: int = 6) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Tagger(), tuple(torch.randint(0, 11, (batch, sequence)) for _ in range(2))
 
 
 class Swish(torch.autograd.Function):
@@ -83,13 +83,14 @@ def swishing(batch: int = 4) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 @pytest.mark.parametrize("largest", [1 << 25, 64])
 def test_a_backward_of_ones_own_is_tried_once_for_all_batches(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
-    """Of numbers of the batch planned: those of 64 times as many took nine tenths of a capture, or were too many."""
+    """Of numbers of the batch planned, and of the first other: those of 64 times as many took nine tenths of a capture,
+    or were too many."""
     tried: list[Any] = []
     agrees = own_gradients._agrees
     monkeypatch.setattr(own_gradients, "_agrees", lambda *given: tried.append(given[1]) or agrees(*given))
     monkeypatch.setattr(own_gradients, "_LARGEST_ELEMENTS", largest)
     graph = captured(f"{__file__}:swishing")
-    assert [likeness[0].shape for likeness in tried] == [(4, 8)]
+    assert [likeness[0].shape for likeness in tried] == [(4, 8), (2, 8)]
     assert [size.fixed for size in graph.free_sizes] == [""]
 
 
@@ -149,7 +150,7 @@ def test_what_is_known_of_a_backward_holds_for_that_call_alone(named: bool) -> N
 
 
 def captured(spec: str, **arguments: Any) -> Graph:
-    return workflow.read_graph(workflow.ModelRequest(spec, arguments))
+    return workflow.with_sizes_asked(workflow.read_graph(workflow.ModelRequest(spec, arguments)), spec, arguments)
 
 
 def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> dict[str, Any]:
@@ -165,9 +166,11 @@ def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> d
 
 def test_free_where_model_and_plan_follow_it() -> None:
     graph = captured(SPEC)
-    assert graph.free_sizes == (FreeSize("batch", "", 4, 512),)
+    assert graph.free_sizes[0] == FreeSize("batch", "", 4, 512)
     for mesh, strategy, unit in (("dp=2,tp=2", "fsdp-tp", 2), ("dp=4", "fsdp", 4), ("tp=2", "megatron", 1)):
-        assert constants(graph, mesh, strategy)["FREE_SIZES"] == {"batch": (8, unit, 4, 512, {"ids": 0, "labels": 0})}
+        assert constants(graph, mesh, strategy)["FREE_SIZES"] == {
+            "batch": (8, unit, 4, 512, {"ids": (0,), "labels": (0,)})
+        }
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="fsdp-tp"))
     files = emit(lower(plan, graph), plan, graph)
     for batch in (4, 6):
@@ -181,7 +184,7 @@ def test_labels_of_several_micro_batches_are_counted_of_another_batch_too() -> N
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp", step=StepRequest(micro_batches=2)))
     files = emit(lower(plan, graph), plan, graph)
     assert "LABEL_COUNTS: list[tuple[tuple[str, ...], int]] = []" not in files["model_parallel.py"]
-    assert 'FREE_SIZES = {"batch": (4, 2, 2, 256,' in files["model_parallel.py"]
+    assert '"batch": (4, 2, 2, 256,' in files["model_parallel.py"]
     other = rebatched(graph, 6)
     proof = check_files(
         make_case(f"{__file__}:tagger", {"batch": 6}, other, micro_batches=2), lower(plan, other), files
@@ -203,15 +206,18 @@ def test_fixed_where_the_model_computes_numbers_of_it() -> None:
 
 def test_fixed_where_the_plan_or_the_graph_says_nothing_of_others(tmp_path: Path) -> None:
     graph = captured(SPEC)
-    assert constants(graph, "dp=1", step=StepRequest(micro_batches=2, stages=2))["FIXED_SIZES"] == {"batch": STAGES}
+    stages = constants(graph, "dp=1", step=StepRequest(micro_batches=2, stages=2))
+    assert stages["FIXED_SIZES"] == {"batch": STAGES, "sequence": STAGES}
     uneven = captured(SPEC, batch=7)
-    assert constants(uneven, "dp=2", "dp")["FIXED_SIZES"] == {"batch": CUTS.format("batch")}
+    assert constants(uneven, "dp=2", "dp")["FIXED_SIZES"]["batch"] == CUTS.format("batch")
     graph_json.save(graph, tmp_path / "graph.json")
     again = captured(str(tmp_path / "graph.json"))
     assert again == graph  # what capture found goes with it
     untried = replace(graph, free_sizes=())
     assert graph_json.graph_hash(untried) == graph_json.graph_hash(graph)  # a plan of one is a plan of the other
-    assert constants(untried, "dp=2", "dp")["FIXED_SIZES"] == {"batch": UNTRIED.format("batch")}
+    assert constants(untried, "dp=2", "dp")["FIXED_SIZES"] == {
+        name: UNTRIED.format(name) for name in ("batch", "sequence")
+    }
 
 
 def test_inputs_with_values_are_not_copied_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,13 +242,14 @@ def _forget() -> None:
         del sys.modules[name]
 
 
-def test_it_trains_as_one_planned_for_that_batch(
+def test_it_trains_as_one_planned_for_those_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: pytest.MonkeyPatch
 ) -> None:
-    def started(batch: int, *options: str) -> tuple[int, str, str]:
-        folder = tmp_path / str(batch)
+    def started(batch: int, sequence: int, *options: str) -> tuple[int, str, str]:
+        folder = tmp_path / f"{batch}-{sequence}"
         if not folder.exists():
-            asked = ["plan", f"{__file__}:tagger", "--with", f"batch={batch}", "--mesh", "dp=1"]
+            sizes = ["--with", f"batch={batch}", "--with", f"sequence={sequence}"]
+            asked = ["plan", f"{__file__}:tagger", *sizes, "--mesh", "dp=1"]
             assert main([*asked, "--hardware", "cpu-local", "--out", str(folder)]) == 0
         _forget()
         train = load_package(folder).train
@@ -255,9 +262,12 @@ def test_it_trains_as_one_planned_for_that_batch(
         said = capsys.readouterr()
         return code, "".join(x.partition(", gradient")[0] for x in said.out.splitlines(True)), said.err
 
-    code, said, _ = started(4, "--batch-size", "6")
-    assert code == 0 and said.count("step") == 3
-    assert said == started(6)[1] != started(4)[1]
+    for sizes, options in (((6, 6), ["--batch-size", "6"]), ((2, 9), ["--batch-size", "2", "--sequence-length", "9"])):
+        code, said, _ = started(4, 6, *options)
+        assert code == 0 and said.count("step") == 3
+        assert said == started(*sizes)[1] != started(4, 6)[1]
     for batch in ("1", "257"):
-        code, _, told = started(4, "--batch-size", batch)
+        code, _, told = started(4, 6, "--batch-size", batch)
         assert code == 2 and f"a batch of {batch}: expected from 2 to 256 (planned: 4)" in told
+    code, _, told = started(4, 6, "--sequence-length", "49")
+    assert code == 2 and "a sequence of 49: expected from 3 to 48 (planned: 6)" in told

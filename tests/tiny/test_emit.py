@@ -21,11 +21,12 @@ from autoshard.emit.header import Input, integer_bound, strategy_words
 from autoshard.emit.model_file import model_file
 from autoshard.emit.spelling import Speller
 from autoshard.graph_capture.training.precision import apply_precision
-from autoshard.ir.graph import Graph, Op, Parameter, Tensor
+from autoshard.ir.graph import FreeSize, Graph, Op, Parameter, Tensor
 from autoshard.ir.layout import AxisShard, LocalSize, Replicate
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import GradientBucket, Program
 from autoshard.program.lower import lower
+from autoshard.replay.free_sizes import UNTRIED
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
@@ -74,9 +75,10 @@ def residual_program(blocks: int = 3) -> Program:
 def header(program: Program) -> Header:
     inputs = (Input("ids", (4, 6), "int64", "S0 R", 0, 7), Input("target", (4, 6, 8), "float32", "S0 R"))
     words = strategy_words(program)
-    return Header(
+    made = Header(
         "0123456789abcdef", "autoshard plan net.py:build", "autoshard 0", "cpu-local", words, inputs, 1e-3, 2**20
     )
+    return replace(made, free_sizes=(FreeSize("batch", UNTRIED.format("batch"), 0, 0),))
 
 
 def test_an_axis_over_which_nothing_is_cut_is_said_to_divide_nothing() -> None:

@@ -11,11 +11,12 @@ from torch import nn
 
 from autoshard import workflow
 from autoshard.api import ranks
+from autoshard.api.called_model import LiveModel
 from autoshard.api.live_model import captured as graph_of
 from autoshard.api.parallel.function_module import FunctionModule
 from autoshard.api.parallel.gradient_step import GradientStep
 from autoshard.api.parallel.rank_model import RankModel, rank_model
-from autoshard.api.planned import CapturedModel, LiveModel, PlannedModel
+from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.api.settings import pin_texts, read_hardware, read_mesh
 from autoshard.api.strategies import Strategies, outside, pins
 from autoshard.api.verbs import planned

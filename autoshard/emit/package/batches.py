@@ -31,9 +31,9 @@ class BatchError(UserError):
 
 
 def set_size(name: str, size: int) -> None:
-    """Another `batch` than planned, of all devices: to be called before any batch is read. UserError where it can't be.
+    """Another `batch` or `sequence` than planned, of all devices: to be called before any batch is read.
 
-    INPUTS has it from then on; the model reads it off what it is given.
+    UserError where it can't be. INPUTS has it from then on; the model reads it off what it is given.
     """
     if name not in FREE_SIZES:
         told = FIXED_SIZES.get(name, "no input has it")
@@ -42,9 +42,9 @@ def set_size(name: str, size: int) -> None:
     if not least <= size <= most or size % unit:  # of others nobody has asked the model
         wanted = f"a multiple of {unit} " * (unit > 1) + f"from {least} to {most}"
         raise UserError(f"a {name} of {size}: expected {wanted} (planned: {planned}), over all devices")
-    for own, dim in dims.items():
+    for own, held in dims.items():
         shape, *others = INPUTS[own]
-        INPUTS[own] = ((*shape[:dim], size, *shape[dim + 1 :]), *others)
+        INPUTS[own] = (tuple(size if dim in held else other for dim, other in enumerate(shape)), *others)
 
 
 def local_shape(name: str, mesh: ParallelMesh) -> tuple[int, ...]:
@@ -126,7 +126,9 @@ def _checked_tensor(name: str, x: Any, mesh: ParallelMesh) -> Tensor:
     if not fits:
         got = tuple(x.shape)
         told = f"input {name!r}: expected the global shape {tuple(shape)} or the local {own}, got {got}"
-        other = "for another batch --batch-size N" if "batch" in FREE_SIZES else "for another batch or length a plan"
+        options = {"batch": "--batch-size N", "sequence": "--sequence-length N"}
+        free = [f"for another {name} {option}" for name, option in options.items() if name in FREE_SIZES]
+        other = ", ".join(free) or "for another batch or length a plan"
         raise BatchError(f"{told}\n  try: drop_last=True in the loader; {other}")
     return local_part(name, x, mesh).to(dtype=dtype)
 

@@ -65,6 +65,8 @@ def _add_data(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--data", metavar="FILE:FUNCTION", help="a function that yields batches")
     other = "samples of a (micro-)batch, over all devices, where the plan allows others than planned"
     parser.add_argument("--batch-size", type=int, metavar="N", help=other)
+    length = "of the sequences of a batch, over all devices, where the plan allows others than planned"
+    parser.add_argument("--sequence-length", type=int, metavar="N", help=length)
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches that are read ahead; 0: none")
     parser.add_argument("--eval-data", metavar="FILE:FUNCTION", help="a function that yields batches to evaluate on")
     parser.add_argument("--eval-every", type=int, default=0, metavar="N", help="steps; 0: only at the end")
@@ -94,8 +96,9 @@ def _add_log(parser: argparse._ArgumentGroup) -> None:
 
 def take_options(options: argparse.Namespace) -> None:
     """UserError on a number that makes no sense. Sizes other than planned count from here on."""
-    if options.batch_size is not None:
-        set_size("batch", options.batch_size)
+    for name, size in (("batch", options.batch_size), ("sequence", options.sequence_length)):
+        if size is not None:
+            set_size(name, size)
     for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):
         value = getattr(options, name.replace("-", "_"))
         if value is not None and not value >= 0:

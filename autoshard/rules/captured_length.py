@@ -1,0 +1,191 @@
+"""The graph of the same model called with sequences of another length: which of its numbers follow, in what slope.
+
+A second capture tells. Where it is the same graph but for its numbers, each of them is held to be `n + slope *
+(length - own)`, which a third capture must bear out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from autoshard.errors import UsageError
+from autoshard.graph_capture.passes.noops import drop_noops
+from autoshard.graph_capture.passes.op_names import rename
+from autoshard.graph_capture.sequence_inputs import sequence_dims
+from autoshard.graph_capture.training.saved_tensors import note_saved
+from autoshard.ir.graph import Attribute, Following, FreeSize, Graph, Op, Tensor
+from autoshard.rules.op_words import line_of, short
+
+SEQUENCE = "sequence"
+Slopes = dict[str, Fraction]  # place -> of what is not 0
+
+
+def own_length(graph: Graph) -> int:
+    """Of the sequences among its inputs; 0 without any."""
+    tensors = [graph.tensor(name) for name in graph.inputs]
+    return sequence_dims([t.shape for t in tensors], ["float" in t.dtype for t in tensors])[0]
+
+
+def slopes_between(graph: Graph, carried: Graph, captured: Graph, length: int) -> Slopes:
+    """How the numbers of `graph` follow its length, by `captured`, the same model with sequences of `length`.
+
+    `carried`: `graph` by the rules at the batch of `captured`. UsageError names what differs in more.
+    """
+    own = own_length(graph)
+    _check_kinds(carried, captured, own, length)
+    mine, theirs, there = _numbers(graph), _numbers(carried), _numbers(captured)
+    found = {}
+    for place, number in there.items():
+        grown = Fraction(number) * mine[place] / theirs[place] if theirs[place] else Fraction(number)
+        if grown != mine[place]:
+            if length == own:
+                raise _number(captured, own, length, place, number, mine[place])
+            found[place] = (grown - mine[place]) / (length - own)
+    return found
+
+
+def check_same(carried: Graph, captured: Graph, own: int) -> None:
+    """UsageError where `captured`, of a model planned with sequences of `own`, is another graph than `carried` there.
+
+    A slice of a whole table is none.
+    """
+    if len(carried.ops) != len(captured.ops):
+        carried = rename(drop_noops(carried))
+    length = own_length(captured)
+    _check_kinds(carried, captured, own, length)
+    mine, there = _numbers(carried), _numbers(captured)
+    for place, number in there.items():
+        if mine[place] != number:
+            raise _number(captured, own, length, place, number, mine[place])
+
+
+def _check_kinds(carried: Graph, captured: Graph, own: int, length: int) -> None:
+    """All but whole numbers is the same."""
+    for before, op in zip(carried.ops, captured.ops, strict=False):
+        if _kind_of(carried, before) != _kind_of(captured, op):
+            there, here = _differing(captured, op, carried, before)
+            raise _other(own, length, there, here)
+    if len(carried.ops) != len(captured.ops) or _ends(carried) != _ends(captured):
+        raise _other(own, length, "other operators, outputs or stored tensors", "its own")
+    if _numbers(carried).keys() != _numbers(captured).keys():
+        raise _other(own, length, "other tensors", "its own")
+
+
+def relengthened(graph: Graph, length: int) -> Graph:
+    """`graph` for sequences of `length`, by what its `free_sizes` say. UsageError where a number would be none."""
+    own = own_length(graph)
+    if length == own:
+        return graph
+    size = next(size for size in graph.free_sizes if size.name == SEQUENCE)
+    grown = {place: slope * (length - own) for place, slope in slopes_of(size).items()}
+    tensors = {t.name: replace(t, shape=_grown(t.name, t.shape, grown, length)) for t in graph.tensors}
+    ops = tuple(
+        replace(
+            op,
+            attributes=tuple(
+                (name, _grown(f"{op.name} {name}", value, grown, length)) for name, value in op.attributes
+            ),
+        )
+        for op in graph.ops
+    )
+    return note_saved(replace(graph, tensors=tuple(tensors.values()), ops=ops))
+
+
+def slopes_of(size: FreeSize) -> Slopes:
+    return {place: Fraction(one.slope) for one in size.follows for place in one.places}
+
+
+def follows_of(slopes: Mapping[str, Fraction]) -> tuple[Following, ...]:
+    """As a graph keeps them: the places of each slope, in order."""
+    kinds = sorted(set(slopes.values()))
+    return tuple(Following(str(kind), tuple(p for p, slope in slopes.items() if slope == kind)) for kind in kinds)
+
+
+def at_another_batch(size: FreeSize, graph: Graph, made: Graph) -> FreeSize:
+    """`size` of `graph` as it is of `made`, the same at another batch: what follows both grows with it."""
+    mine, theirs = _numbers(graph), _numbers(made)
+    slopes = {p: s * theirs[p] / mine[p] if mine[p] else s for p, s in slopes_of(size).items()}
+    return replace(size, follows=follows_of(slopes))
+
+
+def _grown(place: str, value: Any, grown: Mapping[str, Fraction], length: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_grown(f"{place} {i}", part, grown, length) for i, part in enumerate(value))
+    if place not in grown:
+        return value
+    made = value + grown[place]
+    if made.denominator != 1:
+        what = f"{place} does not grow evenly with the sequences: with {length} it would be {float(made):g}"
+        raise UsageError(what, "a plan of its own")
+    return int(made)
+
+
+def _numbers(graph: Graph) -> dict[str, int]:
+    """Each whole number of the graph, by its place."""
+    found = {f"{t.name} {dim}": size for t in graph.tensors for dim, size in enumerate(t.shape)}
+    for op in graph.ops:
+        for name, value in op.attributes:
+            found.update(_of_attribute(f"{op.name} {name}", value))
+    return found
+
+
+def _of_attribute(place: str, value: Attribute) -> Iterator[tuple[str, int]]:
+    if isinstance(value, tuple):
+        for i, part in enumerate(value):
+            yield from _of_attribute(f"{place} {i}", part)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield place, value
+
+
+def _kind_of(graph: Graph, op: Op) -> tuple[object, ...]:
+    """All of an operator but its whole numbers."""
+    tensors = [None if name is None else _kind(graph.tensor(name)) for name in (*op.operands, *op.results)]
+    attributes = [(name, _plain(value)) for name, value in op.attributes]
+    return op.name, op.target, op.operands, op.results, op.module, attributes, tensors
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.name, len(tensor.shape), tensor.dtype, tensor.requires_grad
+
+
+def _plain(value: Attribute) -> object:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return 0 if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _ends(graph: Graph) -> tuple[object, ...]:
+    stored = [(p.tensor, p.path, graph.tensor(p.tensor)) for p in (*graph.parameters, *graph.buffers)]
+    return graph.inputs, graph.outputs, graph.loss, graph.buffer_updates, stored
+
+
+def _differing(graph: Graph, op: Op, other: Graph, before: Op) -> tuple[str, str]:
+    """Two operators in words, or the argument in which one differs from the same before."""
+    if (op.target, op.operands) == (before.target, before.operands):
+        own = dict(before.attributes)
+        for name, value in op.attributes:
+            if name in own and _plain(value) != _plain(own[name]):
+                return f"{name} of {_told(graph, op)} is {short(value)}", short(own[name])
+    return _told(graph, op), _told(other, before)
+
+
+def _told(graph: Graph, op: Op) -> str:
+    shape = " and ".join(str(graph.tensor(name).shape) for name in op.results)
+    return f"{op.name} ({op.target}, {shape}) at {line_of(graph, op)}"
+
+
+def _number(graph: Graph, own: int, length: int, place: str, number: int, expected: int) -> UsageError:
+    """A whole number that does not follow the length evenly."""
+    name, _, argument = place.partition(" ")
+    op = graph.by_op.get(name) or graph.producers.get(name)
+    at = f"{argument} of {_told(graph, op)}" if op and name in graph.by_op else f"a size of {name}"
+    at += f" at {line_of(graph, op)}" if op and name not in graph.by_op else ""
+    return _other(own, length, f"{at} is {number}", f"{expected}, were it to grow evenly")
+
+
+def _other(own: int, length: int, there: str, here: str) -> UsageError:
+    what = f"with sequences of {length} the model computes something else than with {own}: {there} in place of {here}"
+    return UsageError(what, "a plan of its own")

@@ -1,0 +1,79 @@
+"""What bounds the length of sequences: tables that are sliced, and tables that are looked up in by positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+
+from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph, Op
+from autoshard.rules.captured_length import own_length
+from autoshard.rules.op_words import line_of
+from autoshard.rules.value_range import Lengthened
+
+Slopes = Mapping[str, Fraction]
+TABLES = ("aten.embedding", "aten.embedding_bag", "autoshard.embedding_bags")
+# of rows (operand 1) in a table (operand 0); where the table is cut, rows that it lacks are zeros, no error
+ELEMENTS = ("aten.gather", "aten.index_select", "aten.index")
+
+
+def longest(graph: Graph, slopes: Slopes, shortest: int, most: int) -> int:
+    """The most up to `most` that tables allow: no slice ends beyond what it is of, no row that is looked up.
+
+    UsageError where nothing tells of a table, at `shortest` and at the graph's own length, that it has all rows.
+    """
+    own = own_length(graph)
+    for op in graph.ops:
+        if op.target in TABLES and not all(_has_all(graph, slopes, op, length - own) for length in (shortest, own)):
+            what = f"nothing tells which rows {op.name} ({op.target} at {line_of(graph, op)}) looks up"
+            raise UsageError(f"{what} in sequences of another length: its table may lack some", "positions by arange")
+    most = min([most, *(own + room // slope for room, slope in _slices(graph, slopes))])
+    kept = [op for op in graph.ops if op.target in (*TABLES, *ELEMENTS) and _has_all(graph, slopes, op, 0)]
+    return _last(lambda length: all(_has_all(graph, slopes, op, length - own) for op in kept), own, most)
+
+
+def _last(fits: Callable[[int], bool], least: int, most: int) -> int:
+    """The last from `least` on that fits, where all below do."""
+    if most < least or fits(most):
+        return most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least
+
+
+def _slices(graph: Graph, slopes: Slopes) -> Iterator[tuple[Fraction, Fraction]]:
+    """What is left behind the end of each slice of a table, and how fast the end grows."""
+    for op in graph.ops:
+        given = dict(op.attributes)
+        dim, end = given.get("dim"), given.get("end")
+        if op.target != "aten.slice" or op.operands[0] is None or not isinstance(dim, int) or not isinstance(end, int):
+            continue
+        shape = graph.tensor(op.operands[0]).shape
+        dim %= len(shape)
+        slope = slopes.get(f"{op.name} end", Fraction(0)) - slopes.get(f"{op.operands[0]} {dim}", Fraction(0))
+        if slope > 0:
+            yield Fraction(shape[dim] - end), slope
+
+
+def _has_all(graph: Graph, slopes: Slopes, op: Op, more: int) -> bool:
+    """Are all rows there that `op` looks up in sequences that are `more` longer? False where nothing tells."""
+    own, at = Lengthened(graph, slopes), Lengthened(graph, slopes, more)
+    return all(_within(at, own, op, dim, rows) for dim, rows in _looked_up(op))
+
+
+def _looked_up(op: Op) -> list[tuple[int, str | None]]:
+    """(dim of operand 0, what picks along it)."""
+    if op.target == "aten.index":
+        return [(dim, rows) for dim, rows in enumerate(op.operands[1:]) if rows is not None]
+    dim = 0 if op.target in TABLES else dict(op.attributes)["dim"]
+    assert isinstance(dim, int)
+    return [(dim, op.operands[1])]
+
+
+def _within(at: Lengthened, own: Lengthened, op: Op, dim: int, rows: str | None) -> bool:
+    """Rows below 0 are as many as there were: `mask.cumsum(1) - 1`."""
+    found, planned, table = at.range(rows), own.range(rows), op.operands[0]
+    if found is None or planned is None or table is None:
+        return False
+    return found.empty or (found.low >= min(0, planned.low) and found.high < at.size(table, dim))

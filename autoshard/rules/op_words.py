@@ -1,0 +1,18 @@
+"""Operators of a graph in a reader's words: an argument in a few letters, the line of code."""
+
+from __future__ import annotations
+
+from autoshard.ir.graph import Attribute, Graph, Op
+
+LONGEST = 24  # letters of an argument
+
+
+def short(value: Attribute) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def line_of(graph: Graph, op: Op) -> str:
+    """Of the model's code; a constant has that of its first reader."""
+    readers = [reader for name in op.results for reader, _ in graph.consumers[name]]
+    return next((own.source for own in (op, *readers) if own.source), op.module or "the model")
