@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.contraction.node_choices import either
 from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.contraction.presolve import PairGraph
-from autoshard.solvers.pairwise import anytime
+from autoshard.solvers.pairwise import anytime, narrow_moves
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
-from autoshard.solvers.pairwise.narrow_order import narrow_order
+from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
 
 
@@ -90,6 +91,36 @@ def test_mixed_is_the_best_of_the_choices_kept(seed: int) -> None:
     kept = [np.unique(pair) for pair in np.stack([start, among], axis=1)]
     new = after(start, moves_of(graph).mixed(costs_of(graph), start, either(start, among), rng))
     assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mixed_is_the_best_beside_what_has_to_be_held(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, rng = graph_of(seed, density=1.0, forbidden=0.0, fewest=2), np.random.default_rng(seed)
+    start, other = (np.array([rng.integers(len(own)) for own in graph.unary]) for _ in range(2))
+    ways = list[NarrowOrder]()
+
+    def noted(*given: Any) -> NarrowOrder:
+        ways.append(narrow_order(*given[:2], 4.0, *given[3:]))  # tables of two nodes of two choices
+        return ways[-1]
+
+    monkeypatch.setattr(narrow_moves, "narrow_order", noted)
+    new = after(start, moves_of(graph).mixed(costs_of(graph), start, either(start, other), rng))
+    held = ways[0].held
+    kept = [np.unique([a] if n in held else [a, b]) for n, (a, b) in enumerate(zip(start, other, strict=True))]
+    assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+    assert held or (start == other).sum() >= 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_costs_given_what_is_held(seed: int) -> None:
+    graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
+    choice = np.array([rng.integers(len(own)) for own in graph.unary])
+    held = rng.random(len(choice)) < 0.5
+    row = Forests(graph).given.row(choice, held)
+    for n, own in enumerate(NodeCosts(row, costs_of(graph).ends)):
+        beside = [cost[:, choice[b]] for (a, b), cost in graph.edges.items() if a == n and held[b]]
+        beside += [cost[choice[a]] for (a, b), cost in graph.edges.items() if b == n and held[a]]
+        np.testing.assert_allclose(own, sum(beside, np.zeros(len(own))) * (not held[n]))
 
 
 def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> None:

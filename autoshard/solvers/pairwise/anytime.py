@@ -1,7 +1,7 @@
 """Large pairwise problems within a time limit: contract, bound, search, prove; the best so far when the clock is over.
 
 1. Contraction (`presolve.contracted`) leaves a core. Messages under multipliers (`dual_ascent.Ascent`) bound it, and
-   every few rounds their plan is polished (`neighbourhood_search.polished`).
+   the plan of the last ones is polished (`neighbourhood_search.polished`).
 2. Where the core's tight program is small: relaxation, choices pruned by reduced cost, branch and bound.
 3. Else, in turn: messages; a plan that prices follow (`narrow_search.NarrowSearch`); narrow moves, and sections of the
    nodes, over the choices that the messages think best, as integer programs.
@@ -36,10 +36,9 @@ from autoshard.units import format_bytes
 
 _PROGRAM = 200_000  # edge variables of a program that is solved whole
 _ROUNDS = 400  # of messages, at most
-_FIRST = 20  # rounds before the first plan is polished
-_EVERY = 10  # rounds between polished plans
+_FIRST = 20  # rounds before the first plan is polished; then of twice as many each time
 _POLISH = 30  # forests for one plan
-_POLISHING = 0.4  # of the time of rounds, at most, for plans
+_POLISHING = 0.15  # of the time of rounds, for the plan of the last ones
 _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
 _CLIMB = 0.35  # the same for messages, where they do most of the work
@@ -57,7 +56,7 @@ _THIN, _THIN_ENTRIES = 4, 60_000  # choices of each node in a thin program, and 
 _THIN_CLIMB = 100  # rounds of messages before
 _THIN_ROUNDS = 4  # of relaxing it and letting the messages settle
 _SETTLE = 20  # sweeps
-_NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program
+_NEAR = 0.02  # relative: a choice that lifts the bound by less stays in the next thin program; a plan is polished
 _SECTION = 20_000  # edge variables of one section
 _WIDTHS = (2, 3, 4, 6, 10, 1000)  # choices of each node in a section
 _SECTION_SECONDS = 3.0
@@ -153,7 +152,7 @@ class _PairwiseSearch:
             return
         self.offer(self.smallest())
         if entries(self.core.graph) <= _PROGRAM:
-            self.climb(2 * _EVERY, math.inf)
+            self.climb(_FIRST, math.inf)
             self.close([np.arange(len(own)) for own in self.core.graph.unary])
             return
         if entries(self.core.graph, list(cheapest(self.ascent.beliefs(), _THIN))) <= _THIN_ENTRIES:
@@ -175,20 +174,16 @@ class _PairwiseSearch:
         return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
 
     def climb(self, most: int, seconds: float) -> None:
-        """Rounds of messages, with a plan polished every few of them, as long as that takes less than the messages."""
-        part, polishing, plans = PartialClock(seconds, whole=self.clock), 0.0, 0
+        """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is."""
+        part, soon = PartialClock(seconds, whole=self.clock), _FIRST
         for number in range(1, most + 1):
             found = self.ascent.step()
             self.raise_bound(found.bound)
-            soon = polishing <= _POLISHING * part.seconds or math.isinf(part.limit_seconds)
-            if number >= _FIRST and number % _EVERY == 0 and soon:
-                before = part.seconds
-                self.polish(found.choice, found.multipliers, part)
-                plans += 1
-                if plans % _POOL == 0:
-                    self.combine()
-                polishing += part.seconds - before
-            if part.over or self.closed:
+            last = number == most or part.left < _POLISHING * part.limit_seconds
+            if last or (number >= soon and self.core.cost(found.choice) <= (1 + _NEAR) * found.bound):
+                self.polish(found.choice, found.multipliers, self.clock if last else part)
+                soon *= 2
+            if last or part.over or self.closed:
                 break
 
     def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:

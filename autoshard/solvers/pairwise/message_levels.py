@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,20 +12,32 @@ from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.contraction.presolve import PairGraph
 
 
-class LevelSends(NamedTuple):
-    """Edges from the nodes of one level. Entries: of each edge the receiver's choices, of each the sender's.
+class SameWidth(NamedTuple):
+    """Edges whose senders have equally many choices: `cost` (those, the receivers' choices of all edges).
 
-    Of the senders' choices, edge by edge: `own`, the slot in the level, `number`, the choice, `back`, the place of the
-    message against it. Of the entries: `cost`, and `row`, the place in those. Of the receivers' choices: `to`, the
-    place of the message, `first`, the first entry, `edge`. Of the edges: `begin`, the first of the receiver's choices,
-    `receiver`, `choices`, how many the sender has.
+    `own` and `to`: which of the senders' choices and of the messages of the level; `heights`: choices of each receiver.
+    """
+
+    cost: Floats
+    own: slice
+    to: slice
+    heights: Integers
+
+
+class LevelSends(NamedTuple):
+    """Edges from the nodes of one level, those of equally many choices of the sender together (`widths`).
+
+    Of the senders' choices, edge by edge: `own`, the slot in the level, `back`, the place of the message against it,
+    `below`, how many entries of `cost` it stands behind the sender's first. Of the receivers' choices: `to`, the place
+    of the message, `first`, the entry for the sender's first choice, `edge`. Of the edges: `begin`, the first of the
+    receiver's choices, `receiver`, `choices`, how many the sender has. `cost`: that of all `widths` in a row.
     """
 
     own: Integers
-    number: Integers
+    below: Integers
     back: Integers
     cost: Floats
-    row: Integers
+    widths: tuple[SameWidth, ...]
     to: Integers
     first: Integers
     edge: Integers
@@ -111,22 +124,33 @@ def _heard(edges: list[list[_EdgeTable]], sizes: Integers, begin: Integers) -> t
 
 def _sent(edges: list[list[_EdgeTable]], begin: Integers) -> LevelSends:
     every = [(e, int(begin[k])) for k, own in enumerate(edges) for e in own]
-    heights, widths = ([e.cost.shape[i] for e, _ in every] for i in (0, 1))
-    rows = np.append(0, np.cumsum(widths, dtype=np.int64))
-    none = np.zeros(0)
-    each = np.repeat(widths, heights) if every else np.zeros(0, np.int64)
+    every.sort(key=lambda edge: edge[0].cost.shape[1])
+    heights, widths = (np.array([e.cost.shape[i] for e, _ in every], np.int64) for i in (0, 1))
+    starts, ends = (np.flatnonzero(np.diff(widths, **{side: 0})) for side in ("prepend", "append"))
+    parts = [(int(a), int(b) + 1) for a, b in zip(starts, ends, strict=True)]
+    tables = [np.concatenate([e.cost for e, _ in every[a:b]]).T for a, b in parts]
+    cost = np.concatenate([np.zeros(0), *(table.reshape(-1) for table in tables)])
+    rows, columns = (np.append(0, np.cumsum(sizes)) for sizes in (widths, heights))
+    made, first, stride, entries = list[SameWidth](), np.zeros(columns[-1], np.int64), np.zeros_like(widths), 0
+    for a, b in parts:
+        to = slice(int(columns[a]), int(columns[b]))
+        size = (int(widths[a]), to.stop - to.start)
+        block = cost[entries : entries + math.prod(size)].reshape(size)
+        made.append(SameWidth(block, slice(int(rows[a]), int(rows[b])), to, heights[a:b]))
+        first[to], stride[a:b] = entries + np.arange(size[1]), size[1]
+        entries += block.size
     return LevelSends(
         own=_ranges([slot for _, slot in every], widths),
-        number=_ranges([0] * len(every), widths),
+        below=_ranges([0] * len(every), widths) * np.repeat(stride, widths),
         back=_ranges([e.back for e, _ in every], widths),
-        cost=np.concatenate([none, *(e.cost.reshape(-1) for e, _ in every)]),
-        row=_ranges(np.repeat(rows[:-1], heights).tolist(), each),
+        cost=cost,
+        widths=tuple(made),
         to=_ranges([e.to for e, _ in every], heights),
-        first=np.append(0, np.cumsum(each, dtype=np.int64))[:-1],
+        first=first,
         edge=np.repeat(np.arange(len(every)), heights),
-        begin=np.append(0, np.cumsum(heights, dtype=np.int64))[:-1],
+        begin=columns[:-1],
         receiver=np.array([e.other for e, _ in every], np.int64),
-        choices=np.array(widths, np.int64),
+        choices=widths,
     )
 
 

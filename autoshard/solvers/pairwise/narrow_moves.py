@@ -39,7 +39,7 @@ class NarrowMoves:
     """Over the nodes and edges of `forests`. `costs[n][o]`: (choices of n, choices of o)."""
 
     def __init__(self, forests: Forests, sizes: Sequence[int]) -> None:
-        self.lonely, self.sizes = forests.lonely, sizes
+        self.lonely, self.given, self.sizes = forests.lonely, forests.given, sizes
         self.costs = {n: {o: cost.T for o, cost in forests.around[n]} for n in forests.joined.tolist()}
         self.orders: list[NarrowOrder] = []
 
@@ -47,7 +47,11 @@ class NarrowMoves:
         """The best choices of the free nodes of an order, where they are better; the best component first."""
         found = [TreeMove(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
         if self.costs:
-            found += _Elimination(self.costs, self.sizes, self._order(rng), unary, choice.tolist()).moves()
+            way = self._order(rng)
+            held = np.zeros(len(self.sizes), bool)
+            held[list(way.held)] = True
+            own = NodeCosts(unary.row + self.given.row(choice, held), unary.ends)
+            found += _Elimination(self.costs, way, own, choice.tolist()).moves()
         return sorted(found, key=lambda move: move.gain)
 
     def mixed(self, unary: NodeCosts, choice: Integers, kept: NodeChoices, rng: np.random.Generator) -> list[TreeMove]:
@@ -66,7 +70,10 @@ class NarrowMoves:
         for n in free:
             now[n] = int(np.searchsorted(kept[n], choice[n]))
         way = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng)
-        found = _Elimination(costs, sizes, way, own, now).moves()
+        for n in free - way.held:
+            for o in way.held & costs[n].keys():
+                own[n] = own[n] + costs[n][o][:, now[o]]
+        found = _Elimination(costs, way, own, now).moves()
         back = [TreeMove(m.gain, m.nodes, [int(kept[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
         return sorted(back, key=lambda move: move.gain)
 
@@ -86,25 +93,18 @@ class NarrowMoves:
 
 
 class _Elimination:
-    """The free nodes of an order, under costs `unary`, while the others have the choices `now`."""
+    """The free nodes of an order, while the others have the choices `now`, with which `own` are the nodes' costs."""
 
     def __init__(
         self,
         costs: dict[int, dict[int, Floats]],
-        sizes: Sequence[int],
         way: NarrowOrder,
-        unary: NodeCosts | dict[int, Floats],
+        own: NodeCosts | dict[int, Floats],
         now: list[int],
     ) -> None:
-        self.costs, self.sizes, self.way, self.now = costs, sizes, way, now
+        self.costs, self.way, self.now = costs, way, now
+        self.own = {n: own[n] for n, _ in way.order}
         self.place = {n: i for i, (n, _) in enumerate(way.order)}
-        self.own = {}
-        for n, _ in way.order:
-            total = unary[n].copy()
-            for o, cost in costs[n].items():
-                if o in way.held:
-                    total += cost[:, now[o]]
-            self.own[n] = total
         self.used: list[list[_Factor]] = []  # of each node of the order: what it went with, messages to it too
         self.least: dict[int, float] = {}  # of the last node of each component: the least cost of all of it
 
@@ -148,9 +148,9 @@ class _Elimination:
                 self.least[n] = float(table)
                 continue
             first = min(range(len(others)), key=lambda k: self.place[others[k]])
-            table = np.broadcast_to(table, [self.sizes[o] for o in others])
+            before, after = range(first), range(first + 1, len(others))
             rest = others[:first] + others[first + 1 :]
-            waiting[self.place[others[first]]].append(_Factor(rest, np.moveaxis(table, first, 0)))
+            waiting[self.place[others[first]]].append(_Factor(rest, table.transpose(first, *before, *after)))
 
     def picked(self) -> dict[int, int]:
         """The choices of the least cost, those of `now` where they are as good."""
@@ -158,7 +158,8 @@ class _Elimination:
         for (n, _), mine in zip(reversed(self.way.order), reversed(self.used), strict=True):
             total = self.own[n]
             for factor in mine:
-                total = total + np.moveaxis(factor.table, 0, -1)[tuple(picked[o] for o in factor.others)]
+                at: tuple[slice | int, ...] = (slice(None), *(picked[o] for o in factor.others))
+                total = total + factor.table[at]
             best, now = int(total.argmin()), self.now[n]
             picked[n] = now if total[now] <= total[best] else best
         return picked

@@ -38,15 +38,14 @@ def narrow_order(
     for n in kept:
         rank[n] = -math.inf
     most = sorted(left, key=lambda n: math.log1p(len(left[n])) + rank[n])
-    now: dict[int, float] = {}
-    heap: list[tuple[float, int]] = []
+    now = {n: logs[n] + sum(logs[o] for o in others) for n, others in left.items()}
+    heap = [(size, n) for n, size in now.items()]
+    heapq.heapify(heap)
 
-    def push(n: int) -> None:
-        now[n] = logs[n] + sum(logs[o] for o in left[n])
+    def grow(n: int, by: float) -> None:
+        now[n] += by
         heapq.heappush(heap, (now[n], n))
 
-    for n in left:
-        push(n)
     order, held = [], set[int]()
     while heap:
         size, n = heapq.heappop(heap)
@@ -59,15 +58,16 @@ def narrow_order(
             held.add(hub)
             for o in left.pop(hub):
                 left[o].discard(hub)
-                push(o)
+                grow(o, -logs[hub])
             if n in left:
-                push(n)
+                grow(n, 0.0)
             continue
         others = left.pop(n)
         order.append((n, tuple(sorted(others))))
         for o in others:
-            left[o] |= others
-            left[o] -= {n, o}
-        for o in others:
-            push(o)
+            left[o].discard(n)
+            new = others - left[o]
+            new.discard(o)
+            left[o] |= new
+            grow(o, sum(logs[x] for x in new) - logs[n])
     return NarrowOrder([(n, tuple(o for o in others if o not in held)) for n, others in order], frozenset(held))

@@ -10,12 +10,16 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
 from autoshard.solvers.contraction.isolated_nodes import Lonely
 from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.contraction.presolve import PairGraph
+from autoshard.solvers.pairwise.given_costs import GivenCosts
+
+_FORESTS, _ANEW = 8, 0.3  # that are remembered for a size of trees; of the moves that make another
 
 
 class TreeMove(NamedTuple):
@@ -24,6 +28,14 @@ class TreeMove(NamedTuple):
     gain: float
     nodes: list[int]
     choices: list[int]
+
+
+_Tree = list[tuple[int, int, Floats]]  # nodes from the root down, the parent, the cost (own choices, the parent's)
+
+
+class _Forest(NamedTuple):
+    held: NDArray[np.bool_]
+    trees: list[_Tree]
 
 
 class Forests:
@@ -37,28 +49,40 @@ class Forests:
                 flips[id(cost)] = np.ascontiguousarray(cost.T)
             self.around[a].append((b, flips[id(cost)]))
             self.around[b].append((a, cost))
+        sizes = [len(own) for own in graph.unary]
         self.joined = np.array([n for n, others in enumerate(self.around) if others], np.int64)
-        alone = [n for n, others in enumerate(self.around) if not others]
-        self.lonely = Lonely(alone, [len(own) for own in graph.unary])
+        self.lonely = Lonely([n for n, others in enumerate(self.around) if not others], sizes)
+        self.given = GivenCosts(self.around, sizes)
+        self.known: dict[int, list[_Forest]] = {}
 
     def changes(
         self, unary: NodeCosts, choice: Integers, rng: np.random.Generator, most: int | None = None
     ) -> list[TreeMove]:
         """The best choices of a random forest with trees of at most `most` nodes, where they are better; best first."""
-        order = rng.permutation(self.joined).tolist()
-        inside = self._forest(order, most or len(order))
+        forest = self._forest(rng, most or len(self.joined))
+        costs = NodeCosts(unary.row + self.given.row(choice, forest.held), unary.ends)
         now = choice.tolist()
-        seen = [False] * len(self.around)
         found = [TreeMove(-more, [n], [best]) for n, best, more in self.lonely.excess(unary, choice)]
-        for root in order:
-            if inside[root] and not seen[root]:
-                clock.check()
-                change = self._tree(unary, now, root, inside, seen)
-                if change is not None:
-                    found.append(change)
+        for tree in forest.trees:
+            clock.check()
+            change = _best(tree, costs, now)
+            if change is not None:
+                found.append(change)
         return sorted(found, key=lambda change: change.gain)
 
-    def _forest(self, order: list[int], most: int) -> list[bool]:
+    def _forest(self, rng: np.random.Generator, most: int) -> _Forest:
+        """A new one, or one of those remembered."""
+        known = self.known.setdefault(most, [])
+        if len(known) >= _FORESTS and rng.random() >= _ANEW:
+            return known[int(rng.integers(len(known)))]
+        order = rng.permutation(self.joined).tolist()
+        inside = self._inside(order, most)
+        seen = [False] * len(self.around)
+        trees = [self._tree(root, inside, seen) for root in order if inside[root] and not seen[root]]
+        self.known[most] = [*known[1 - _FORESTS :], made := _Forest(~np.array(inside, bool), trees)]
+        return made
+
+    def _inside(self, order: list[int], most: int) -> list[bool]:
         """Adds nodes in order as long as no cycle closes."""
         root = list(range(len(self.around)))
         size = [0] * len(self.around)  # 0: not inside
@@ -86,48 +110,39 @@ class Forests:
                     root[top] = n
         return inside
 
-    def _tree(
-        self, unary: NodeCosts, now: list[int], root: int, inside: list[bool], seen: list[bool]
-    ) -> TreeMove | None:
-        order, above = self._breadth_first(root, inside, seen)
-        costs: dict[int, Floats] = {}
-        before = 0.0
-        for n in order:
-            own = unary[n].copy()
-            for other, cost in self.around[n]:
-                if not inside[other]:
-                    own += cost[now[other]]
-            costs[n] = own
-            before += own[now[n]]
-            parent, cost = above[n]
-            if parent >= 0:
-                before += cost[now[n], now[parent]]
-        best: dict[int, Integers] = {}
-        for n in reversed(order[1:]):
-            parent, cost = above[n]
-            total = cost + costs[n][:, None]
-            best[n] = total.argmin(axis=0)
-            costs[parent] += total.min(axis=0)
-        pick = int(costs[root].argmin())
-        after = float(costs[root][pick])
-        if math.isinf(after) or (math.isfinite(before) and after >= before - 1e-12 * abs(before)):
-            return None
-        picked = {root: pick}
-        for n in order[1:]:
-            picked[n] = int(best[n][picked[above[n][0]]])
-        moved = [n for n in order if picked[n] != now[n]]
-        return TreeMove(after - float(before), moved, [picked[n] for n in moved]) if moved else None
-
-    def _breadth_first(
-        self, root: int, inside: list[bool], seen: list[bool]
-    ) -> tuple[list[int], dict[int, tuple[int, Floats]]]:
-        """Nodes from the root down; above[n]: the parent and the cost (choices of n, choices of the parent)."""
-        order, above = [root], {root: (-1, np.zeros(0))}
+    def _tree(self, root: int, inside: list[bool], seen: list[bool]) -> _Tree:
+        """Breadth first."""
+        clock.check()
+        tree: _Tree = [(root, -1, np.zeros(0))]
         seen[root] = True
-        for n in order:
+        for n, _, _ in tree:
             for other, cost in self.around[n]:
                 if inside[other] and not seen[other]:
                     seen[other] = True
-                    above[other] = (n, cost)
-                    order.append(other)
-        return order, above
+                    tree.append((other, n, cost))
+        return tree
+
+
+def _best(tree: _Tree, costs: NodeCosts, now: list[int]) -> TreeMove | None:
+    """The best choices of a tree, where they are better; what `costs` has of its nodes is used up."""
+    own = {n: costs[n] for n, _, _ in tree}
+    before = 0.0
+    for n, parent, cost in tree:
+        before += own[n][now[n]]
+        if parent >= 0:
+            before += cost[now[n], now[parent]]
+    best: dict[int, Integers] = {}
+    for n, parent, cost in reversed(tree[1:]):
+        total = cost + own[n][:, None]
+        best[n] = total.argmin(axis=0)
+        own[parent] += total.min(axis=0)
+    root = tree[0][0]
+    pick = int(own[root].argmin())
+    after = float(own[root][pick])
+    if math.isinf(after) or (math.isfinite(before) and after >= before - 1e-12 * abs(before)):
+        return None
+    picked = {root: pick}
+    for n, parent, _ in tree[1:]:
+        picked[n] = int(best[n][picked[parent]])
+    moved = [n for n, _, _ in tree if picked[n] != now[n]]
+    return TreeMove(after - float(before), moved, [picked[n] for n in moved]) if moved else None

@@ -54,7 +54,10 @@ class Messages:
             return total
         belief = (belief - least[level.node]) * level.share[level.node]
         told = belief[sent.own] - self.into[sent.back]
-        message = np.minimum.reduceat(sent.cost + told[sent.row], sent.first)
+        message = np.empty(len(sent.to))
+        for same in sent.widths:
+            each = told[same.own].reshape(-1, len(same.cost)).T
+            np.min(same.cost + np.repeat(each, same.heights, axis=1), axis=0, out=message[same.to])
         least = np.minimum.reduceat(message, sent.begin)
         self.into[sent.to] = message - least[sent.edge]
         return total + float(least.sum())
@@ -75,6 +78,6 @@ class Messages:
             back = level.back
             if len(back.own):
                 first = back.first[back.begin + choice[back.receiver]]
-                costs += np.bincount(back.own, back.cost[np.repeat(first, back.choices) + back.number], len(costs))
+                costs += np.bincount(back.own, back.cost[np.repeat(first, back.choices) + back.below], len(costs))
             choice[level.nodes] = first_least(costs, level.begin, level.node) - level.begin
         return choice
