@@ -134,7 +134,8 @@ class _Namer:
             return self.from_parameter[value]
         if (tensor := self.program.value(value).tensor) in self.stored:  # an inner module hands out a weight
             return self.stored[tensor].rpartition(".")[2]
-        own = self.ahead[value] if value in self.ahead else self._variable(value) or self._only_within(item)
+        called = self._called(value, item)
+        own = self.ahead[value] if value in self.ahead else called or self._only_within(item)
         if own and own not in self.live:
             return own
         if value in self.roles:
@@ -142,7 +143,7 @@ class _Namer:
         kind = self._kind(value)
         if len(dying) == 1 and self.kinds.get(dying[0]) == kind and dying[0] not in self.given:
             return dying[0]
-        for name in (self._variable(value), self._inner_module(item)):
+        for name in (called, self._inner_module(item)):
             if name and name not in self.live and value not in self.loops:
                 return name
         for variable in dying:
@@ -152,6 +153,13 @@ class _Namer:
         if hint and hint not in self.live:
             return hint
         return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
+
+    def _called(self, value: str, item: Compute | Collective | None) -> str:
+        """An argument that is moved is what the class calls it: the model's name is that of the first of many blocks,
+        `inputs_embeds` in each layer."""
+        moved = item.operand if isinstance(item, Collective) and value not in self.loops else ""
+        argument = self.naming.names.get(moved, "") if moved in self.definition.inputs else ""
+        return argument if argument not in ("", *POOLS[self._kind(value)]) else self._variable(value)
 
     def _of_call(self, value: str, called: str, dying: Sequence[str]) -> str:
         """What the class calls the child that makes it, where the model's own name stands for something else and the

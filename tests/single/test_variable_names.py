@@ -9,6 +9,7 @@ import pytest
 from autoshard.cluster.hardware import load_hardware
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.program.lower import lower
 from autoshard.search.search_request import SearchRequest
@@ -17,8 +18,13 @@ from tests.models import NAMES
 
 
 @cache
+def captured(name: str) -> Graph:
+    return capture(NAMES[name], {})
+
+
+@cache
 def code(name: str) -> str:
-    graph = capture(NAMES[name], {})
+    graph = captured(name)
     request = SearchRequest(Mesh.parse("dp=2"), strategy="dp")
     plan = search(graph, load_hardware("h100-80g-sxm"), request)
     return emit(lower(plan, graph), plan, graph)["model_parallel.py"]
@@ -39,3 +45,13 @@ def test_what_a_child_makes_is_not_called_by_its_argument() -> None:
     assert "hidden_states = hidden_states + mlp" in code("mixtral")
     assert "down_proj = self.mlp(post_attention_layernorm)" in code("llama")  # which says what it is already
     assert "mlp_output = self.mlp(mlp_output)" in code("gpt_neox")  # the statement's name for all that it makes
+
+
+def test_an_argument_that_is_moved_keeps_its_name() -> None:
+    """The first layer's is `inputs_embeds` in the model's code; the class is that of all layers."""
+    graph = captured("llama")
+    plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="fsdp-tp"))
+    text = emit(lower(plan, graph), plan, graph)["model_parallel.py"]
+    layer = text.partition("class LlamaDecoderLayer")[2].partition("\nclass ")[0]
+    assert "all_reduce(hidden_states, self.tp)" in layer  # the layers hand on partial sums
+    assert "inputs_embeds" not in layer
