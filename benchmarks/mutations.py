@@ -111,7 +111,7 @@ def outcome(case: OpCase, graph: Graph, text: str, right: dict[str, frozenset[ob
         Rule.parse(text)
     except RuleError:
         return REFUSED
-    end = SAME
+    end, graph = SAME, replace(graph)  # what was asked of the graph before was asked of the right rule
     with planted(case.target, text):
         if not instance(graph, graph.ops[0]).known:
             return MISFIT

@@ -59,19 +59,13 @@ def gather_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
 
 
 def _scatter(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
-    return start_scatter(x, axis, cut)()
+    return _blocks_back(axis.transport.reduce_scatter(_blocks_first(x, cut), cut.lengths(axis)), cut)
 
 
 def start_scatter(x: Tensor, axis: Axis, cut: Cut) -> Callable[[], Tensor]:
     """The sum over the axis, of which each device gets its part once the returned function is called."""
-    lengths = cut.lengths(axis)
-    if not _equal(lengths):
-        wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), lengths)
-        return lambda: _blocks_back(wait(), cut)
-    apart = x.unflatten(cut.dim, (cut.blocks, axis.size, lengths[0]))
-    parts = apart.movedim(cut.dim + 1, 0).contiguous()  # one copy, of what is sent
-    own = axis.transport.start_reduce_scatter(parts, [1] * axis.size)
-    return lambda: own().squeeze(0).flatten(cut.dim, cut.dim + 1)
+    wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), cut.lengths(axis))
+    return lambda: _blocks_back(wait(), cut)
 
 
 def _equal(lengths: Sequence[int]) -> bool:
