@@ -39,6 +39,7 @@ _ROUNDS = 400  # of messages, at most
 _FIRST = 20  # rounds before the first plan is polished; then of twice as many each time
 _POLISH = 30  # forests for one plan
 _POLISHING = 0.15  # of the time of rounds, for the plan of the last ones
+_PATIENCE = 1.5  # times the time of rounds, until a plan comes out of one that is not poor
 _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
 _CLIMB = 0.35  # the same for messages, where they do most of the work
@@ -128,12 +129,18 @@ class _PairwiseSearch:
         self.pool: list[Integers] = []
         self.ranked: list[Integers] | None = None  # of each node the choices, first what the last messages think best
         self.moves = NarrowMoves(self.forests, [len(own) for own in core.graph.unary])
-        self.narrow = NarrowSearch(core, self.moves, self.smallest(), self.ascent.multipliers, self.rng)
+        self.rounded = self.smallest()  # the plan that the last messages round to
+        self.narrow = NarrowSearch(core, self.moves, self.rounded, self.ascent.multipliers, self.rng)
 
     @property
     def closed(self) -> bool:
         near = math.isfinite(self.value) and self.value - self.bound <= TOLERANCE * abs(self.value)
         return self.exhausted or near
+
+    @property
+    def poor(self) -> bool:
+        """Is the best plan still far from what the bound allows?"""
+        return not self.value - self.bound <= abs(self.bound)
 
     def offer(self, choice: Integers | None) -> None:
         if choice is None or not self.core.fits(choice):
@@ -150,7 +157,7 @@ class _PairwiseSearch:
             self.offer(np.zeros(0, np.int64))
             self.exhausted = True
             return
-        self.offer(self.smallest())
+        self.offer(self.rounded)
         if entries(self.core.graph) <= _PROGRAM:
             self.climb(_FIRST, math.inf)
             self.close([np.arange(len(own)) for own in self.core.graph.unary])
@@ -174,7 +181,8 @@ class _PairwiseSearch:
         return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
 
     def climb(self, most: int, seconds: float) -> None:
-        """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is."""
+        """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is, and
+        after, where none comes out."""
         part, soon = PartialClock(seconds, whole=self.clock), _FIRST
         for number in range(1, most + 1):
             found = self.ascent.step()
@@ -183,8 +191,10 @@ class _PairwiseSearch:
             if last or (number >= soon and self.core.cost(found.choice) <= (1 + _NEAR) * found.bound):
                 self.polish(found.choice, found.multipliers, self.clock if last else part)
                 soon *= 2
-            if last or part.over or self.closed:
+            tried = last and not (self.poor and part.seconds < _PATIENCE * part.limit_seconds)
+            if tried or self.clock.over or self.closed:
                 break
+        self.rounded = found.choice
 
     def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
         found = polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock)
@@ -282,8 +292,8 @@ class _PairwiseSearch:
             self.climb(_AGAIN, _CLIMB * self.clock.left)
 
     def follow(self, part: Clock) -> None:
-        """Prices that follow the best plan as it changes; then it is made to fit."""
-        start = self.best if self.best is not None else self.smallest()
+        """Prices that follow the best plan, or what messages round to, as it changes; then it is made to fit."""
+        start = self.rounded if self.best is None or self.poor else self.best
         narrow = self.narrow = NarrowSearch(self.core, self.moves, start, self.ascent.multipliers, self.rng)
         for number in range(_FOLLOWED):
             if part.over or self.closed:
