@@ -129,7 +129,8 @@ class _PairwiseSearch:
         self.pool: list[Integers] = []
         self.ranked: list[Integers] | None = None  # of each node the choices, first what the last messages think best
         self.moves = NarrowMoves(self.forests, [len(own) for own in core.graph.unary])
-        self.rounded = self.smallest()  # the plan that the last messages round to
+        self.rounded = self.smallest()  # the best start of those that messages round to
+        self.followed = False
         self.narrow = NarrowSearch(core, self.moves, self.rounded, self.ascent.multipliers, self.rng)
 
     @property
@@ -183,18 +184,25 @@ class _PairwiseSearch:
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is, and
         after, where none comes out."""
-        part, soon = PartialClock(seconds, whole=self.clock), _FIRST
+        part, soon, best = PartialClock(seconds, whole=self.clock), _FIRST, (math.inf, math.inf)
         for number in range(1, most + 1):
             found = self.ascent.step()
             self.raise_bound(found.bound)
+            if (rank := self.promise(found.choice)) <= best:
+                self.rounded, best, multipliers = found.choice, rank, found.multipliers
             last = number == most or part.left < _POLISHING * part.limit_seconds
             if last or (number >= soon and self.core.cost(found.choice) <= (1 + _NEAR) * found.bound):
-                self.polish(found.choice, found.multipliers, self.clock if last else part)
-                soon *= 2
+                self.polish(self.rounded, multipliers, self.clock if last else part)
+                soon, best = 2 * soon, (math.inf, math.inf)
             tried = last and not (self.poor and part.seconds < _PATIENCE * part.limit_seconds)
             if tried or self.clock.over or self.closed:
                 break
-        self.rounded = found.choice
+
+    def promise(self, choice: Integers) -> tuple[float, float]:
+        """By how much it overflows, and its cost; of two plans that the smaller of these makes the better start."""
+        items, cost = self.core.items, self.core.cost(choice)
+        over = max(0.0, float(items.alive(choice).max(initial=0.0)) - items.capacity)
+        return over if math.isfinite(cost) else math.inf, cost
 
     def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
         found = polished(self.core, self.forests, choice, multipliers, _POLISH, self.rng, clock)
@@ -293,7 +301,8 @@ class _PairwiseSearch:
 
     def follow(self, part: Clock) -> None:
         """Prices that follow the best plan, or what messages round to, as it changes; then it is made to fit."""
-        start = self.rounded if self.best is None or self.poor else self.best
+        start = self.rounded if self.best is None or self.poor or self.followed else self.best
+        self.followed = True
         narrow = self.narrow = NarrowSearch(self.core, self.moves, start, self.ascent.multipliers, self.rng)
         for number in range(_FOLLOWED):
             if part.over or self.closed:
