@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoshard.ir.problem import Integers, Node, Problem, Value, memory, objective
+from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.contraction.node_choices import either
 from autoshard.solvers.contraction.node_costs import NodeCosts
 from autoshard.solvers.contraction.presolve import PairGraph
+from autoshard.solvers.contraction.quadratise import pairwise
+from autoshard.solvers.contraction.reduced_problem import core
 from autoshard.solvers.pairwise import anytime, narrow_moves
+from autoshard.solvers.pairwise.dual_ascent import Round
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
 from autoshard.solvers.pairwise.narrow_order import NarrowOrder, narrow_order
 from autoshard.solvers.pairwise.tree_moves import Forests, TreeMove
@@ -140,6 +143,55 @@ def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> No
             assert all(place[o] > place[n] for o in others)
 
 
+def limited(seed: int) -> tuple[Problem, list[tuple[int, ...]]]:
+    """Seven nodes of which a twentieth of all plans fits; all plans."""
+    rng = np.random.default_rng(seed)
+    graph = graph_of(seed, nodes=7, forbidden=0.0, fewest=2)
+    nodes = tuple(
+        Node(f"n{n}", own, rng.integers(0, 9, len(own)).astype(float), (n, n + 3)) for n, own in enumerate(graph.unary)
+    )
+    each = [np.arange(len(own)) for own in graph.unary]
+    values = tuple(
+        Value(f"{a}-{b}", a, (b,), each[a], (each[b],), cost, np.zeros(len(each[b])), ((0, 0),))
+        for (a, b), cost in graph.edges.items()
+    )
+    free = Problem(nodes, values, horizon=10)
+    plans = list(itertools.product(*(some.tolist() for some in each)))
+    peaks = sorted(memory(free, plan).max() for plan in plans)
+    return replace(free, capacity_bytes=float(peaks[len(peaks) // 20])), plans
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
+    comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second for each round of 100, of which the last 15 are for a plan; half as many again where none comes."""
+    monkeypatch.setattr(anytime, "_FIRST", 1000)  # none is polished for being near the bound
+    problem, _ = limited(0)
+    now = [0.0]
+    run = anytime._PairwiseSearch(core(pairwise(problem), len(problem.nodes)), Clock(1000.0, timer=lambda: now[0]), 0)
+    step, rounds, polished = run.ascent.step, list[Round](), list[tuple[float, Integers]]()
+
+    def counted() -> Round:
+        now[0] += 1.0
+        rounds.append(step())
+        return rounds[-1]
+
+    def noted(choice: Integers, multipliers: Floats, clock: Clock) -> None:
+        polished.append((now[0], choice))
+        if comes:
+            run.best, run.value = choice, run.bound * 1.5 + 1e-9
+
+    run.ascent.step, run.polish = counted, noted  # type: ignore[method-assign]
+    run.value = np.inf
+    anytime._PairwiseSearch.climb(run, 400, 100.0)
+    assert polished[0][0] == 86.0 and now[0] == (86.0 if comes else 150.0)
+    first = min(run.promise(found.choice) for found in rounds[:86])
+    assert run.promise(polished[0][1]) == first
+    fits = [run.core.fits(found.choice) for found in rounds[:86]]
+    assert any(fits) and not all(fits) and run.core.fits(polished[0][1])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of wide problems, on one that can be counted: what fits is found, the bound is one."""
@@ -157,20 +209,7 @@ def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch
         return region(self, ranked, width)
 
     monkeypatch.setattr(anytime._PairwiseSearch, "region", seen)
-    rng = np.random.default_rng(seed)
-    graph = graph_of(seed, nodes=7, forbidden=0.0, fewest=2)
-    nodes = tuple(
-        Node(f"n{n}", own, rng.integers(0, 9, len(own)).astype(float), (n, n + 3)) for n, own in enumerate(graph.unary)
-    )
-    each = [np.arange(len(own)) for own in graph.unary]
-    values = tuple(
-        Value(f"{a}-{b}", a, (b,), each[a], (each[b],), cost, np.zeros(len(each[b])), ((0, 0),))
-        for (a, b), cost in graph.edges.items()
-    )
-    free = Problem(nodes, values, horizon=10)
-    plans = list(itertools.product(*(some.tolist() for some in each)))
-    peaks = sorted(memory(free, plan).max() for plan in plans)
-    problem = replace(free, capacity_bytes=float(peaks[len(peaks) // 20]))
+    problem, plans = limited(seed)
     found = anytime.solve(problem, Clock(), seed=seed)
     best = min(objective(problem, plan) for plan in plans if memory(problem, plan).max() <= problem.capacity_bytes)
     assert memory(problem, found.choice).max() <= problem.capacity_bytes
