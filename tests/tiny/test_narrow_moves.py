@@ -167,6 +167,7 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
 ) -> None:
     """A second for each round of 100, of which the last 15 are for a plan; half as many again where none comes."""
     monkeypatch.setattr(anytime, "_FIRST", 1000)  # none is polished for being near the bound
+    monkeypatch.setattr(anytime, "_LAST", 86)
     problem, _ = limited(0)
     now = [0.0]
     run = anytime._PairwiseSearch(core(pairwise(problem), len(problem.nodes)), Clock(1000.0, timer=lambda: now[0]), 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,6 +40,7 @@ _ROUNDS = 400  # of messages, at most
 _FIRST = 20  # rounds before the first plan is polished; then of twice as many each time
 _POLISH = 30  # forests for one plan
 _POLISHING = 0.15  # of the time of rounds, for the plan of the last ones
+_LAST = 10  # rounds: of their plans the one to start from
 _PATIENCE = 1.5  # times the time of rounds, until a plan comes out of one that is not poor
 _POOL = 5  # plans that are combined with a new one
 _SHARE = 0.6  # of the time that is left, for a step before others
@@ -184,16 +186,18 @@ class _PairwiseSearch:
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is, and
         after, where none comes out."""
-        part, soon, best = PartialClock(seconds, whole=self.clock), _FIRST, (math.inf, math.inf)
+        part, soon = PartialClock(seconds, whole=self.clock), _FIRST
+        recent: deque[Integers] = deque(maxlen=_LAST)
         for number in range(1, most + 1):
             found = self.ascent.step()
             self.raise_bound(found.bound)
-            if (rank := self.promise(found.choice)) <= best:
-                self.rounded, best, multipliers = found.choice, rank, found.multipliers
+            recent.append(found.choice)
             last = number == most or part.left < _POLISHING * part.limit_seconds
             if last or (number >= soon and self.core.cost(found.choice) <= (1 + _NEAR) * found.bound):
-                self.polish(self.rounded, multipliers, self.clock if last else part)
-                soon, best = 2 * soon, (math.inf, math.inf)
+                self.rounded = min(reversed(recent), key=self.promise)
+                self.polish(self.rounded, found.multipliers, self.clock if last else part)
+                soon *= 2
+                recent.clear()
             tried = last and not (self.poor and part.seconds < _PATIENCE * part.limit_seconds)
             if tried or self.clock.over or self.closed:
                 break
