@@ -184,8 +184,8 @@ class _PairwiseSearch:
         return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
 
     def climb(self, most: int, seconds: float) -> None:
-        """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is, and
-        after, where none comes out."""
+        """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is or
+        time is no matter, and after, where none comes out."""
         part, soon = PartialClock(seconds, whole=self.clock), _FIRST
         recent: deque[Integers] = deque(maxlen=_LAST)
         for number in range(1, most + 1):
@@ -193,7 +193,8 @@ class _PairwiseSearch:
             self.raise_bound(found.bound)
             recent.append(found.choice)
             last = number == most or part.left < _POLISHING * part.limit_seconds
-            if last or (number >= soon and self.core.cost(found.choice) <= (1 + _NEAR) * found.bound):
+            near = math.isinf(seconds) or self.core.cost(found.choice) <= (1 + _NEAR) * found.bound
+            if last or (number >= soon and near):
                 self.rounded = min(reversed(recent), key=self.promise)
                 self.polish(self.rounded, found.multipliers, self.clock if last else part)
                 soon *= 2
