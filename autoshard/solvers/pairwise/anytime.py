@@ -27,7 +27,7 @@ from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.solvers.contraction.node_choices import cheapest
 from autoshard.solvers.contraction.quadratise import pairwise
 from autoshard.solvers.contraction.reduced_problem import Core, core, section
-from autoshard.solvers.pairwise.dual_ascent import Ascent
+from autoshard.solvers.pairwise.dual_ascent import Ascent, Round
 from autoshard.solvers.pairwise.narrow_moves import NarrowMoves
 from autoshard.solvers.pairwise.narrow_search import NarrowSearch
 from autoshard.solvers.pairwise.neighbourhood_search import polished
@@ -193,8 +193,7 @@ class _PairwiseSearch:
             self.raise_bound(found.bound)
             recent.append(found.choice)
             last = number == most or part.left < _POLISHING * part.limit_seconds
-            near = math.isinf(seconds) or self.core.cost(found.choice) <= (1 + _NEAR) * found.bound
-            if last or (number >= soon and near):
+            if last or (number >= soon and (math.isinf(seconds) or self.near(found))):
                 self.rounded = min(reversed(recent), key=self.promise)
                 self.polish(self.rounded, found.multipliers, self.clock if last else part)
                 soon *= 2
@@ -202,6 +201,10 @@ class _PairwiseSearch:
             tried = last and not (self.poor and part.seconds < _PATIENCE * part.limit_seconds)
             if tried or self.clock.over or self.closed:
                 break
+
+    def near(self, found: Round) -> bool:
+        """Does a round's plan cost about as little as any can?"""
+        return self.core.cost(found.choice) <= (1 + _NEAR) * found.bound
 
     def promise(self, choice: Integers) -> tuple[float, float]:
         """By how much it overflows, and its cost; of two plans that the smaller of these makes the better start."""
