@@ -4,8 +4,8 @@ Each step finds the best plan and bound so far and leaves better ones. The clock
 it ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end
 in its part of the time makes room for the next.
 
-1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
-   messages rank first (`pruned_start.py`).
+1. Under a clock a plan at once (`warm_start.py`), but where 4 comes first; where nodes have hundreds of choices, the
+   best over the few that messages rank first (`pruned_start.py`).
 2. Exact: reduce the domains, write the values as layout-level terms, take the cheaper of a few elimination orders. A
    plan above the memory capacity goes on to lagrangian.py.
 3. Where no order fits: messages, fewer choices, and exact tables without the hubs (`hub_relaxation.py`), then
@@ -76,11 +76,11 @@ def solve(
 
 def _search(state: Incumbent, budget: int, clock: Clock, rough: bool, unfit: set[int]) -> None:
     problem, limited = state.problem, math.isfinite(clock.limit_seconds)
-    if limited:
-        _known(state)
-    if quadratise.suits(problem):
+    if quadratise.suits(problem):  # contraction takes less than a plan that propagates, and leaves one
         _of_pairs(state, clock)
         return
+    if limited:
+        _known(state)
     if rough:
         _rough(state, budget, clock, unfit)
         return
