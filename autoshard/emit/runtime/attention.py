@@ -65,7 +65,7 @@ def random_attention(
             if random.exact:
                 keep = random.keep(index, shape, layout, dropout_p)[..., : k.shape[-2]]
             else:
-                keep = random.traced_keep(q.new_empty((*q.shape[:-1], k.shape[-2])), index, layout, dropout_p)
+                keep = random.bits(index, layout, (*q.shape[:-1], k.shape[-2])) >= int(dropout_p * 2**53)
             out = _spelt_out(q, k, v, mask, keep, p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         else:
             with random.fork(index, layout, default=True):

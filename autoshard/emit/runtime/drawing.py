@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .axis import held_indices
-from .randomness import Random, Step, dropout_mask, random_bits
+from .randomness import Random, Step, random_bits
 
 _ALPHA = 1.7580993408473766  # SELU's lowest value, negated
 
@@ -26,30 +26,40 @@ def exact_values(
     `kind`: "uniform" in [first, second), "integers" in [first, second), "normal" with mean and deviation, "exponential"
     with rate `first`, "bernoulli" one with probability `first`.
     """
+    return _values(lambda of: random_bits(seed, step, of, shape, held), index, kind, first, second, torch.float64)
+
+
+def _values(
+    bits: Callable[[object], Tensor], index: int, kind: str, first: float, second: float, dtype: torch.dtype
+) -> Tensor:
     if kind == "bernoulli":
-        return dropout_mask(seed, step, index, shape, 1 - first, held).double()
-    bits = random_bits(seed, step, index, shape, held)
+        return (bits(index) >= int((1 - first) * 2**53)).to(dtype)
     if kind == "integers":
-        return int(first) + bits % int(second - first)
+        return int(first) + bits(index) % int(second - first)
     if kind == "uniform":
-        return first + (second - first) * (bits.double() / 2**53)
+        return first + (second - first) * _unit(bits(index), dtype)
     if kind == "exponential":
-        return -((bits.double() + 0.5) / 2**53).log() / first
-    angle = random_bits(seed, step, (index, "angle"), shape, held).double() / 2**53
-    return first + second * ((bits.double() + 0.5) / 2**53).log().mul(-2).sqrt() * (2 * math.pi * angle).cos()
+        return -_unit(bits(index), dtype, 0.5).log() / first
+    angle = 2 * math.pi * _unit(bits((index, "angle")), dtype)
+    return first + second * _unit(bits(index), dtype, 0.5).log().mul(-2).sqrt() * angle.cos()
 
 
-def _held(random: Random, shape: Sequence[int], layout: str) -> list[Tensor]:
-    return [held_indices(size, dim, layout, random.mesh) for dim, size in enumerate(shape)]
+def _unit(bits: Tensor, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
+    """Numbers between 0 and 1 of 53 random bits, or of the 24 of them that a float32 holds."""
+    kept = 53 if dtype == torch.float64 else 24
+    return ((bits >> 53 - kept).to(dtype) + offset) / 2**kept
 
 
 def _drawn(
     random: Random, index: int, shape: Sequence[int], layout: str, kind: str, first: float, second: float
 ) -> Tensor:
-    held = _held(random, shape, layout)
     if random.exact:
+        held = [held_indices(size, dim, layout, random.mesh) for dim, size in enumerate(shape)]
         return exact_values(random.seed, random.step, index, shape, kind, first, second, held).to(random.mesh.device)
-    made = torch.empty([len(own) for own in held], device=random.mesh.device)
+    sizes = random.sizes(tuple(shape), layout)
+    if torch.compiler.is_compiling():
+        return _values(lambda of: random.bits(of, layout, sizes), index, kind, first, second, torch.float32)
+    made = torch.empty(sizes, device=random.mesh.device)
     with random.fork(index, layout) as generator:
         if kind == "integers":
             return torch.randint(int(first), int(second), made.shape, generator=generator, device=made.device)
@@ -96,12 +106,12 @@ def random_multinomial(
     layout: str,
 ) -> Tensor:  # fmt: skip
     """Indices drawn by the weights in the last dim, which is whole."""
-    if not random.exact:
+    if not random.exact and not torch.compiler.is_compiling():
         with random.fork(index, layout) as generator:
             return torch.multinomial(p, num_samples, replacement, generator=generator)
     drawn = (*shape[:-1], num_samples) if replacement else shape
     uniform = _drawn(random, index, drawn, layout, "uniform", 0.0, 1.0)
-    return chosen(p.double(), uniform, num_samples, replacement)
+    return chosen(p.to(uniform.dtype), uniform, num_samples, replacement)
 
 
 def chosen(p: Tensor, uniform: Tensor, num_samples: int, replacement: bool) -> Tensor:

@@ -132,13 +132,14 @@ class ParallelMesh:
     @contextlib.contextmanager
     def micro_batch(self, number: int, shares: Sequence[Tensor] = ()) -> Iterator[None]:
         """Around the forward of one: random numbers are its own. `shares`: of the step's labels, see `label_shares`."""
-        step = self.random.step
-        self.random.step = (step, number) if number else step
+        moment = self.random.moment
+        if number:
+            self.random.step = (moment.step, number)
         self.labels.begin(shares)
         try:
             yield
         finally:
-            self.random.step = step
+            self.random.moment = moment
             self.labels.begin(())
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
-import weakref
+import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, library
+from torch import Tensor
 
 from .axis import held_indices, shard_cuts
 
@@ -22,7 +21,13 @@ if TYPE_CHECKING:
 Step = int | tuple[Any, int]  # a micro-batch but the first: (step, number)
 
 
-_RANDOMS: list[weakref.ref[Random]] = []  # what an operator of a compiled graph finds its seed by
+class Moment(NamedTuple):
+    """Of a training run: what all random numbers of one micro-batch have in common."""
+
+    seed: int
+    step: Step
+    key: int  # the hash of both
+    on_device: Tensor  # the key again, () of int64: an input of compiled graphs, of which a number is a constant
 
 
 class Random:
@@ -32,24 +37,49 @@ class Random:
     """
 
     def __init__(self, mesh: ParallelMesh, seed: int = 0, step: Step = 0, exact: bool = False) -> None:
-        self.mesh, self.seed, self.step, self.exact = mesh, seed, step, exact
+        self.mesh, self.exact = mesh, exact
         self.training = True
-        self.number = len(_RANDOMS)
-        _RANDOMS.append(weakref.ref(self))
-        self._places: dict[tuple[int, str], int] = {}  # of an operator and a layout: the hash of its shard here
-        self._time, self._hash_of_time = (seed, step), hash_of(seed, step)
+        self.set(seed, step)
+        self._places: dict[tuple[object, str], int] = {}
         self._own = torch.Generator()  # of the CPU, whose default one loaders draw from, in threads of their own
 
-    def generator_seed(self, index: int, layout: str) -> int:
-        """A function of (seed, step, index, coordinates of the sharding axes), by hashes that are made once."""
-        if self._time != (self.seed, self.step):
-            self._time = self.seed, self.step
-            self._hash_of_time = hash_of(*self._time)
+    def set(self, seed: int, step: Step) -> None:
+        key = hash_of(seed, step)
+        self.moment = Moment(seed, step, key, torch.full((), key, device=self.mesh.device))
+
+    @property
+    def seed(self) -> int:
+        return self.moment.seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self.set(seed, self.step)
+
+    @property
+    def step(self) -> Step:
+        return self.moment.step
+
+    @step.setter
+    def step(self, step: Step) -> None:
+        self.set(self.seed, step)
+
+    @torch.compiler.assume_constant_result
+    def place(self, index: object, layout: str) -> int:
+        """The hash of an operator and of its shard here, by the coordinates of the sharding axes; made once."""
         place = self._places.get((index, layout))
         if place is None:
             shards = [(axis.name, axis.index) for axis, *_ in shard_cuts(layout, self.mesh)]
             place = self._places[index, layout] = hash_of(index, shards)
-        return place ^ self._hash_of_time
+        return place
+
+    @torch.compiler.assume_constant_result
+    def sizes(self, shape: Sequence[int], layout: str) -> tuple[int, ...]:
+        """Of the shard that is held here."""
+        return tuple(len(held_indices(size, dim, layout, self.mesh)) for dim, size in enumerate(shape))
+
+    def generator_seed(self, index: int, layout: str) -> int:
+        place: int = self.place(index, layout)
+        return place ^ self.moment.key
 
     def seeded(self, index: int, layout: str) -> torch.Generator:
         """The CPU's generator of this mesh, for operators that take one; no other draws from it."""
@@ -72,32 +102,18 @@ class Random:
         finally:
             generator.set_state(before)
 
-    def traced_keep(self, like: Tensor, index: int, layout: str, p: float) -> Tensor:
-        """A mask of `like`'s shape, drawn as by `fork` when a compiled graph runs: the step is no constant of it."""
-        keep: Tensor = _traced_keep(like.detach(), self.number, index, layout, p)
-        return keep
+    def bits(self, index: object, layout: str, shape: Sequence[int]) -> Tensor:
+        """53 random bits for each element of this shard's `shape`, by operators alone: what compiled graphs draw.
+
+        A function of `moment.on_device`: a graph that is replayed (CUDA's) draws anew, one that is recomputed the same.
+        """
+        position = torch.arange(math.prod(shape), device=self.mesh.device).view(*shape)
+        return _mixed(position, self.moment.on_device ^ self.place(index, layout))
 
     def keep(self, index: int, shape: Sequence[int], layout: str, p: float) -> Tensor:
         """The local part of the dropout mask of a global `shape`."""
         held = [held_indices(size, dim, layout, self.mesh) for dim, size in enumerate(shape)]
         return dropout_mask(self.seed, self.step, index, shape, p, held).to(self.mesh.device)
-
-
-def _drawn_keep(like: Tensor, number: int, index: int, layout: str, p: float) -> Tensor:
-    random = _RANDOMS[number]()
-    assert random is not None
-    with random.fork(index, layout) as generator:
-        return torch.empty_like(like).bernoulli_(1 - p, generator=generator)
-
-
-def _free_name() -> str:
-    """Of an operator that no copy of this file has registered which the process loaded before, of another package."""
-    names = map("parallel_runtime_{}".format, itertools.count())
-    return "::".join((next(name for name in names if not hasattr(getattr(torch.ops, name), "keep")), "keep"))
-
-
-_traced_keep = library.custom_op(_free_name(), _drawn_keep, mutates_args=())
-_traced_keep.register_fake(lambda like, *_: torch.empty_like(like))
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -129,7 +145,12 @@ def random_bits(
     for dim, size in enumerate(shape):
         along = torch.arange(size) if held is None else held[dim]
         position = position.unsqueeze(-1) * size + along
-    z = position * -0x61C8864680B583EB + hash_of(seed, step, index)  # splitmix64; int64 arithmetic wraps
+    return _mixed(position, hash_of(seed, step, index))
+
+
+def _mixed(position: Tensor, key: Tensor | int) -> Tensor:
+    """splitmix64, its first 53 bits; int64 arithmetic wraps."""
+    z = (position ^ key) * -0x61C8864680B583EB  # inductor multiplies positions as indices, which must not wrap
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * factor
     z = z ^ (z >> 31 & (1 << 33) - 1)
@@ -141,7 +162,7 @@ def random_dropout(x: Tensor, random: Random, *, p: float, index: int, shape: Se
     if not random.training:
         return x
     if torch.compiler.is_compiling():
-        return x * random.traced_keep(x, index, layout, p) / max(1 - p, 1e-30)
+        return x * (random.bits(index, layout, x.shape) >= int(p * 2**53)) / max(1 - p, 1e-30)
     if random.exact:
         return x * random.keep(index, shape, layout, p) / max(1 - p, 1e-30)
     if x.device.type == "cpu":  # as F.dropout spells it, which takes no generator

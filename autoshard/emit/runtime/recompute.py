@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
-    from .randomness import Random
+    from .randomness import Moment, Random
 
 _EXPENSIVE = (
     "mm", "addmm", "bmm", "baddbmm", "convolution", "_grouped_mm", "_scaled_mm",
@@ -30,10 +30,10 @@ KEPT = frozenset(getattr(torch.ops.aten, name).default for name in _EXPENSIVE if
 
 def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: str = "input") -> Any:
     """`block(*inputs)`, of which backward finds the inputs; with `keep="expensive"` products and attention, too."""
-    step = random.step
+    moment = random.moment
 
     def run(*given: Tensor) -> Any:
-        with _at(random, step):
+        with _at(random, moment):
             return block(*given)
 
     contexts: dict[str, Callable[[], Any]] = {}
@@ -47,10 +47,10 @@ def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
 
 
 @contextlib.contextmanager
-def _at(random: Random, step: Any) -> Iterator[None]:
+def _at(random: Random, moment: Moment) -> Iterator[None]:
     """In the backward of one micro-batch another may be running forward."""
-    before, random.step = random.step, step
+    before, random.moment = random.moment, moment
     try:
         yield
     finally:
-        random.step = before
+        random.moment = before
