@@ -123,6 +123,13 @@ CASES = [
      -> a""",
      """a[2, 3, 4, 4] = aten.max_pool2d(x, kernel_size=(2, 2), stride=(2, 2), padding=(0, 0), dilation=(1, 1))
      -> a"""),
+    (canonical, """x:f[2,3,8,16]
+     a:f[2,3,8,16] = aten.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.25)
+     b:f[2,3,8,16] = aten.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.125)
+     -> a b""",
+     """a[2, 3, 8, 16] = aten.scaled_dot_product_attention(x, x, x, is_causal=True, scale=None)
+     b[2, 3, 8, 16] = aten.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.125)
+     -> a b"""),
     (noops, """x:f[2,3] xi:i[3] w:f[2,3]
      a:f[2,3] = aten.alias(x)
      b:f[2,3] = aten.mul(a, other=1.0)

@@ -106,6 +106,12 @@ def _repeat_interleave(op: Op, tensors: Tensors) -> Op:
     return _with(op, output_size=None) if isinstance(dict(op.attributes).get("repeats"), int) else op
 
 
+def _attention(op: Op, tensors: Tensors) -> Op:
+    """A scale that is the default is not said: models compute it and pass it on."""
+    size = _operand(op, tensors).shape[-1]
+    return _with(op, scale=None) if size and dict(op.attributes).get("scale") in (size**-0.5, 1 / size**0.5) else op
+
+
 def _arange(op: Op, tensors: Tensors) -> Op:
     given = dict(op.attributes)
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
@@ -182,6 +188,7 @@ _RULES: dict[str, Rule] = {
     **_each("t numpy_T", _transpose),
     **_each("swapaxes swapdims", _swap),
     "aten.transpose": _exchange,
+    "aten.scaled_dot_product_attention": _attention,
     **_each("expand expand_as broadcast_to", _expand),
     **_each("split chunk split_with_sizes tensor_split", _split),
     **_each("dropout feature_dropout alpha_dropout", _dropout),
