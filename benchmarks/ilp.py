@@ -30,7 +30,7 @@ from autoshard.solvers import Clock, Options, portfolio, solve  # noqa: E402
 from autoshard.solvers.common.result import Solution  # noqa: E402
 from autoshard.solvers.ilp import branch_and_bound  # noqa: E402
 from autoshard.solvers.linear_program.rows import pairs  # noqa: E402
-from autoshard.solvers.relax.lagrangian import minimum_memory_bound  # noqa: E402
+from autoshard.solvers.relax.lean_plans import minimum_memory_bound  # noqa: E402
 
 BEGIN, END = "<!-- ilp: written by the command below -->", "<!-- ilp end -->"
 LIMIT_SECONDS = 120.0  # wall, for each solve

@@ -21,7 +21,7 @@ from autoshard.solvers import portfolio
 from autoshard.solvers.elimination.cost_tables import Contents
 from autoshard.solvers.elimination.dominance import reduce
 from autoshard.solvers.elimination.weighted_sum import additive
-from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.solvers.relax.lean_plans import minimum_memory_bound
 
 PLACEMENTS = 6
 # one line per op of a block: name, operands (names before it; "in" is the block's input), compute weight

@@ -14,11 +14,14 @@ from autoshard.errors import InfeasibleError
 from autoshard.formulation.cost_breakdown import parts
 from autoshard.ir.plan import Candidate
 from autoshard.search.alternatives import Choice, contenders
-from autoshard.search.objectives import MEMORY, solve_level
-from autoshard.search.search_task import Found, SearchTask, candidate
+from autoshard.search.objectives import MEMORY, lean_plans, solve_level
+from autoshard.search.search_task import Found, SearchTask, candidate, timed
 from autoshard.solvers.common.result import OPTIMAL, Solution
 from autoshard.units import format_bytes
 
+RATES = (5, 3, 2, 1)  # of seconds for bytes, both as parts of those of a plan near the least memory
+_CLEARLY = 1.05  # times the bytes of a program: other plans of so many, as the solver counts, are not tried
+_FEW_CHOICES = 5_000  # of all nodes together: limits, too, take little
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
@@ -56,14 +59,42 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
 def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Iterator[tuple[str, Choice]]:
     """What may need less memory than `best`, the solver's plan of least memory, once it is a program.
 
-    `smallest_bytes`: see `between`."""
+    `smallest_bytes`: see `between`; where a program needs that, plans at prices of bytes come first, which are found
+    soon, and often do; else last, for they are slower."""
+    at_once = smallest_bytes < inf
+    if at_once:
+        rates_do = yield from at_rates(task, smallest_bytes)
+        if rates_do and sum(len(node.seconds) for node in task.formulation.problem.nodes) > _FEW_CHOICES:
+            return
     fastest = task.quickly(replace(task.formulation.problem, capacity_bytes=float("inf")))
     yield "optimum", fastest.choice
     wider_are_larger = yield from between(task, best.peak_bytes, fastest.peak_bytes, smallest_bytes)
     if wider_are_larger:
         return
+    if not at_once:
+        yield from at_rates(task, smallest_bytes)
     own = parts(task.formulation, best.choice)
     yield from contenders(task.formulation, best.choice, own, float("inf"), task.quickly)
+
+
+def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Choice], None, bool]:
+    """Plans at less and less for a byte: near the least memory there are many, whose programs differ by a third.
+
+    It says whether programs got larger: no lower rate is tried once a plan is counted at clearly more than the smallest
+    program so far needs, `smallest_bytes` to begin with."""
+    lean, last = lean_plans(task.formulation), inf
+    for rate in RATES:
+        with timed(task.log, "solving at prices of bytes"):
+            choice = lean.at_rate(rate)
+        if choice is None:
+            return False
+        found = Solution(task.formulation.problem, choice, 0.0, task.solver)
+        if found.peak_bytes > _CLEARLY * smallest_bytes:
+            return True
+        yield f"{rate:g} % of a step for 1 % of memory", found.choice
+        last = task.plan(found).predicted_peak_bytes
+        smallest_bytes = min(smallest_bytes, last)
+    return last > smallest_bytes
 
 
 def between(

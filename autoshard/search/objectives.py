@@ -19,7 +19,7 @@ from autoshard.formulation.cost_breakdown import Split
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.problem import Floats, Problem, objective
 from autoshard.solvers.common.result import TOLERANCE, Solution, peak, proved, status
-from autoshard.solvers.relax.lagrangian import least_memory
+from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
 
 NAMES = ("ratio", "memory", "speed")
 RATIO, MEMORY, SPEED = range(3)
@@ -27,6 +27,7 @@ _HALVINGS = 12  # of the range between the bound on memory and the smallest peak
 _CLOSE = 1e-4  # relative width of that range that is not worth more work
 Solver = Callable[[Problem], Solution]
 _RATIO: WeakKeyDictionary[Formulation, Problem] = WeakKeyDictionary()
+_LEAN: WeakKeyDictionary[Formulation, LeanPlans] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ def solve_level(
     quickly: bool = False,
 ) -> Levelled:
     """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity;
-    `quickly`: level 1 may do without, see `least_memory`.
+    `quickly`: level 1 may do without, see `LeanPlans`.
 
     Once `stop()` is true nothing better than the first plan found is looked for.
     """
@@ -76,7 +77,7 @@ def solve_level(
     if level == RATIO:
         return _least_ratio(formulation, problem, solver)
     if level == MEMORY:
-        return smallest_memory(problem, solver, stop, quickly)
+        return smallest_memory(problem, solver, stop, lean_plans(formulation) if quickly else None)
     found = solver(problem)
     return Levelled(found, found.objective, found.lower_bound, found.cut)
 
@@ -108,6 +109,13 @@ def _ratio_problem(formulation: Formulation) -> Problem:
     return replace(formulation.problem, nodes=tuple(nodes))
 
 
+def lean_plans(formulation: Formulation) -> LeanPlans:
+    """Plans of little memory, and the bound on it; made once for a formulation."""
+    if formulation not in _LEAN:
+        _LEAN[formulation] = LeanPlans(formulation.problem)
+    return _LEAN[formulation]
+
+
 def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> Levelled:
     ratio = replace(ratio_problem(formulation), capacity_bytes=problem.capacity_bytes)
     found = solver(ratio)
@@ -116,13 +124,14 @@ def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> 
 
 
 def smallest_memory(
-    problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, quickly: bool = False
+    problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, lean: LeanPlans | None = None
 ) -> Levelled:
-    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak;
-    `quickly`, a plan at the bound where `least_memory` meets one."""
-    bound, lean = least_memory(problem, quickly=quickly)
-    if lean is not None and peak(problem, lean) <= problem.capacity_bytes * (1 + TOLERANCE):
-        met = Solution(problem, lean, 0.0, "auto")
+    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak; of the
+    plans `lean`, if given, one at the bound where they meet it."""
+    bound = lean.bound if lean is not None else minimum_memory_bound(problem)
+    leanest = lean.at_bound() if lean is not None else None
+    if leanest is not None and peak(problem, leanest) <= problem.capacity_bytes * (1 + TOLERANCE):
+        met = Solution(problem, leanest, 0.0, "auto")
         return Levelled(met, met.peak_bytes, bound)
     low = bound
     best = _within(problem, bound, solver) if bound <= problem.capacity_bytes * (1 + TOLERANCE) else None

@@ -11,7 +11,7 @@ from autoshard.errors import InfeasibleError
 from autoshard.ir.plan import Plan
 from autoshard.search.search_task import SearchTask
 from autoshard.solvers.common.clock import watched
-from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.solvers.relax.lean_plans import minimum_memory_bound
 
 POINTS = 8
 MIB, MILLISECONDS = 2.0**20, 1e3

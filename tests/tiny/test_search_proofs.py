@@ -21,7 +21,7 @@ from autoshard.search.select_plan import search
 from autoshard.solvers import Clock, Options, solve
 from autoshard.solvers.common.result import CUT_SHORT, OPTIMAL, Solution
 from autoshard.solvers.common.solver_options import Looks
-from autoshard.solvers.relax.lagrangian import minimum_memory_bound
+from autoshard.solvers.relax.lean_plans import minimum_memory_bound
 from autoshard.text.plan_summary import certificate_rows
 from tests.graphs import mlp_graph
 

@@ -6,9 +6,11 @@ import pytest
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.ir.mesh import Mesh
+from autoshard.search import min_memory
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.search_task import SearchTask
 from autoshard.search.select_plan import search
+from autoshard.solvers.relax.lean_plans import LeanPlans
 from tests.graphs import mlp_graph
 
 
@@ -21,10 +23,35 @@ def test_limits_of_memory_get_wider_while_that_needs_less(monkeypatch: pytest.Mo
     tried = search(graph, hardware, SearchRequest(mesh, level=1)).search.candidates
     assert sum(limit < float("inf") for limit in limits) == 2  # no proof is looked for: seconds only break ties
     (first,) = [row.predicted_peak_bytes for row in tried if row.name == "least memory"]
-    wider = [row for row in tried if " within " in row.name]
-    assert len(wider) == 2 and wider[0].outcome == "chosen"
-    assert wider[0].predicted_peak_bytes < first < wider[1].predicted_peak_bytes
-    assert tried[-1] == wider[1]  # nor others that know no limit
+    (wider,) = [row for row in tried if " within " in row.name]  # the other is a plan that a price of bytes gave
+    assert wider.outcome == "chosen" and wider.predicted_peak_bytes < first
+    assert tried[-1] == wider and limits[-1] < float("inf")  # nor others that know no limit
+
+
+def test_prices_of_bytes_give_programs_that_need_less() -> None:
+    """At level 1 beside the least memory by the solver's count; and within a limit that nothing else fits."""
+    graph, mesh, hardware = mlp_graph(6, 64, 4096), Mesh.parse("dp=4,tp=4"), load_hardware("a100-80g-sxm")
+    least = search(graph, hardware, SearchRequest(mesh, level=1))
+    (chosen,) = [row for row in least.search.candidates if row.outcome == "chosen"]
+    assert chosen.name.endswith("of a step for 1 % of memory")
+    others = [row.predicted_peak_bytes for row in least.search.candidates if row != chosen]
+    limit = (least.predicted_peak_bytes + min(others)) / 2
+    assert search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit)).predicted_peak_bytes <= limit
+
+
+def test_prices_are_lowered_until_plans_are_clearly_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan is simulated that is counted at more than any that could win, and larger problems end there."""
+    monkeypatch.setattr(min_memory, "_FEW_CHOICES", 0)
+    tried: list[float] = []
+    at_rate = LeanPlans.at_rate
+    monkeypatch.setattr(LeanPlans, "at_rate", lambda plans, rate: (tried.append(rate), at_rate(plans, rate))[1])
+    graph, mesh, hardware = mlp_graph(4, 4096, 1024), Mesh.parse("dp=2,tp=4"), load_hardware("a100-80g-sxm")
+    monkeypatch.setattr(min_memory, "_CLEARLY", 1.0)
+    rows = search(graph, hardware, SearchRequest(mesh, level=1)).search.candidates
+    assert tried == list(min_memory.RATES) and not [row for row in rows if " within " in row.name]
+    tried.clear()
+    monkeypatch.setattr(min_memory, "_CLEARLY", 0.5)
+    assert len(search(graph, hardware, SearchRequest(mesh, level=1)).search.candidates) == 1 and tried == [5]
 
 
 def test_within_a_limit_plans_of_a_step_are_tried_too() -> None:

@@ -15,15 +15,18 @@ from scipy.optimize import linprog
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Node, Problem, Value, memory, objective
 from autoshard.solvers import portfolio
+from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.local_search import Aim, descend, footprints, line, links, mixtures, objectives, options
 from autoshard.solvers.common.result import peak
+from autoshard.solvers.common.solver_options import Clock, Looks
 from autoshard.solvers.heuristics import brute_force
-from autoshard.solvers.relax.lagrangian import least_memory, minimum_memory_bound
-from autoshard.solvers.relax.memory_columns import condensed
+from autoshard.solvers.relax import lean_plans
+from autoshard.solvers.relax.lean_plans import LeanPlans, minimum_memory_bound
+from autoshard.solvers.relax.memory_columns import column_of, condensed
 from autoshard.solvers.relax.restricted_master import mixture
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
-from tests.random_problems import limited, random_problem
+from tests.random_problems import hub_problem, limited, random_problem
 
 SEEDS = st.integers(0, 10**9)
 
@@ -94,7 +97,8 @@ def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
     met = 0
     for seed in range(200):
         problem = random_problem(seed, most_nodes=5, forbid=0.0)
-        bound, choice = least_memory(problem)
+        lean = LeanPlans(problem)
+        bound, choice = lean.bound, lean.at_bound()
         if choice is None:
             continue
         met += 1
@@ -103,6 +107,58 @@ def test_a_plan_at_the_memory_bound_is_the_fastest_of_these() -> None:
         fastest = min(objective(problem, c) for c in leanest)
         assert objective(problem, choice) == pytest.approx(fastest, rel=1e-6, abs=1e-9)
     assert met > 50
+
+
+def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:
+    """Of seconds and priced bytes together, against every plan; and none has less of these bytes than the bound."""
+    for seed in range(40):
+        problem = random_problem(seed, most_nodes=5, forbid=0.0)
+        lean = LeanPlans(problem)
+        lean.at_bound()
+        for rate in (0.3, 3.0):
+            choice = lean.at_rate(rate)
+            if choice is None:
+                assert not 0 < lean.seconds < math.inf
+                continue
+            columns = [column_of(lean.problem, own) for own in (choice, *every(problem))]
+            priced = [float(lean.prices @ column.bytes) for column in columns]
+            assert min(priced) >= lean.bound * (1 - 1e-9)
+            per_byte = rate * lean.seconds / max(lean.bound, 1.0)
+            found, *others = (c.seconds + per_byte * own for c, own in zip(columns, priced, strict=True))
+            assert found == pytest.approx(min(others), rel=1e-9)
+
+
+@pytest.mark.parametrize("entries", [20_000_000, 40])
+def test_lean_plans_around_what_is_read_all_over(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off, or with every value's readers apart where tables are small: plans are plans, and many meet the bound
+    without exact tables of the whole."""
+    monkeypatch.setattr(lean_plans, "_ENTRIES", entries)
+    monkeypatch.setattr(LeanPlans, "_whole", lambda *_: None)
+    met = 0
+    for seed in range(30):
+        problem = hub_problem(seed, layers=6, forbid=0.0)
+        lean = LeanPlans(problem)
+        assert lean.shares.cut
+        leanest, near = lean.at_bound(), lean.at_rate(1.0)
+        assert near is None or math.isfinite(objective(problem, near))
+        if leanest is not None:
+            met += 1
+            assert math.isfinite(objective(problem, leanest))
+            assert peak(problem, leanest) == pytest.approx(lean.bound, rel=1e-6)
+    assert met >= 10
+
+
+@pytest.mark.parametrize("expired", [0, 1, 2, 3, 5, 8, 13, 21, 50, 100])
+def test_least_memory_is_bounded_at_any_look_at_the_clock(expired: int) -> None:
+    for seed in range(12):
+        problem = random_problem(seed, most_nodes=5, forbid=0.0)
+        with watched(Clock(expired, timer=Looks())):
+            lean = LeanPlans(problem)
+            met, near = lean.at_bound(), lean.at_rate(1.0)
+        peaks = [peak(problem, choice) for choice in every(problem)]
+        assert lean.bound <= min(peaks) * (1 + 1e-9)
+        assert met is None or peak(problem, met) <= lean.bound * (1 + 1e-6)
+        assert near is None or near in every(problem)
 
 
 def test_infeasible_is_proven_with_the_shortfall() -> None:

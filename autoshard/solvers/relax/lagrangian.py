@@ -10,7 +10,7 @@ With c(x) the seconds of a plan, m_t(x) its bytes at time t, C the capacity and 
   `memory_columns.master_prices` and `restricted_master.mixture`; both in turn, until L(p) meets the value of the
   mixture, in `lagrangian._dual`.
 - The least peak of memory is bounded likewise, with c = 0 and C = 0: max over p, sum_t p_t <= 1, of min_x sum_t p_t
-  m_t(x). Implemented in `lagrangian.least_memory`.
+  m_t(x). Implemented in `lean_plans.LeanPlans`.
 - A peak lies just before a stop that follows a start: no other time needs a p_t. Implemented in
   `memory_columns.condensed`.
 - The best plan that fits is improved by cutting between plans and by local search on the true memory. Implemented in
@@ -28,13 +28,13 @@ import numpy as np
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Problem
 from autoshard.solvers.common.clock import attempt
-from autoshard.solvers.common.infeasibility import least, short
+from autoshard.solvers.common.infeasibility import short
 from autoshard.solvers.common.local_search import Aim, Choice, descend, links, mixtures
 from autoshard.solvers.common.result import TOLERANCE
 from autoshard.solvers.common.solver_options import Clock
 from autoshard.solvers.elimination.cost_tables import Contents
-from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, Minimum, minimise
-from autoshard.solvers.relax.memory_columns import Column, column_of, condensed, master_prices
+from autoshard.solvers.elimination.minimise import Minimum, minimise
+from autoshard.solvers.relax.memory_columns import Column, column_of, master_prices
 from autoshard.solvers.relax.window_search import window
 from autoshard.units import format_bytes
 
@@ -45,7 +45,6 @@ _STARTS = 4  # plans that local search starts from
 _WINDOWS = 12  # windows of nodes that are solved again, half of each overlapping the next
 _STRENGTHS = (0.0, 0.7, 1.2)  # times the multipliers
 _MOST_WORK = 3_000_000_000  # joint entries, for all windows together
-_ABOVE_SECONDS = 1e6  # times the seconds of a plan: the price of the least memory
 _NEAR = 2e-3  # relative gap that is not worth more work
 
 
@@ -75,45 +74,14 @@ def priced_fit(problem: Problem, free: Minimum, budget: int, clock: Clock | None
     return _stretched(problem, choice, dual, budget, clock), dual
 
 
-def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
-    """Bytes that no plan's peak can be below; watched, a lower bound of that may be all there is time for.
-
-    Raises InfeasibleError where no choice is allowed at all.
-    """
-    return least_memory(problem, budget_entries=budget_entries, quickly=False)[0]
-
-
-def least_memory(
-    problem: Problem, *, budget_entries: int = BUDGET_ENTRIES, quickly: bool = True
-) -> tuple[float, Choice | None]:
-    """The bound on every plan's peak, and `quickly` a plan that reaches it, None where none is met.
-
-    With prices of memory at which nothing has less of it than the bound, and seconds too small beside to count but
-    between equals, one unlimited solve gives the fastest of those plans, wherever its tables are exact and it fits.
-    """
-    small = condensed(problem)
-    known, contents = least(small).bytes, Contents(small)
-    start = attempt(minimise, small, contents, scale=0.0, budget_entries=budget_entries)
-    if start is None:
-        return known, None
-    dual = _memory_dual(small, column_of(small, start.choice), budget_entries)
-    bound = max(known, dual.bound)
-    seconds = min(column.seconds for column in dual.columns)
-    if not quickly or not 0 < seconds < math.inf:
-        return bound, None
-    prices = _ABOVE_SECONDS * seconds / max(bound, 1.0) * dual.multipliers
-    found = attempt(minimise, small, contents, multipliers=prices, budget_entries=budget_entries)
-    fits = found is not None and column_of(small, found.choice).peak <= bound * (1 + TOLERANCE)
-    return bound, found.choice if found is not None and fits else None
-
-
 def _seconds_dual(problem: Problem, first: Column, bound: float, budget: int, clock: Clock) -> Dual:
     scale = abs(first.seconds) or 1.0
     unit = problem.capacity_bytes or 1.0
     return _dual(problem, [first], 1.0 / scale, problem.capacity_bytes, unit, _PENALTY, bound, budget, clock)
 
 
-def _memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
+def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
+    """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1."""
     return _dual(problem, [first], 0.0, 0.0, first.peak or 1.0, 1.0, 0.0, budget, Clock())
 
 
@@ -211,7 +179,7 @@ def _squeezed(problem: Problem, columns: Sequence[Column], budget: int) -> Choic
     """A plan that fits, by minimising memory alone; raises InfeasibleError where there is none, or none is found."""
     capacity = problem.capacity_bytes
     lightest = min(columns, key=lambda column: column.peak)
-    dual = _memory_dual(problem, lightest, budget)
+    dual = memory_dual(problem, lightest, budget)
     if dual.bound > capacity * (1 + TOLERANCE):
         raise short(problem, dual.bound - capacity)
     lean = _lean(problem, (*dual.columns, *columns), capacity)

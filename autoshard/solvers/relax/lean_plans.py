@@ -1,0 +1,105 @@
+"""The least memory: a bound on every plan's peak, and plans at the prices of bytes behind it.
+
+With c(x) the seconds of a plan, m_t(x) its bytes at time t and p the prices of `lagrangian.memory_dual`, at which
+sum_t p_t m_t(x) >= B for every plan, a plan at a rate r is the least of
+
+    c(x) + r c_0 sum_t p_t m_t(x) / B
+
+c_0 seconds of a plan near the bound B: 1 % of its memory is worth r % of its seconds. At a rate far above what seconds
+are worth it is the fastest of those at the bound, if it meets it. Values that are read all over are cut off, so that
+layers fold, and chosen anew for their readers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from autoshard.ir.problem import Floats, Problem, objective
+from autoshard.solvers.common.clock import attempt
+from autoshard.solvers.common.infeasibility import least
+from autoshard.solvers.common.local_search import Choice
+from autoshard.solvers.common.result import TOLERANCE
+from autoshard.solvers.elimination.cost_tables import Contents
+from autoshard.solvers.elimination.minimise import BUDGET_ENTRIES, minimise, minimum_within
+from autoshard.solvers.elimination.weighted_sum import additive
+from autoshard.solvers.relax import reader_terms
+from autoshard.solvers.relax.lagrangian import memory_dual
+from autoshard.solvers.relax.memory_columns import column_of, condensed
+from autoshard.solvers.relax.reader_shares import ReaderShares
+
+_ABOVE_SECONDS = 1e6  # the rate of the least memory
+_ENTRIES = 20_000_000  # of tables, where a good plan is enough
+
+
+def minimum_memory_bound(problem: Problem, *, budget_entries: int = BUDGET_ENTRIES) -> float:
+    """Bytes that no plan's peak can be below; watched, a lower bound of that may be all there is time for.
+
+    Raises InfeasibleError where no choice is allowed at all.
+    """
+    return LeanPlans(problem, budget_entries).bound
+
+
+class LeanPlans:
+    """`bound`: bytes that no plan's peak is below, whatever the capacity. `prices`, of the times of the condensed
+    problem: 1 together, or 0 where time was over. Raises InfeasibleError where no choice is allowed at all."""
+
+    def __init__(self, problem: Problem, budget_entries: int = BUDGET_ENTRIES) -> None:
+        self.problem, self.budget = condensed(problem), budget_entries
+        self.bound = least(self.problem).bytes
+        self.prices: Floats = np.zeros(self.problem.horizon)
+        self.seconds = math.inf  # of a plan near the bound
+        self.contents = Contents(self.problem)
+        start = attempt(minimise, self.problem, self.contents, scale=0.0, budget_entries=budget_entries)
+        if start is not None:
+            dual = memory_dual(self.problem, column_of(self.problem, start.choice), budget_entries)
+            self.bound, self.prices = max(self.bound, dual.bound), dual.multipliers
+            self.seconds = min(column.seconds for column in dual.columns)
+
+    def at_bound(self) -> Choice | None:
+        """A plan at the bound, the fastest of these but for what is cut off; None where none is met."""
+        met = self._at_bound(self._folded)
+        if met is None and (self.shares.cut or self.budget > _ENTRIES):
+            met = self._at_bound(self._whole)
+        return met
+
+    def at_rate(self, rate: float) -> Choice | None:
+        """The plan at a rate, near it where tables are large; None where they are too large, or time is over."""
+        return attempt(self._folded, self._multipliers(rate)) if 0 < self.seconds < math.inf else None
+
+    def _at_bound(self, solve: Callable[[Floats], Choice | None]) -> Choice | None:
+        if not 0 < self.seconds < math.inf:
+            return None
+        found = attempt(solve, self._multipliers(_ABOVE_SECONDS))
+        own = column_of(self.problem, found) if found is not None else None
+        if own is None or own.peak > self.bound * (1 + TOLERANCE):
+            return None
+        self.seconds = min(self.seconds, own.seconds)
+        return found
+
+    def _multipliers(self, rate: float) -> Floats:
+        """Seconds a byte, over time."""
+        return rate * self.seconds / max(self.bound, 1.0) * self.prices
+
+    def _folded(self, multipliers: Floats) -> Choice | None:
+        """Exact but for what is cut off; where its tables are too large, with readers of a value apart."""
+        sum_ = additive(self.problem, multipliers)
+        part = reader_terms.without_hubs(sum_, self.shares.cut)
+        self.contents.also(part)
+        found = minimum_within(part, self.contents, multipliers=multipliers, budget_entries=_ENTRIES)
+        if found is None:
+            part = self.shares.apart(self.problem, multipliers)
+            self.contents.also(part)
+            found = minimum_within(part, self.contents, budget_entries=_ENTRIES)
+        choice = None if found is None else self.shares.given_heads(self.problem, found.choice)
+        return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
+
+    def _whole(self, multipliers: Floats) -> Choice | None:
+        return minimise(self.problem, self.contents, multipliers=multipliers, budget_entries=self.budget).choice
+
+    @cached_property
+    def shares(self) -> ReaderShares:
+        return ReaderShares(self.problem)
