@@ -16,6 +16,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.joint.step_costs import StepProblem
+from autoshard.simulation.step_timeline import StepCosts
 from autoshard.solvers.stages.counted_points import undominated
 from autoshard.solvers.stages.stage_moments import fullest_moments
 from autoshard.solvers.stages.stage_problem import Part, StagePlan, closed_form
@@ -37,6 +38,7 @@ def dealt_anew(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
     if problem.choice.stages == 1 or len(choice) < 2 or apart:
         return [plan]
     points = [list(plan.points) for _ in range(_ORDERS)]
+    costs = problem.step_costs(plan)
     for stage in range(problem.choice.stages):
         numbers = [number for number, part in enumerate(plan.parts) if part.stage == stage]
         own = [blocks[number] for number in numbers]
@@ -44,7 +46,7 @@ def dealt_anew(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
         if counts is None:
             continue
         ways = _placed(counts, tuple(map(len, own)))
-        fits = _peak(problem, plan, stage, [plan.parts[number] for number in numbers], own, choice, ways)
+        fits = _peak(problem, plan, costs, stage, [plan.parts[number] for number in numbers], own, choice, ways)
         seconds = ways.sum(axis=1) @ front.seconds[choice]
         seconds = np.where(fits <= problem.capacity_bytes, seconds, np.inf)
         if not np.isfinite(seconds).any():
@@ -100,14 +102,14 @@ def _placed(counts: Integers, sizes: tuple[int, ...]) -> Integers:
 def _peak(
     problem: StepProblem,
     plan: StagePlan,
+    costs: StepCosts,
     stage: int,
     parts: Sequence[Part],
     blocks: Sequence[Sequence[int]],
     choice: Integers,
     ways: Integers,
 ) -> Floats:
-    """[way]: bytes of the stage at its fullest moment."""
-    costs = problem.step_costs(plan)
+    """[way]: bytes of the stage at its fullest moment. `costs` of the plan."""
     kept, working = np.zeros((2, *ways.shape[:2]))
     for chunk, (part, run) in enumerate(zip(parts, blocks, strict=True)):
         own, most = np.zeros(len(ways)), np.zeros(len(ways))

@@ -27,6 +27,7 @@ from autoshard.joint.blocks.block_splits import BlockSplit, block_splits
 from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.least_memory import leanest_of
+from autoshard.joint.nearby_steps import as_solved, nearby_steps
 from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
@@ -179,12 +180,17 @@ def best_of(
     """Best first: what is left when the bound passes the best simulated step can't be better."""
     search = _BestFirst([_Candidate(problem, split) for problem, split in problems])
     found: list[StepFound] = []
+    unfit: list[StepFound] = []
     for own in search.hopeful():
         made = fastest_step(own.problem, own.split, own.solution, search.best)
         if made is not None:
             found.append(made)
             search.best = min(search.best, made.seconds)
             tell(f"{own.problem.choice}: {made.seconds:.4g} s")
+        elif own.solution is not None:
+            unfit.append(as_solved(own.problem, own.split, own.solution))
+    found = nearby_steps(found, unfit)
+    search.best = min((own.seconds for own in found), default=np.inf)
     if not found:
         raise none_fits([own.problem for own in search.candidates])
     found = fastest_of_each(found)

@@ -300,24 +300,22 @@ class StepProblem:
 
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
         """While a block runs, those after it keep nothing: either not yet or no more."""
-        found, most = PartCosts(*self._ends(plan)), 0.0
+        forward, backward = self._ends(plan)
+        kept = once = most = 0.0
         made = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
         for block in range(part.first, part.stop):
             own, point = self.fronts[self.kinds[block]], plan.points[block]
-            front = own.front
-            found = replace(
-                found,
-                forward_seconds=found.forward_seconds + float(front.forward_seconds[point]),
-                backward_seconds=found.backward_seconds + float(front.backward_seconds[point]),
-                kept_bytes=found.kept_bytes + float(front.kept_bytes[point]),
-                first_seconds=found.first_seconds + own.first_seconds,
-            )
-            most = max(most, found.kept_bytes + self.working_bytes(block, point) + made)
+            forward += float(own.front.forward_seconds[point])
+            backward += float(own.front.backward_seconds[point])
+            kept += float(own.front.kept_bytes[point])
+            once += own.first_seconds
+            most = max(most, kept + self.working_bytes(block, point) + made)
             made -= self.fresh_bytes(block)
-        found = replace(found, working_bytes=max(0.0, most - found.kept_bytes))
-        found = replace(found, backward_seconds=found.backward_seconds + self._scattered_last(part))
+        working = max(0.0, most - kept)
+        backward += self._scattered_last(part)
         if self.choice.stages > 1 and part.stop < len(self.kinds):
-            found = replace(found, kept_bytes=found.kept_bytes + self.costs[self.kinds[part.stop]].received_bytes)
+            kept += self.costs[self.kinds[part.stop]].received_bytes
+        found = PartCosts(forward, backward, kept, working, first_seconds=once)
         if part.first == 0 or self.choice.stages == 1:
             return found
         entering = self.costs[self.kinds[part.first]]
