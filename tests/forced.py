@@ -27,9 +27,9 @@ from autoshard.verification.case import check_files, make_case
 Allowed = Callable[[Op, Strategy], bool]
 
 
-def forced_plan(graph: Graph, mesh: Mesh, allowed: Allowed, seed: int = 0) -> Plan:
+def forced_plan(graph: Graph, mesh: Mesh, allowed: Allowed, seed: int = 0, hardware: str = "a100-80g-sxm") -> Plan:
     """A seeded random valid plan of the strategies that `allowed` accepts."""
-    formulation = formulate(graph, mesh, load_hardware("a100-80g-sxm"), float("inf"), allowed)
+    formulation = formulate(graph, mesh, load_hardware(hardware), float("inf"), allowed)
     choice = random_plans.random_choice(formulation.problem, seed)
     solution = Solution(formulation.problem, tuple(choice), 0.0, "random")
     return plan_of(formulation, solution, Origin(graph.source), float("inf"), "random")

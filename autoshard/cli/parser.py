@@ -81,7 +81,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     _add_pairs(parser, "--with", "arguments", "keyword arguments for the callable")
     loss = "module:function or file.py:function that makes the loss of the model's output (and of targets, or labels)"
     parser.add_argument("--loss", metavar="FUNCTION", help=loss)
-    parser.add_argument("--precision", choices=["fp32", "bf16-mixed", "fp16-mixed"], help="default fp32")
+    parser.add_argument("--precision", choices=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"], help="default fp32")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default adamw")
     parser.add_argument("--eval", action="store_true", help="plan inference: model.eval(), no backward")
 

@@ -45,6 +45,7 @@ __all__ = [
 SCHEMA_VERSION = 1
 PRECISION_DTYPES = {
     "fp32": ("float32",), "bf16-mixed": ("bfloat16", "float32"), "fp16-mixed": ("float16", "float32"),
+    "fp8-mixed": ("float8", "bfloat16", "float32"),
 }  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.formulas import pass_seconds, product_overhead, roofline
-from autoshard.ir.local_op import LocalOp
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.rules.algebra.float8_products import NARROW, Casts, casts, is_cast
 from autoshard.rules.algebra.operator_record import Operator, Product, Work
 from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import VARIANTS, record
@@ -75,20 +76,44 @@ def attention_flops(op: LocalOp) -> float:
 def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple[float, float]:
     """Backward: a product of the same size for each multiplied operand that needs a gradient, a sum for the added."""
     multiplied = [op.operand(position) for position in product.multiplied]
-    size = float(sum(tensor.bytes for tensor in (*multiplied, op.results[0])))
     flops, inner, dtype = product_flops(op, product), float(summed_length(op, product)), multiplied[0].dtype
     share = hardware.constant("matmul.misaligned") if is_misaligned(op, product) else 1.0
-    forward = one_product_seconds(hardware, dtype, flops, inner, size, share)
-    backward = 0.0
+    cast, passes = is_cast(op, product), Casts()
+    if cast:
+        dtype, passes = product.cast_to, casts(op, product)
+
+    def size_of(made: LocalTensor) -> float:
+        """Bytes of a product that makes `made` of the other two."""
+        own = (*multiplied, op.results[0])
+        return float(sum(x.numel * NARROW if cast and x is not made else x.bytes for x in own))
+
+    forward = one_product_seconds(hardware, dtype, flops, inner, size_of(op.results[0]), share)
+    forward += _passes_seconds(hardware, op, passes.forward)
+    backward = _passes_seconds(hardware, op, passes.gradient)
     for tensor, part in zip(multiplied, ("dgrad", "wgrad"), strict=True):
         if tensor.requires_grad:
             inner = flops / (2 * tensor.numel) if tensor.numel else 0.0
             relative = share * hardware.constant(f"matmul.{part}")
-            backward += one_product_seconds(hardware, dtype, flops, inner, size, relative)
+            backward += one_product_seconds(hardware, dtype, flops, inner, size_of(tensor), relative)
+            backward += _passes_seconds(hardware, op, passes.of_input if part == "dgrad" else passes.of_weight)
     added = op.operands[product.added] if product.added is not None and product.added < len(op.operands) else None
     if added is not None and added.requires_grad:
         backward += _memory_seconds(hardware, record(op.target), op.results[0].bytes + added.bytes)
     return forward, backward
+
+
+def _passes_seconds(hardware: Hardware, op: LocalOp, passes: tuple[float, ...]) -> float:
+    """Of kernels that pass so many bytes each."""
+    kernel = record(op.target)
+    return sum((_memory_seconds(hardware, kernel, size) or hardware.launch_seconds for size in passes), 0.0)
+
+
+def gradient_cast_seconds(hardware: Hardware, op: LocalOp) -> float:
+    """Of a linear's backward what its result's gradient is cast in, before either product."""
+    product = record(op.target).work
+    if not isinstance(product, Product) or not is_cast(op, product):
+        return 0.0
+    return _passes_seconds(hardware, op, casts(op, product).gradient)
 
 
 ROW_BYTES = 16  # what a device's matrix units load at once

@@ -7,6 +7,7 @@ from autoshard.costs.compute import attention_flops, product_flops
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.rules.algebra.float8_products import is_cast
 from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
 
@@ -26,14 +27,16 @@ def ideal_seconds(graph: Graph, hardware: Hardware, devices: int) -> float:
 def _op_seconds(graph: Graph, hardware: Hardware, op: Op) -> float:
     work = record(op.target).work
     whole = _whole(graph, op)
+    dtype = whole.results[0].dtype
     if work is Work.ATTENTION:
         forward, passes = attention_flops(whole), 2 * any(t.requires_grad for t in whole.operands if t)
     elif isinstance(work, Product):
         forward = product_flops(whole, work)
         passes = sum(whole.operand(position).requires_grad for position in work.multiplied)
+        dtype = work.cast_to if is_cast(whole, work) else dtype
     else:
         return 0.0
-    return forward * (1 + passes * (graph.loss is not None)) / hardware.peak_flops(whole.results[0].dtype)
+    return forward * (1 + passes * (graph.loss is not None)) / hardware.peak_flops(dtype)
 
 
 def _whole(graph: Graph, op: Op) -> LocalOp:

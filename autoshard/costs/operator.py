@@ -9,7 +9,7 @@ from functools import lru_cache
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.cells import cell_seconds
 from autoshard.costs.collective import collective_seconds
-from autoshard.costs.compute import local_op_seconds
+from autoshard.costs.compute import gradient_cast_seconds, local_op_seconds
 from autoshard.costs.expert_layers import EXPERTS, expert_share, experts_seconds
 from autoshard.costs.host_memory import host_tasks, seconds_of
 from autoshard.costs.variants import variant_collectives
@@ -88,8 +88,9 @@ def weight_seconds(
     """Of the backward seconds of a linear, those of the gradients of its weight and bias."""
     first = operands[0]
     assert first is not None
-    constant = replace(first, requires_grad=False)
-    return compute_seconds(hardware, graph, op, (constant, *operands[1:]), results)[1]
+    constant = (replace(first, requires_grad=False), *operands[1:])
+    shared = gradient_cast_seconds(hardware, local_op(op, operands, results, 0.0, ""))
+    return compute_seconds(hardware, graph, op, constant, results)[1] - shared
 
 
 def extra_bytes(graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...]) -> float:

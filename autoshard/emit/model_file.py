@@ -28,10 +28,10 @@ from autoshard.units import format_bytes, format_seconds
 
 RUNTIME_NAMES = frozenset({
     "Handed", "ParallelMesh", "Pipeline", "all_gather", "all_reduce", "all_to_all", "copy", "exchange",
-    "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather", "regather_before",
-    "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer", "shard_parameter",
-    "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss", "vocabulary_parallel_embedding",
-    "register_operators", "to_device", "to_host",
+    "float8_linear", "gather_once", "held_indices", "local", "mask", "cast_weight", "counted", "regather",
+    "regather_before", "reduce_scatter", "recomputed", "rotate_half", "slice_shard", "zero_pad", "shard_buffer",
+    "shard_parameter", "shard_size", "parallel_cross_entropy", "parallel_mean", "parallel_mse_loss",
+    "vocabulary_parallel_embedding", "register_operators", "to_device", "to_host",
     ALONE, SHARED,
 }) | frozenset(VARIANTS)  # fmt: skip
 _RESERVED = RUNTIME_NAMES | {

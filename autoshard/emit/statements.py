@@ -14,9 +14,10 @@ from autoshard.emit.let_go import Holding
 from autoshard.emit.nested_calls import with_brackets
 from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
-from autoshard.program.early_reductions import IN_OUT, ColumnParallel
+from autoshard.program.early_reductions import ColumnParallel
 from autoshard.program.module_scopes import RANDOM, random_index, results_of
 from autoshard.program.module_tree import Loop, ModuleCall
+from autoshard.rules.algebra.float8_products import IN_FLOAT8, IN_OUT
 from autoshard.rules.host_tables import TABLE
 from autoshard.rules.operators import record
 
@@ -236,11 +237,12 @@ class Body:
     def _column_parallel(self, op: ColumnParallel, moves: Collective) -> str:
         """The axis, then the weight and what is added, then how the input is gathered where it is."""
         first, weight, *added = op.operands
-        turned = ".t()" if op.target == IN_OUT else ""
+        turned = ".t()" if op.target in IN_OUT else ""
         arguments = [self.text(first), self.owner.axis(*moves.axes), self.text(weight) + turned]
         arguments += [self.text(value) for value in added if value is not None]
         if moves.joined is not None:
             arguments += [f"dim={moves.joined.dim}", *self._cut(moves, moves.joined, "", True)]
+        arguments += ["float8=True"] if op.target in IN_FLOAT8.values() else []
         return f"{op.variant}({', '.join(arguments)})"
 
     def _by_index(self, step: Collective, arguments: list[str]) -> str:

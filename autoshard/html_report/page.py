@@ -30,6 +30,7 @@ from autoshard.simulation import Timeline
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.critical_path import left_open
+from autoshard.text.float8_words import float8_words
 from autoshard.text.plan_summary import collective_words, purpose
 from autoshard.units import format_bytes, format_seconds
 
@@ -64,7 +65,12 @@ def page(
         **answer(plan, graph, hardware, timeline, styles),
         "picture": plan_svg(plan, graph, hardware),
         "picture_text": about(plan, graph, hardware),
-        "warnings": [*told(resimulated(plan, timeline.step_seconds)), *warnings(plan, hardware), *discovered(graph)],
+        "warnings": [
+            *told(resimulated(plan, timeline.step_seconds)),
+            *warnings(plan, hardware),
+            *discovered(graph),
+            *in_float8(plan, graph),
+        ],
         "command": command(plan, graph.training),
         "provenance": provenance(plan),
         **_timeline(timeline),
@@ -202,6 +208,12 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
     if plan.search.cut_short:
         found.insert(0, "The search was cut short: this is the best plan until then.")
     return [*told(plan.search.notes), *found]
+
+
+def in_float8(plan: Plan, graph: Graph) -> list[str]:
+    """What runs in float8, where anything is to."""
+    words = float8_words(plan, graph)
+    return [f"In float8: {words}."] if words else []
 
 
 def told(notes: Iterable[str]) -> list[str]:

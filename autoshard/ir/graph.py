@@ -23,7 +23,7 @@ DTYPE_BYTES = {
 
 CAST = "aten.to"
 FUSION = "comm_fusion"  # a module request: its gradients are all-reduced with those of equal number, 0 each alone
-PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
+PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")
 OPTIMIZERS = ("adamw", "sgd")
 
 Attribute = int | float | bool | str | None | tuple["Attribute", ...]

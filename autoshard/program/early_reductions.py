@@ -15,9 +15,9 @@ from autoshard.ir.program import Collective, Compute, Instruction, LocalValue
 from autoshard.program.module_scopes import reads_of, results_of
 from autoshard.program.module_tree import Definition, Item, Loop, ModuleCall, ModuleTree
 from autoshard.program.weights import weight_steps
+from autoshard.rules.algebra.float8_products import IN_FLOAT8
 
-IN_OUT = "autoshard.linear_in_out"  # its weight is (in, out)
-LINEARS = frozenset({"aten.linear", IN_OUT})
+LINEARS = frozenset({*IN_FLOAT8, *IN_FLOAT8.values()})
 # the calls of the runtime; the second also gives the input, as others read it
 ALONE, SHARED = "column_parallel", "shared_column_parallel"
 # what is done to the value, and to its gradient: R -> R+ and S -> R+

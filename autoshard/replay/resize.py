@@ -21,6 +21,7 @@ from autoshard.ir.plan import (
     StepPlan,
     TensorPlan,
 )
+from autoshard.rules.algebra.float8_products import PLAIN
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.search.build_plan import priced, redistribution
 from autoshard.search.whole_step import balanced_parts
@@ -104,12 +105,14 @@ def scaled(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def keyed_ops(graph: Graph) -> dict[Key, Op]:
+    """By module, operator and number among its like there. What runs in float8 at one size may not at another."""
     counts: dict[tuple[str, str], int] = {}
     keyed = {}
     for op in graph.ops:
-        number = counts.get((op.module, op.target), 0)
-        counts[op.module, op.target] = number + 1
-        keyed[op.module, op.target, number] = op
+        target = PLAIN.get(op.target, op.target)
+        number = counts.get((op.module, target), 0)
+        counts[op.module, target] = number + 1
+        keyed[op.module, target, number] = op
     return keyed
 
 

@@ -12,11 +12,12 @@ from autoshard.formulation.fewer_choices import Keep
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, Placement, Shard
+from autoshard.rules.algebra.float8_products import IN_FLOAT8
 from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.operators import record
 from autoshard.styles.batch_styles import cut_axes, data_parallel, fully_sharded, note, used_axes, with_batch
 
-_LINEAR = ("aten.linear", "autoshard.linear_in_out")
+_LINEAR = frozenset({*IN_FLOAT8, *IN_FLOAT8.values()})
 Fits = Callable[[Strategy, int], bool]  # of a strategy and the rank of its first result
 
 

@@ -21,6 +21,7 @@ from autoshard.replay.reevaluate import resimulated
 from autoshard.text import plan_words
 from autoshard.text.answer_words import certainty, gains, gap, gap_words, space
 from autoshard.text.critical_path import left_open, waits
+from autoshard.text.float8_words import float8_words
 from autoshard.text.tables import WIDTH, table, wrapped
 from autoshard.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds, signed_seconds
 from autoshard.whole_steps.software import KERNELS
@@ -75,6 +76,7 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, t
     ideal = ideal_seconds(graph, parse_hardware(plan.hardware_text), plan.devices) * plan.step.micro_batches
     if ideal and seconds:
         rows.append(("MFU", f"{ideal / seconds:.1%} of the devices' peak FLOP/s"))
+    rows += [("in float8", words)] if (words := float8_words(plan, graph)) else []
     for index, (style, words) in enumerate(gains(plan, styles)):
         step = f" ({format_seconds(style.predicted_seconds)})" if style.predicted_seconds else ""
         rows.append(("beside styles" if index == 0 else "", f"{style.name}{step}: {words}"))
@@ -363,6 +365,7 @@ def as_dict(plan: Plan, graph: Graph) -> dict[str, Any]:
         "pins": list(plan.search.pins),
         "candidates": [vars(candidate) for candidate in plan.search.candidates],
         "meshes": [vars(tried) | {"mesh": str(tried.mesh)} for tried in plan.search.meshes],
+        "float8": float8_words(plan, graph),
         "notes": list(plan.search.notes),
         "cut_short": plan.search.cut_short,
     }

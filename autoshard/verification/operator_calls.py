@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from autoshard.emit.runtime.float8 import float8_linear
 from autoshard.emit.runtime.rotary import rotate_half
 from autoshard.emit.spelling import Speller
 from autoshard.errors import CaptureError
@@ -33,7 +34,8 @@ def run_emitted(
     target: str, operands: Sequence[Any], attributes: Mapping[str, Any], results: int, device: str = "cpu"
 ) -> list[Any]:
     """The results of the emitted call; raises what the call raises, SyntaxError where it is no Python."""
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "rotate_half": rotate_half}
+    known = {"rotate_half": rotate_half, "float8_linear": float8_linear}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, **known}
     namespace |= {f"x{i}": value for i, value in enumerate(operands)}
     exec(_compiled(statement_of(target, operands, attributes, results, device)), namespace)
     return [namespace[f"y{i}"] for i in range(results)]

@@ -23,6 +23,7 @@ from autoshard.verification.comparison.compare import by_name, local_part, unspl
 from autoshard.verification.comparison.error_measure import OWN, Error, largest
 from autoshard.verification.original.autocast import autocast_as_planned
 from autoshard.verification.original.draws import exact_dropout
+from autoshard.verification.original.float8_rounding import float8_parameters, storages
 from autoshard.verification.original.reference import Reference, State, accumulated, densify, outputs_of
 from autoshard.verification.ranks.loaded_package import LoadedPackage, load_package
 from autoshard.verification.ranks.lockstep import run_lockstep
@@ -77,11 +78,12 @@ def _step(
     module: torch.nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], seed: int, count: int, scale: float
 ) -> list[torch.Tensor]:
     """Forward, and backward from the loss by `scale`; the outputs."""
+    float8 = storages(module, float8_parameters(graph))
     if count > 1:
-        with autocast_as_planned(graph.precision):
+        with autocast_as_planned(graph.precision, float8):
             outputs = accumulated(module, graph, inputs, seed, 0, count, scale)
     else:
-        with autocast_as_planned(graph.precision), exact_dropout(seed, 0):
+        with autocast_as_planned(graph.precision, float8), exact_dropout(seed, 0):
             outputs = outputs_of(module(*inputs))
         if graph.loss is not None:
             (outputs[graph.outputs.index(graph.loss)] * scale).backward()

@@ -101,6 +101,7 @@ MODELS: dict[str, tuple[Callable[[], Built], str]] = {
     "gpt2": (gpt2, "fp32"),
     "gpt2 in bf16": (gpt2, "bf16-mixed"),
     "llama": (llama, "fp32"),
+    "gpt2 in fp8": (gpt2, "fp8-mixed"),
 }
 
 
@@ -160,7 +161,7 @@ def both(name: str) -> tuple[Measured, MemoryPlan, Program]:
     torch.manual_seed(0)
     model, inputs = build()
     graph = capture_model(model, inputs, precision)
-    plan = search(graph, load_hardware("a100-80g-sxm"), SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="megatron"))
+    plan = search(graph, load_hardware("h100-80g-sxm"), SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="megatron"))
     program = lower(plan, graph)
     with written(emit(program, plan, graph)) as folder:
         package = load_package(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoshard.errors import UsageError
+from autoshard.graph_capture.training.float8_layers import GROUPED, HEAD, ROUTER, UNEVEN, kept_in_bfloat16
 from autoshard.graph_capture.training.precision import apply_precision, result_dtype
 from autoshard.ir.graph import Graph, Tensor
 from autoshard.ir.graph_check import check
@@ -47,6 +48,47 @@ def test_bf16_mixed() -> None:
     assert low == {"x_bfloat16", "w_bfloat16", "wb_bfloat16", "a", "b", "c", "e_bfloat16", "f"}
     assert all(graph.tensor(p.tensor).dtype == "float32" for p in graph.parameters)
     assert graph.precision == "bf16-mixed" and graph.tensor("w_bfloat16").requires_grad
+
+
+FLOAT8 = """x:f[16,32] xi:i[16] w:f[32,32] wu:f[24,32] wd:f[32,24] wi:f[32,32] wh:f[48,32]
+  a:f[16,32] = aten.linear(x, w, None)
+  u:f[16,24] = aten.linear(a, wu, None)
+  d:f[16,32] = aten.linear(u, wd, None)
+  e:f[16,32] = autoshard.linear_in_out(d, wi, None)
+  s:f[16,16] = aten.matmul(e, e)
+  h:f[16,48] = aten.linear(e, wh, None)
+  i:f[] = aten.cross_entropy_loss(h, xi, None, reduction=1)
+  -> i"""
+
+
+def test_fp8_mixed() -> None:
+    """Linears whose dims the kernels take, but for the head; all else as in bf16-mixed."""
+    plain, graph = (apply_precision(read(FLOAT8), name) for name in ("bf16-mixed", "fp8-mixed"))
+    check(graph)
+    assert graph.precision == "fp8-mixed" and dtypes(graph) == dtypes(plain)
+    changed = {op.name: op.target for op, old in zip(graph.ops, plain.ops, strict=True) if op.target != old.target}
+    assert changed == {"a": "autoshard.float8_linear", "e": "autoshard.float8_linear_in_out"}
+    kept = [("u", UNEVEN), ("d", UNEVEN), ("h", HEAD)]
+    assert [(op.name, why) for op, why in kept_in_bfloat16(plain)] == kept
+    assert [(op.name, why) for op, why in kept_in_bfloat16(graph)] == kept
+    assert [op.saved for op in graph.ops] == [op.saved for op in plain.ops]
+
+
+EXPERTS = """x:f[16,32] w:f[32,32] wg:f[16,32] wup:f[16,32,32] wdown:f[16,32,32] wh:f[48,32]
+  a:f[16,32] = aten.linear(x, w, None)
+  g:f[16,16] = aten.linear(a, wg, None)
+  s:f[16,16] = aten.softmax(g, dim=1, dtype=None)
+  b:f[16,2], c:i[16,2] = aten.topk(s, k=2, dim=1, largest=True, sorted=True)
+  m:f[16,32] = autoshard.experts(a, wup, wdown, c, b, experts=16, activation='silu', gated=False)
+  r:f[16,32] = aten.add(a, m, alpha=1)
+  d:f[16,32] = aten.linear(r, w, None)
+  h:f[16,48] = aten.linear(d, wh, None)
+  -> h"""
+
+
+def test_experts_and_what_chooses_them_stay_in_bfloat16() -> None:
+    graph = apply_precision(read(EXPERTS), "fp8-mixed")
+    assert [(op.name, why) for op, why in kept_in_bfloat16(graph)] == [("g", ROUTER), ("m", GROUPED), ("h", HEAD)]
 
 
 def test_casts_leave_integers_and_float64_alone() -> None:

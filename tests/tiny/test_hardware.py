@@ -252,7 +252,11 @@ def test_precision_that_the_device_lacks():
     assert "ascend-910a has no bfloat16" in error.value.message
     assert error.value.hint == "--precision fp32 or --precision fp16-mixed"
     check_precision(load_hardware("ascend-910a"), "fp32")
-    for precision in PRECISION_DTYPES:
+    with pytest.raises(UsageError, match="a100-80g-sxm has no float8") as error:
+        check_precision(load_hardware("a100-80g-sxm"), "fp8-mixed")
+    assert "--precision bf16-mixed" in (error.value.hint or "")
+    check_precision(load_hardware("h100-80g-sxm"), "fp8-mixed")
+    for precision in {*PRECISION_DTYPES} - {"fp8-mixed"}:
         check_precision(load_hardware("a100-80g-sxm"), precision)
     with pytest.raises(UsageError, match="fp12"):
         check_precision(load_hardware("a100-80g-sxm"), "fp12")

@@ -34,6 +34,7 @@ from .drawing import random_bernoulli, random_multinomial, random_noise, random_
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
 from .flat_weights import gathered_together
+from .float8 import float8_linear
 from .fused_updates import has_fused_adamw
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
 from .host_rows import to_device, to_host
@@ -125,6 +126,7 @@ __all__ = [
     "dropout_mask",
     "exchange",
     "finish_saving",
+    "float8_linear",
     "full_state_dict",
     "full_tensor",
     "gather_once",

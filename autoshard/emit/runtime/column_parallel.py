@@ -10,36 +10,36 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .axis import Axis, Unit
+from .float8 import linear_of, products_of
 from .redistribution import Cut, all_gather, copy, cut_of, gather_whole, start_scatter
 
 
 def column_parallel(
     x: Tensor, axis: Axis, weight: Tensor, bias: Tensor | None = None, *,
-    dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1,
+    dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1, float8: bool = False,
 ) -> Tensor:  # fmt: skip
     """`F.linear(x, weight, bias)`, whose gradient for `x` is summed over `axis`: R -> R+ of `x`. With `dim` each device
     holds a part of that dim, which is gathered, and of whose gradient each gets its part: S -> R+ (`size`, `blocks` and
-    `unit` as of `all_gather`)."""
+    `unit` as of `all_gather`). `float8`: the products as of `float8_linear`."""
     if _decided_elsewhere(x):
-        return F.linear(_moved(x, axis, dim, size, blocks, unit), weight, bias)
+        return linear_of(float8)(_moved(x, axis, dim, size, blocks, unit), weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast(Tensor, _Linear.apply(x, weight, bias, axis, cut, False))
+    return cast(Tensor, _Linear.apply(x, weight, bias, axis, cut, False, float8))
 
 
 def shared_column_parallel(
     x: Tensor, axis: Axis, weight: Tensor, bias: Tensor | None = None, *,
-    dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1,
+    dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1, float8: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gives, before the result, what others read of `x`: each of them adds its part to the gradient first."""
     if _decided_elsewhere(x):
         whole = _moved(x, axis, dim, size, blocks, unit)
-        return whole, F.linear(whole, weight, bias)
+        return whole, linear_of(float8)(whole, weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    return cast("tuple[Tensor, Tensor]", _Linear.apply(x, weight, bias, axis, cut, True))
+    return cast("tuple[Tensor, Tensor]", _Linear.apply(x, weight, bias, axis, cut, True, float8))
 
 
 def _decided_elsewhere(x: Tensor) -> bool:
@@ -56,32 +56,34 @@ def _moved(x: Tensor, axis: Axis, dim: int | None, size: int | None, blocks: int
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, cut: Cut | None, shared: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        axis: Axis,
+        cut: Cut | None,
+        shared: bool,
+        float8: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
         whole = x if cut is None else gather_whole(x, axis, cut)
         ctx.save_for_backward(whole, weight)
-        ctx.axis, ctx.cut = axis, cut
-        result = F.linear(whole, weight, bias)
+        ctx.axis, ctx.cut, ctx.products = axis, cut, products_of(float8, whole, weight)
+        result = linear_of(float8)(whole, weight, bias)
         return (whole.view_as(whole), result) if shared else result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         inputs, rows = x.reshape(-1, x.shape[-1]), grads[-1].reshape(-1, weight.shape[0])
-        wait = None
+        products, wait = ctx.products(rows, inputs, weight), None
         if ctx.needs_input_grad[0]:
             others = grads[0].reshape(inputs.shape) if len(grads) > 1 else None
-            summed = rows @ weight if others is None else torch.addmm(others, rows, weight)
+            summed = products.of_input(others)
             wait = _start_sum(summed.view(x.shape), ctx.axis, ctx.cut)
             del summed  # a scatter sends a copy
-        of_weight = _weight_product(rows, inputs, weight) if ctx.needs_input_grad[1] else None
+        of_weight = products.of_weight() if ctx.needs_input_grad[1] else None
         of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        return wait and wait(), of_weight, of_bias, None, None, None
-
-
-def _weight_product(rows: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-    """In the weight's order in memory: autograd would copy one of another order."""
-    return rows.t() @ inputs if weight.is_contiguous() else (inputs.t() @ rows).t()
+        return wait and wait(), of_weight, of_bias, None, None, None, None
 
 
 def _start_sum(grad: Tensor, axis: Axis, cut: Cut | None) -> Callable[[], Tensor]:

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 from autoshard.errors import UsageError
 from autoshard.graph_capture.passes.rewrite import rewrite
+from autoshard.graph_capture.training.float8_layers import with_float8
 from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.graph_capture.training.saved_tensors import note_saved
 from autoshard.ir.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autoshard.rules.algebra.operator_record import Autocast
 from autoshard.rules.operators import OPERATORS, record
 
-PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+PRECISIONS = {"fp32": "", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp8-mixed": "bfloat16"}
+FP8 = "fp8-mixed"  # bf16-mixed, whose linear layers multiply in float8
 
 
 def _on(lists: set[Autocast]) -> frozenset[str]:
@@ -26,8 +28,8 @@ LOW, HIGH, HIGH_UNLESS_TOLD, WIDEST = (_on({name}) for name in ("low", "high", "
 
 
 def apply_precision(graph: Graph, precision: str) -> Graph:
-    """`graph` as it runs under `precision`: "fp32" (as written), "bf16-mixed" or "fp16-mixed". A cast is made once and
-    shared. UsageError where a parameter in half precision would be trained by gradients of a scaled loss."""
+    """`graph` as it runs under `precision`, one of `PRECISIONS` ("fp32": as written). A cast is made once and shared.
+    UsageError where a parameter in half precision would be trained by gradients of a scaled loss."""
     if precision not in PRECISIONS:
         raise UsageError(f"unknown precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
     if not PRECISIONS[precision]:
@@ -36,7 +38,7 @@ def apply_precision(graph: Graph, precision: str) -> Graph:
         _check_masters(graph)
     ops, tensors = _Caster(graph, PRECISIONS[precision]).run()
     cast = replace(rewrite(graph, ops, tensors=tensors.values()), precision=precision)
-    return note_saved(mark_gradients(cast))
+    return note_saved(mark_gradients(with_float8(cast) if precision == FP8 else cast))
 
 
 def _check_masters(graph: Graph) -> None:

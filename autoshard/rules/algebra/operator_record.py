@@ -19,11 +19,13 @@ from autoshard.rules.algebra.view_strides import View
 @dataclass(frozen=True)
 class Product:
     """A matrix product: the operands that are multiplied, the one added (or None), and (operand, first dim) of the dims
-    that the summed loop goes over."""
+    that the summed loop goes over. `cast_to`: the dtype that the factors are cast to inside, where all dims of the
+    product fit its kernels (float8_products.py)."""
 
     multiplied: tuple[int, int]
     added: int | None
     summed: tuple[int, int]
+    cast_to: str = ""
 
 
 class Work(Enum):

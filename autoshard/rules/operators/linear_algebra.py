@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall
+from autoshard.rules.algebra.float8_products import FLOAT8, holds
 from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
 from autoshard.rules.algebra.saved_for_backward import FACTORS, product
 
@@ -42,6 +45,7 @@ def einsum(call: OperatorCall) -> str:
 
 
 LINEAR = Product((0, 1), 2, (0, -1))
+FLOAT8_LINEAR = replace(LINEAR, cast_to=FLOAT8)
 MATMUL = Product((0, 1), None, (0, -1))
 ADDMM = Product((1, 2), 0, (1, -1))
 
@@ -86,6 +90,25 @@ OPERATORS: dict[str, Operator] = {
         autocast="low",
         work=LINEAR,
         spelling="F.linear({0}, {1}.t()<2>)",
+        tensor_parallel=TensorParallel(("n", "m"), (), False),
+        split_words={(1, 1): "column-parallel", (1, 0): "row-parallel"},
+    ),
+    "autoshard.float8_linear": Operator(
+        rule="... m, n m, +n? -> ... n | sum: m",
+        saves=FACTORS,
+        traced_as=("_scaled_mm",),
+        work=FLOAT8_LINEAR,
+        holds=holds,
+        spelling="float8_linear({0}, {1}<2>)",
+        tensor_parallel=TensorParallel(("n", "m"), (), False),
+        split_words={(1, 0): "column-parallel", (1, 1): "row-parallel"},
+    ),
+    "autoshard.float8_linear_in_out": Operator(
+        rule="... m, m n, +n? -> ... n | sum: m",
+        saves=FACTORS,
+        work=FLOAT8_LINEAR,
+        holds=holds,
+        spelling="float8_linear({0}, {1}.t()<2>)",
         tensor_parallel=TensorParallel(("n", "m"), (), False),
         split_words={(1, 1): "column-parallel", (1, 0): "row-parallel"},
     ),

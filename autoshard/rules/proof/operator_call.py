@@ -25,8 +25,10 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
     """Run an operator on operands (tensor arguments in schema order, lists flattened) and attributes by name."""
     import torch
 
-    if target == "autoshard.linear_in_out":
+    if target in ("autoshard.linear_in_out", "autoshard.float8_linear_in_out"):
         return _linear_in_out(*operands)
+    if target == "autoshard.float8_linear":  # in float64 as any other
+        return torch.nn.functional.linear(*operands)
     if target == "autoshard.rotate_half":
         first, second = operands[0].chunk(2, -1)  # type: ignore[union-attr]
         return torch.cat([-second, first], -1)

@@ -12,13 +12,15 @@ from torch.amp.autocast_mode import _cast
 from torch.utils._pytree import tree_leaves
 
 from autoshard.graph_capture.training.precision import HIGH, HIGH_UNLESS_TOLD, LOW, PRECISIONS, WIDEST
+from autoshard.verification.original.float8_rounding import in_float8
 
 _KEY = torch._C.DispatchKey.AutocastCPU
 
 
 @contextmanager
-def autocast_as_planned(precision: str) -> Iterator[None]:
-    """Nothing for fp32. CPU's own autocast has other lists: they are replaced while this lasts."""
+def autocast_as_planned(precision: str, float8: frozenset[int] = frozenset()) -> Iterator[None]:
+    """Nothing for fp32. CPU's own autocast has other lists: they are replaced while this lasts. `float8`: the storages
+    of the weights by which linear layers multiply in it."""
     low = PRECISIONS[precision]
     if not low:
         yield
@@ -27,7 +29,7 @@ def autocast_as_planned(precision: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for target, kernel in _kernels(getattr(torch, low)):
+            for target, kernel in _kernels(getattr(torch, low), float8):
                 _replace(library, target.partition(".")[2], kernel)
         with torch.autocast("cpu", dtype=getattr(torch, low)):
             yield
@@ -38,15 +40,24 @@ def autocast_as_planned(precision: str) -> Iterator[None]:
 _Kernel = Callable[[Any, Any, Any], Any]  # operator, positional and keyword arguments
 
 
-def _kernels(low: torch.dtype) -> Iterator[tuple[str, _Kernel]]:
-    for dtype, targets in ((low, LOW), (torch.float32, HIGH)):
-        yield from ((target, _casting(dtype)) for target in sorted(targets) if target.startswith("aten."))
+def _kernels(low: torch.dtype, float8: frozenset[int]) -> Iterator[tuple[str, _Kernel]]:
+    yield from ((target, _low(target, low, float8)) for target in sorted(LOW) if target.startswith("aten."))
+    yield from ((target, _casting(torch.float32)) for target in sorted(HIGH) if target.startswith("aten."))
     yield from ((target, _unless_told) for target in sorted(HIGH_UNLESS_TOLD))
     yield from ((target, _widening) for target in sorted(WIDEST))
 
 
 def _casting(dtype: torch.dtype) -> _Kernel:
     return lambda op, args, kwargs: op(*_cast(args, "cpu", dtype), **_cast(kwargs, "cpu", dtype))
+
+
+def _low(target: str, dtype: torch.dtype, float8: frozenset[int]) -> _Kernel:
+    def kernel(op: Any, args: Any, kwargs: Any) -> Any:
+        given = _cast(args, "cpu", dtype), _cast(kwargs, "cpu", dtype)
+        made = in_float8(target, args, given[0], float8) if float8 else None
+        return op(*given[0], **given[1]) if made is None else made
+
+    return kernel
 
 
 def _unless_told(op: Any, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,130 @@
+"""Linears whose three products are made in float8, as torchao's `Float8Linear` makes them by default.
+
+Each factor has one scale, made anew of its largest element (dynamic scaling, a scale a tensor): input and weight are
+cast to e4m3 (3 bits of mantissa, up to 448), the gradient that comes in to e5m2 (2 bits, up to 57344). Products are
+summed in float32 and leave in bfloat16. For backward the bfloat16 factors are kept, and cast again there.
+
+A device scales what it holds: a shard has a scale of its own, which needs no collective, and is never coarser than one
+scale of the whole tensor, whose largest element is at least the shard's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+UNIT = 16  # the kernels take matrices whose dims are its multiples
+LEAST = 1e-12  # zeros are divided by more than zero
+
+
+@cache
+def formats() -> tuple[torch.dtype, torch.dtype]:
+    """Of factors and of gradients: e4m3 and e5m2. AMD's MI300 has forms of its own, without negative zero."""
+    if torch.version.hip and "gfx94" in torch.cuda.get_device_properties(0).gcnArchName:
+        return torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
+    return torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear(x, weight, bias)` in float8, where these are bfloat16 and all three dims fit the kernels."""
+    return cast(Tensor, _Linear.apply(x, weight, bias)) if _fits(x, weight) else F.linear(x, weight, bias)
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    rows = x.numel() // max(1, x.shape[-1])
+    return x.dtype == torch.bfloat16 and all(n and n % UNIT == 0 for n in (rows, *weight.shape))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A matrix: `values * scale`."""
+
+    values: Tensor
+    scale: Tensor
+
+    def t(self) -> Scaled:
+        return Scaled(self.values.t(), self.scale)
+
+
+def scaled(x: Tensor, *, gradient: bool = False) -> Scaled:
+    """The largest element becomes the largest of the format."""
+    dtype = formats()[gradient]
+    largest = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)  # one pass, nothing written
+    scale = largest.clamp(min=LEAST) / torch.finfo(dtype).max
+    return Scaled((x / scale).to(dtype), scale)
+
+
+def product(left: Scaled, right: Scaled, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+    """`left @ right + bias` in bfloat16. The kernels take rows of the one and columns of the other, each in one piece.
+    `fast`: summed with fewer bits, which torchao does in forward alone."""
+    return torch._scaled_mm(
+        left.values.contiguous(), right.values.t().contiguous().t(), scale_a=left.scale, scale_b=right.scale,
+        bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast,
+    )  # fmt: skip
+
+
+class Products:
+    """Those of a linear's backward: `gradient` (rows, outputs) of its result, `x` (rows, inputs) and `weight` (outputs,
+    inputs). The weight's gradient is in the weight's order in memory: autograd would copy one of another order."""
+
+    def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+        self.gradient, self.x, self.weight = gradient, x, weight
+
+    def of_input(self, others: Tensor | None = None) -> Tensor:
+        """The input's gradient, with what its other readers add."""
+        return self.gradient @ self.weight if others is None else torch.addmm(others, self.gradient, self.weight)
+
+    def of_weight(self) -> Tensor:
+        if self.weight.is_contiguous():
+            return self.gradient.t() @ self.x
+        return (self.x.t() @ self.gradient).t()
+
+
+class Float8Products:
+    """The same in float8."""
+
+    def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
+        self.gradient, self.x, self.weight = scaled(gradient, gradient=True), x, weight
+
+    def of_input(self, others: Tensor | None = None) -> Tensor:
+        made = product(self.gradient, scaled(self.weight))
+        return made if others is None else made.add_(others)
+
+    def of_weight(self) -> Tensor:
+        x = scaled(self.x)
+        if self.weight.is_contiguous():
+            return product(self.gradient.t(), x)
+        return product(x.t(), self.gradient).t()
+
+
+def linear_of(float8: bool) -> Callable[..., Tensor]:
+    return float8_linear if float8 else F.linear
+
+
+def products_of(float8: bool, x: Tensor, weight: Tensor) -> type[Products | Float8Products]:
+    """The backward of `linear_of(float8)` at these operands."""
+    return Float8Products if float8 and _fits(x, weight) else Products
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        rows = scaled(x.reshape(-1, x.shape[-1]))
+        made = product(rows, scaled(weight).t(), bias, fast=True)
+        return made.view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grads[0].reshape(-1, weight.shape[0])
+        products = Float8Products(rows, x.reshape(-1, x.shape[-1]), weight)
+        of_x = products.of_input().view(x.shape) if ctx.needs_input_grad[0] else None
+        of_weight = products.of_weight() if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None

@@ -1,0 +1,87 @@
+"""Linear layers in float8: which shapes the kernels take, what they pass and what they hold beside the products
+(emit/runtime/float8.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoshard.ir.graph import Op
+from autoshard.ir.local_op import LocalOp, LocalTensor
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.algebra.operator_record import Product
+from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
+
+FLOAT8 = "float8"  # as profiles have it, whichever of its formats
+UNIT = 16  # the kernels take matrices whose dims are its multiples
+IN_FLOAT8 = {  # of a linear its form in float8; both hold their weights alike
+    "aten.linear": "autoshard.float8_linear",
+    "autoshard.linear_in_out": "autoshard.float8_linear_in_out",
+}
+PLAIN = {narrow: plain for plain, narrow in IN_FLOAT8.items()}
+IN_OUT = frozenset({"autoshard.linear_in_out", "autoshard.float8_linear_in_out"})  # their weights are (in, out)
+NARROW = 1  # bytes of an element in float8
+SCALE = 0.0  # bytes to speak of
+
+
+def fits(x: LocalTensor, weight: LocalTensor) -> bool:
+    """Whether the kernels take a product of these shapes, forward and backward; what doesn't fit runs in bfloat16."""
+    rows = x.numel // max(1, x.shape[-1])
+    return x.dtype == "bfloat16" and all(size and size % UNIT == 0 for size in (rows, *weight.shape))
+
+
+def is_cast(op: LocalOp, product: Product) -> bool:
+    """Whether this product casts its factors here."""
+    return bool(product.cast_to) and fits(*_factors(op, product))
+
+
+def holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """In float8 the factors of a product, beside them one in bfloat16 while it is scaled, or the copies that turn a
+    factor for the kernel."""
+    x, weight, result = operands[0], operands[1], results[0]
+    assert x is not None and weight is not None and result is not None
+    if not fits(x, weight):
+        return Temporary()
+    inputs, weights, gradient = (float(tensor.numel) for tensor in (x, weight, result))
+    turned = weights * (op.target in IN_OUT)
+    forward = max(3 * inputs, inputs + 3 * weights, inputs + weights + turned)
+    of_input = (gradient + 3 * weights) * x.requires_grad
+    of_weight = max(gradient + 3 * inputs, 2 * (gradient + inputs)) * weight.requires_grad
+    return Temporary(forward, max(3 * gradient, of_input, of_weight))
+
+
+@dataclass(frozen=True)
+class Casts:
+    """Bytes of each pass: of a forward, of what both gradients read, of the input's gradient and of the weight's."""
+
+    forward: tuple[float, ...] = ()
+    gradient: tuple[float, ...] = ()
+    of_input: tuple[float, ...] = ()
+    of_weight: tuple[float, ...] = ()
+
+
+def casts(op: LocalOp, product: Product) -> Casts:
+    """Of a product for which `is_cast` holds, kernel by kernel as eager torch runs them (a compiler would join them):
+    `scaled` reads a tensor for its largest element, writes it divided by the scale, and writes that in float8; two
+    kernels between make the scale. `product` turns a factor that lies in the other order."""
+    x, weight = _factors(op, product)
+    result = op.results[0]
+    turned, in_out = _turned(weight), op.target in IN_OUT
+    return Casts(
+        forward=(*_scaled(x), *_scaled(weight), *(turned if in_out else ())),
+        gradient=_scaled(result),
+        of_input=(*_scaled(weight), *(() if in_out else turned)),
+        of_weight=(*_scaled(x), *_turned(x), *_turned(result)),
+    )
+
+
+def _factors(op: LocalOp, product: Product) -> tuple[LocalTensor, LocalTensor]:
+    x, weight = product.multiplied
+    return op.operand(x), op.operand(weight)
+
+
+def _scaled(x: LocalTensor) -> tuple[float, ...]:
+    return float(x.bytes), SCALE, SCALE, 2.0 * x.bytes, float(x.bytes + NARROW * x.numel)
+
+
+def _turned(x: LocalTensor) -> tuple[float, ...]:
+    return (2.0 * NARROW * x.numel,)
