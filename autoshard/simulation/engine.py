@@ -11,6 +11,7 @@ up, and the device waits for them. Nothing else overlaps. Not modelled: gradient
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from autoshard.cluster.hardware import Hardware, check_mesh
 from autoshard.ir.graph import Graph
@@ -19,16 +20,21 @@ from autoshard.program.early_reductions import early_linears
 from autoshard.simulation.instruction_tasks import TaskPricer
 from autoshard.simulation.memory_curve import MemoryPlan, plan_memory
 from autoshard.simulation.stream_schedule import Schedule
-from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Timeline, axis_stream
+from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Timeline, Timing, axis_stream
 from autoshard.simulation.weight_streams import WeightStreams
 
 
-def simulate(
+def simulate(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
+    """The predicted step of `program`. Raises UsageError for a mesh or dtype that the hardware does not have."""
+    timing = timed(program, graph, hardware)
+    return _timeline(program, plan_memory(program, graph, block_bytes=hardware.constant("allocator.block")), timing)
+
+
+def timed(
     program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset(), among: bool = False
-) -> Timeline:
-    """The predicted step of `program`. What is communicated over axes of which one is `free` takes no time to speak
-    of. `among`: a micro-batch between others, without what a step does once. Raises UsageError for a mesh or dtype that
-    the hardware does not have."""
+) -> Timing:
+    """As `simulate`, without its memory. What is communicated over axes of which one is `free` takes no time to speak
+    of. `among`: a micro-batch between others, without what a step does once."""
     check_mesh(hardware, program.mesh)
     schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
     pricer = TaskPricer(program, graph, hardware, free)
@@ -56,8 +62,7 @@ def simulate(
         sent += weights.scattering
         starts.append(max([schedule.now, *(schedule.events[position].end_seconds for position in sent)]))
         schedule.run_in_order(pricer.optimizer(), tuple(sent))
-    memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
-    return _timeline(program, memory, schedule, starts or [0.0])
+    return Timing(tuple(schedule.events), tuple(starts or [0.0]))
 
 
 def _reduce_early(schedule: Schedule, pricer: TaskPricer, linear: int, collective: int) -> None:
@@ -71,9 +76,8 @@ def _reduce_early(schedule: Schedule, pricer: TaskPricer, linear: int, collectiv
     schedule.wait_for(sent)
 
 
-def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: list[float]) -> Timeline:
-    events = tuple(schedule.events)
-    step_seconds = max((event.end_seconds for event in events), default=0.0)
+def _timeline(program: Program, memory: MemoryPlan, timing: Timing) -> Timeline:
+    events, starts, step_seconds = timing.events, timing.starts, timing.step_seconds
     used = {event.stream for event in events}
     streams = (COMPUTE, *(axis_stream(name) for name, size in program.mesh.axes if size > 1))
     streams += tuple(stream for stream in (HOST_MEMORY, HOST_LINK) if stream in used)
@@ -88,11 +92,11 @@ def _timeline(program: Program, memory: MemoryPlan, schedule: Schedule, starts: 
         starts[peak],
         memory.largest(peak),
         memory.static_bytes,
-        tuple(starts),
+        starts,
     )
 
 
-def _curve(starts: list[float], sizes: tuple[float, ...], end: float) -> tuple[tuple[float, float], ...]:
+def _curve(starts: Sequence[float], sizes: tuple[float, ...], end: float) -> tuple[tuple[float, float], ...]:
     """Steps that take no time are folded into the largest at that moment."""
     curve: dict[float, float] = {}
     for start, size in zip(starts, sizes, strict=True):

@@ -23,10 +23,10 @@ from autoshard.program.module_scopes import reads_of
 from autoshard.program.stage_programs import handed_to, shared_parameters, stage_programs
 from autoshard.rules.algebra.operator_record import Product, Work
 from autoshard.rules.operators import record
-from autoshard.simulation.engine import simulate
+from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.step_timeline import PartCosts, StageCosts, StepCosts, StepTimeline, simulate_step
-from autoshard.simulation.timeline import Timeline
+from autoshard.simulation.timeline import Timeline, Timing
 from autoshard.simulation.working_memory import local_bytes
 
 STAGE_AXIS = "pp"
@@ -131,22 +131,22 @@ def _tied_seconds(parts: Iterable[Program], stages: int, wide: Mesh, hardware: H
     return found
 
 
-def _among(program: Program, graph: Graph, hardware: Hardware) -> Timeline:
+def _among(program: Program, graph: Graph, hardware: Hardware) -> Timing:
     """A micro-batch but the first and the last."""
-    return simulate(program, graph, hardware, among=True)
+    return timed(program, graph, hardware, among=True)
 
 
-def _body_seconds(timeline: Timeline, count: int) -> float:
+def _body_seconds(timeline: Timing, count: int) -> float:
     """Forward and backward of `count` instructions."""
     return timeline.starts[2 * count + 1] - timeline.starts[0]
 
 
-def _late_seconds(once: Timeline, body_seconds: float, count: int) -> float:
+def _late_seconds(once: Timeline | Timing, body_seconds: float, count: int) -> float:
     """What the sums of gradients take that no backward hides."""
     return max(0.0, once.starts[2 * count + 1] - body_seconds - once.starts[0])
 
 
-def _update_seconds(once: Timeline, count: int) -> float:
+def _update_seconds(once: Timeline | Timing, count: int) -> float:
     return once.step_seconds - once.starts[2 * count + 1]
 
 
@@ -184,7 +184,7 @@ class _MeasuredPart:
         starts = self.timeline.starts
         self.forward_seconds = starts[self.count] - starts[0]
         self.backward_seconds = starts[2 * self.count + 1] - starts[self.count]
-        once = simulate(part, graph, hardware)
+        once = timed(part, graph, hardware)
         self.first_seconds = max(0.0, once.starts[self.count] - once.starts[0] - self.forward_seconds)
         late = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
         self.late_seconds = max(0.0, late - self.first_seconds)

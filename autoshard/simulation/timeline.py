@@ -56,6 +56,18 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """When things run, without what they hold; as in `Timeline`."""
+
+    events: tuple[Event, ...]
+    starts: tuple[float, ...]
+
+    @property
+    def step_seconds(self) -> float:
+        return max((event.end_seconds for event in self.events), default=0.0)
+
+
+@dataclass(frozen=True)
 class Timeline:
     """`memory` is the curve as (seconds, bytes) steps: bytes from that time on. `peak_tensors`: largest first.
 

@@ -20,10 +20,9 @@ from autoshard.program.lower import lower
 from autoshard.program.module_scopes import results_of
 from autoshard.rules.operators import constants
 from autoshard.search.build_plan import Origin, plan_of
-from autoshard.simulation import simulate
+from autoshard.simulation.engine import timed
 from autoshard.simulation.memory_curve import MemoryPlan, Span, levels, plan_memory
 from autoshard.simulation.program_step import is_expensive
-from autoshard.simulation.timeline import Timeline
 from autoshard.simulation.working_memory import local_bytes
 
 
@@ -71,7 +70,7 @@ class _Measured:
         self.short, self.graph, self.hardware, self.apart = short, graph, hardware, apart
         body = replace(program, gradient_buckets=())  # gradients wait for the step's end
         self.program: Program = body
-        self.timeline: Timeline = simulate(body, graph, hardware, frozenset(apart), among=True)
+        self.timeline = timed(body, graph, hardware, frozenset(apart), among=True)
         self.memory: MemoryPlan = plan_memory(body, graph, accumulates=True)
         self.count = len(body.instructions)
         self.block_of = self._blocks_of_instructions()
