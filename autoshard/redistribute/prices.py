@@ -9,8 +9,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import dijkstra
 
 from autoshard.ir.graph import DTYPE_BYTES
 from autoshard.ir.layout import Layout, largest_shape
@@ -18,6 +16,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.redistribute.direct import direct_steps, really_exchanges, representative_pairs
 from autoshard.redistribute.direct_prices import MessageTerm, direct_seconds, pair_codes
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS, LOCAL, CollectiveSeconds
+from autoshard.redistribute.shortest_ways import StepGraph, shortest, step_graph
 from autoshard.redistribute.space import ACTIONS, Integers, Space
 from autoshard.redistribute.steps import Message, Path, Step, messages, table_step
 
@@ -112,14 +111,11 @@ class Prices:
     # --- the graph of the pair table ---
 
     @cached_property
-    def weights(self) -> csr_matrix:
-        """Seconds of every step of the table, as [start, stop], with a little more for each step."""
+    def table_steps(self) -> StepGraph:
+        """Seconds of every step of the table, with a little more for each step."""
         parts = [self._weighted(m.axes, m.start, m.stop, m.pair) for m in self.space.moves()]
         start, stop, weight = (np.concatenate([part[i] for part in parts] or [np.zeros(0)]) for i in range(3))
-        order = np.argsort(start, kind="stable")
-        bounds = np.searchsorted(start[order], np.arange(self.space.states + 1))
-        states = self.space.states
-        return csr_matrix((weight[order], stop[order].astype(np.int32), bounds.astype(np.int32)), (states, states))
+        return step_graph(self.space.states, start.astype(np.int64), stop.astype(np.int64), weight)
 
     def _weighted(
         self, axes: tuple[int, ...], start: Integers, stop: Integers, pair: Integers
@@ -158,7 +154,7 @@ class Prices:
 
     def all_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> Floats:
         starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
-        reached, previous = dijkstra(self.weights, indices=starts, return_predecessors=True)
+        reached, previous = shortest(self.table_steps, starts)
         seconds: Floats = reached[:, stops]
         if self.all_to_all:
             direct, goes = self._direct_or_not(sources, targets, seconds, previous)
@@ -218,6 +214,11 @@ class Prices:
         known = {size: self.seconds(term.axes, term.primitive, size) for size in set(sizes.flat)}
         return np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)
 
+    def _from(self, start: int) -> tuple[Floats, Integers]:
+        """(states,) each."""
+        seconds, previous = shortest(self.table_steps, np.array([start]))
+        return seconds[0], previous[0]
+
     def _direct_seconds(self, source: Layout, target: Layout) -> float:
         steps = self.direct(source, target)
         forward, backward = self.way_seconds(source, steps)
@@ -225,7 +226,7 @@ class Prices:
 
     def path(self, source: Layout, target: Layout) -> Path:
         start, stop = (int(self.space.state_of([x], role)[0]) for x, role in ((source, "source"), (target, "target")))
-        seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
+        seconds, previous = self._from(start)
         if source == target:
             return Path((), 0.0, 0.0)
         direct = self._is_direct(source, target, float(seconds[stop]), start, stop, previous)
@@ -264,7 +265,7 @@ class Prices:
         prices = self.all_pairs(sources, targets)
         stops = self.space.state_of(targets, "target")
         for i, start in enumerate(self.space.state_of(sources, "source").tolist()):
-            seconds, previous = dijkstra(self.weights, indices=start, return_predecessors=True)
+            seconds, previous = self._from(start)
             done = {start}
             swells = self._swells(np.array([start]), stops, previous[None, :])[0] & self.all_to_all
             for j, state in enumerate(stops.tolist()):

@@ -14,12 +14,12 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import dijkstra
 
 from autoshard.ir.layout import Layout, Shard
 from autoshard.redistribute.direct_prices import MessageTerm, distinct, pair_codes, signatures
 from autoshard.redistribute.pair_table import COLLECTIVES, CUTS
 from autoshard.redistribute.prices import Floats, Prices, Terms
+from autoshard.redistribute.shortest_ways import shortest
 from autoshard.redistribute.space import ACTIONS, PAIRS, Integers, pair_table, space
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -91,7 +91,7 @@ class Ways:
         )
         states = self.prices.space.state_of
         self.starts, self.stops = states(sources, "source"), states(targets, "target")
-        reached, self.previous = dijkstra(self.prices.weights, indices=self.starts, return_predecessors=True)
+        reached, self.previous = shortest(self.prices.table_steps, self.starts)
         self.direct = self.prices.goes_direct(sources, targets, reached[:, self.stops], self.previous)
 
     def parts(self, least: Least | None = None) -> WayParts:
