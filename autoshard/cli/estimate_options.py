@@ -65,19 +65,6 @@ _SWITCHES = {
     "fp32-loss": "logits are cast to float32 before the loss, as torchtitan and transformers do",
 }
 
-# What a cluster planner may ask for and `estimate` does not describe: what to try instead.
-_NOT_DESCRIBED = {
-    "fp8": "--precision bf16, an upper bound on its time",
-}
-
-
-class _NotDescribed(argparse.Action):
-    """An option that is refused with a sentence."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        name = self.dest
-        raise UsageError(f"--{name}: estimate describes no step with {name}", _NOT_DESCRIBED[name])
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Everything that `read` reads."""
@@ -108,8 +95,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host-dispatch", type=dispatch, metavar="TIME", help=time)
     away = "what the host keeps and updates, in its memory; default nothing"
     parser.add_argument("--offload", choices=[name for name in OFFLOADS if name], help=away)
-    for name in _NOT_DESCRIBED:
-        parser.add_argument(f"--{name}", action=_NotDescribed, nargs="?", help=argparse.SUPPRESS)
     stages = "layers of each stage, or chunk of one, in the model's order, such as 5,6,6,5; default: as even as they go"
     parser.add_argument("--stage-layers", type=_counts, default=(), metavar="N,…", help=stages)
     parser.add_argument(

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.collective import joint_seconds
-from autoshard.estimate.transformer import FSDP, TrainingRun
+from autoshard.estimate.transformer import SHARDED, TrainingRun
 from autoshard.estimate.transformer_graph import EMBEDDING, is_of_experts, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.ir.layout import largest_shape
@@ -94,7 +94,7 @@ def _exchange(
     scattered = seconds(group, "reduce_scatter", gradient)
     summed = seconds((REPLICA,), "all_reduce", gradient / shards)
     bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
-    cast = count * (run.weight_bytes + run.gradient_bytes) / bandwidth if run.precision == FSDP else 0.0
+    cast = count * (run.weight_bytes + run.gradient_bytes) / bandwidth if run.precision in SHARDED else 0.0
     return seconds(group, "all_gather", float(count * run.weight_bytes)), scattered + summed, cast
 
 

@@ -9,7 +9,7 @@ from itertools import product
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
-from autoshard.estimate.transformer import FSDP, RECOMPUTE, Schedule, TrainingRun, Transformer, is_possible
+from autoshard.estimate.transformer import RECOMPUTE, SHARDED, Schedule, TrainingRun, Transformer, is_possible
 
 FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "recompute", "zero", "ep")
 
@@ -60,7 +60,7 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
 def _zeros(run: TrainingRun, replicas: int) -> list[int]:
     if replicas == 1:
         return [0]
-    return [2, 3] if run.precision == FSDP else [0, 1, 2, 3]
+    return [2, 3] if run.precision in SHARDED else [0, 1, 2, 3]
 
 
 def _choices(space: RunSpace, name: str, free: list) -> list:  # type: ignore[type-arg]

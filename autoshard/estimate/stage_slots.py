@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.estimate.gradient_sync import Sync, Syncs, waiting
 from autoshard.estimate.pieces import Piece, Pieces
 from autoshard.estimate.stage_layers import part_layers
-from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer import SHARDED, TrainingRun, Transformer
 from autoshard.simulation.pipeline_schedule import Slot
 
 _NOTHING = Piece(0.0, 0.0, 0.0, 0.0, 0, 0)
@@ -96,14 +96,14 @@ class Stages:
     def replica_seconds(self, stage: int, slot: Slot) -> float:
         """What every micro-batch waits for its replicas: gathered weights (ZeRO 3), scattered gradients (2 and 3)."""
         zero = self.run.zero
-        gathers = zero == 3 or (zero == 2 and self.run.precision == FSDP and slot.kind == "F")
+        gathers = zero == 3 or (zero == 2 and self.run.precision in SHARDED and slot.kind == "F")
         return self._waiting(stage, slot, gathers, zero >= 2 and slot.kind == "B")
 
     def step_end_seconds(self, stage: int) -> float:
         """What a step waits for its replicas once: gradients reduced (below ZeRO 2), new weights gathered (1 and 2)."""
         chunks = range(self.run.interleave)
         reduced = sum(self._waiting(stage, Slot("B", 0, chunk), False, self.run.zero < 2) for chunk in chunks)
-        once = self.run.zero in (1, 2) and self.run.precision != FSDP
+        once = self.run.zero in (1, 2) and self.run.precision not in SHARDED
         gathered = sum(self._waiting(stage, Slot("F", 0, chunk), once, False) for chunk in chunks)
         return reduced + gathered
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoshard.estimate.gradient_sync import ParameterCounts, held
-from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer import FP8_FSDP, FSDP, SHARDED, TrainingRun, Transformer
 from autoshard.estimate.transformer_graph import EMBEDDING, HEAD, layer
 from autoshard.estimate.transformer_program import LAYERS, BuiltTransformer
 from autoshard.whole_steps.software import held_bytes
@@ -11,11 +11,11 @@ from autoshard.whole_steps.software import held_bytes
 # (weights, gradient, optimizer) bytes per parameter; half-precision weights have float32 gradients, masters, moments.
 STATE_BYTES = {
     "fp32": (4, 4, 8), "bf16-mixed": (4, 4, 8), "fp16-mixed": (4, 4, 8), "bf16": (2, 4, 12), "fp16": (2, 4, 12),
-    FSDP: (4, 4, 8),
+    "fp8-mixed": (4, 4, 8), FSDP: (4, 4, 8), FP8_FSDP: (4, 4, 8),
 }  # fmt: skip
 SGD_STATE_BYTES = {
     "fp32": (4, 4, 0), "bf16-mixed": (4, 4, 0), "fp16-mixed": (4, 4, 0), "bf16": (2, 4, 4), "fp16": (2, 4, 4),
-    FSDP: (4, 4, 0),
+    "fp8-mixed": (4, 4, 0), FSDP: (4, 4, 0), FP8_FSDP: (4, 4, 0),
 }  # fmt: skip
 ACCUMULATED_BYTES = 4  # of a gradient, over micro-batches
 
@@ -40,21 +40,21 @@ def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun
 
 def scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
     """Of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
-    fsdp = run.precision == FSDP
+    fsdp = run.precision in SHARDED
     own = _gradient_bytes(run) + run.weight_bytes * fsdp
     return held(built, layer(LAYERS - 1)).all * layers * own * (run.zero >= 2) * (run.replicas > 1)
 
 
 def gathered_weights(built: BuiltTransformer, run: TrainingRun) -> float:
     """Bytes of a layer that is gathered for use; 0 where none is."""
-    gathers = run.replicas > 1 and (run.zero == 3 or run.precision == FSDP)
+    gathers = run.replicas > 1 and (run.zero == 3 or run.precision in SHARDED)
     return float(held(built, layer(LAYERS - 1)).all * run.weight_bytes * gathers)
 
 
 def gathered_outside(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> float:
     """The same of what is in no layer, which FSDP's outermost module gathers."""
     outside = max(0, parameters.all - held(built, layer(LAYERS - 1)).all * layers)
-    return float(outside * run.weight_bytes * (run.precision == FSDP) * (run.replicas > 1))
+    return float(outside * run.weight_bytes * (run.precision in SHARDED) * (run.replicas > 1))
 
 
 def layer_gradients(built: BuiltTransformer, run: TrainingRun) -> float:
@@ -67,7 +67,7 @@ def resident(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCou
     shards."""
     sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     software = held_bytes(run.software, run.precision)
-    least = 2 if run.precision == FSDP else 3
+    least = 2 if run.precision in SHARDED else 3
     buffers = held(built, layer(LAYERS - 1)).all * run.weight_bytes * software.weight_gradient_buffers
     return (
         parameters.sharded(run, run.zero >= least) * sizes[0],

@@ -14,7 +14,7 @@ from autoshard.estimate.pieces import pieces
 from autoshard.estimate.stage_memory import StageMemory, fullest_of, stage_memory
 from autoshard.estimate.stage_slots import Host, Part, Stages
 from autoshard.estimate.step_tail import send_seconds, stage_parameters, tail
-from autoshard.estimate.transformer import FSDP, PRECISIONS, TrainingRun, Transformer, check
+from autoshard.estimate.transformer import PRECISIONS, SHARDED, TrainingRun, Transformer, check
 from autoshard.estimate.transformer_program import build
 from autoshard.ir.mesh import Mesh
 from autoshard.simulation.pipeline_schedule import SCHEDULES, Placed, Slot, ends, run_pipeline
@@ -115,7 +115,7 @@ def style_of(model: Transformer, run: TrainingRun) -> str:
     steps: styles of their own."""
     if model.experts or run.offload:
         return "experts" if model.experts else "offload"
-    return "fsdp" if run.zero == 3 or run.precision == FSDP else "megatron"
+    return "fsdp" if run.zero == 3 or run.precision in SHARDED else "megatron"
 
 
 def _band(

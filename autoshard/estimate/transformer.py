@@ -14,13 +14,14 @@ ACTIVATIONS = ("gelu", "gelu_new", "swiglu")
 ATTENTIONS = ("flash", "flash1", "triton", "flash2", "flash3", "unfused")  # flash: what the constants were fitted to
 POSITIONS = ("learned", "rotary")
 NORMS = ("layer_norm", "rms_norm")
-FSDP = "bf16-fsdp"
+FSDP, FP8_FSDP = "bf16-fsdp", "fp8-fsdp"
+SHARDED = (FSDP, FP8_FSDP)  # float32 shards, gathered in bf16
 PRECISIONS = {  # computed in
     "fp32": "float32", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "bf16": "bfloat16", "fp16": "float16",
-    FSDP: "bfloat16",
+    "fp8-mixed": "float8", FSDP: "bfloat16", FP8_FSDP: "float8",
 }  # fmt: skip
-MIXED = ("bf16-mixed", "fp16-mixed")  # cast at every use
-HALF = ("bf16", "fp16", FSDP)  # computed with half-precision weights, not cast at every use
+MIXED = ("bf16-mixed", "fp16-mixed", "fp8-mixed")  # cast at every use
+HALF = {"bf16": "bfloat16", "fp16": "float16", FSDP: "bfloat16", FP8_FSDP: "bfloat16"}  # of weights, not cast at a use
 OFFLOADS = ("", "optimizer")
 REDUCED = ("", "fp32", "bf16")  # "": as the precision has it
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -95,16 +96,17 @@ class Transformer:
 class TrainingRun:
     """One training step: `batch` is the global number of sequences, `micro_batch` that of one device and pass.
 
-    `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as
-    Megatron does; "bf16-mixed" and "fp16-mixed" cast float32 weights at every use, as torch.autocast does;
-    "bf16-fsdp" keeps float32 shards and gathers them in bf16 (FSDP's mixed precision). `zero`: stage 0 to 3. `shard`:
+    `precision`: "bf16" and "fp16" hold the weights in half precision with float32 masters in the optimizer, as Megatron
+    does; "bf16-mixed" and "fp16-mixed" cast float32 weights at every use, as torch.autocast does; "bf16-fsdp" keeps
+    float32 shards and gathers them in bf16 (FSDP's mixed precision). "fp8-mixed" and "fp8-fsdp" are "bf16-mixed" and
+    "bf16-fsdp" whose linear layers multiply in float8, but for the head and experts. `zero`: stage 0 to 3. `shard`:
     replicas that share one set of shards, each such group a replica of the others (HSDP); 0 for all. `interleave`:
-    model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of
-    neighbours. `reduced`: gradients are summed in. `stage_layers`: layers of each chunk of the pipeline, in the
-    model's order; () for as even as they go. `cp`: devices that share every sequence (context parallelism): attention
-    passes keys and values around a ring of them. `ep`: replicas that share one set of experts (expert parallelism, a
-    part of `dp`): tokens are sent to their experts among them, and back. `offload`: "optimizer" keeps its states and
-    float32 weights in the host's memory, where the host updates them.
+    model chunks per device. `overlap`: gradients are reduced and weights gathered beside the computation of neighbours.
+    `reduced`: gradients are summed in. `stage_layers`: layers of each chunk of the pipeline, in the model's order; ()
+    for as even as they go. `cp`: devices that share every sequence (context parallelism): attention passes keys and
+    values around a ring of them. `ep`: replicas that share one set of experts (expert parallelism, a part of `dp`):
+    tokens are sent to their experts among them, and back. `offload`: "optimizer" keeps its states and float32 weights
+    in the host's memory, where the host updates them.
     """
 
     batch: int
@@ -222,8 +224,8 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         *_shared_sequences(model, run),
         *_experts(model, run),
         (
-            run.precision != FSDP or run.zero >= 2 or run.replicas == 1,
-            f"precision {FSDP} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
+            run.precision not in SHARDED or run.zero >= 2 or run.replicas == 1,
+            f"precision {run.precision} keeps shards of the weights: it needs zero 2 or 3, got {run.zero}",
         ),
         (model.layers >= chunks, f"{model.layers} layers are too few for {chunks} pipeline chunks"),
         *_given_stages(model, run, chunks),

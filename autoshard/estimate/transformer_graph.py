@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autoshard.estimate.transformer import HALF, MIXED, PRECISIONS, Transformer
+from autoshard.estimate.transformer import FP8_FSDP, HALF, MIXED, Transformer
+from autoshard.graph_capture.training.float8_layers import with_float8
 from autoshard.graph_capture.training.precision import apply_precision
 from autoshard.graph_capture.training.requires_grad import mark_gradients
 from autoshard.graph_capture.training.saved_tensors import note_saved
@@ -43,7 +44,7 @@ class TransformerGraph:
 
 def transformer_graph(model: Transformer, batch: int, precision: str, optimizer: str) -> TransformerGraph:
     """The forward of `batch` sequences to the mean next-token loss; `precision` as in Run."""
-    writer = _TransformerWriter(model, batch, PRECISIONS[precision] if precision in HALF else "float32")
+    writer = _TransformerWriter(model, batch, HALF.get(precision, "float32"))
     loss = writer.run()
     graph = Graph(
         name="transformer",
@@ -63,7 +64,7 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
     )
     graph = note_saved(mark_gradients(graph))
     graph = apply_precision(graph, precision if precision in MIXED else "fp32")
-    return TransformerGraph(graph, writer.splits)
+    return TransformerGraph(with_float8(graph) if precision == FP8_FSDP else graph, writer.splits)
 
 
 @dataclass

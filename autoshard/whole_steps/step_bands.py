@@ -18,6 +18,7 @@ from autoshard.costs.bands import Band, step_band
 from autoshard.system.data_files import data_folder
 from autoshard.whole_steps.software import generation
 
+NOT_IN_BANDS = frozenset({"float8"})  # no band was made from steps whose products are in it
 UNMEASURED = 0.6  # relative, at least, where no step of the kind was measured
 ONE, MANY, ANY = "one", "many", "any"
 
@@ -44,7 +45,7 @@ def step_kind(hardware: Hardware, style: str, software: str, devices: int, calib
 def whole_step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str, kind: StepKind) -> Band:
     """Of a step that spends `seconds` in each family of operators, see `bands.step_band`."""
     constants = step_band(hardware, seconds, dtype)
-    known = bands().get(kind) or bands().get(replace(kind, nodes=ANY))
+    known = None if dtype in NOT_IN_BANDS else bands().get(kind) or bands().get(replace(kind, nodes=ANY))
     error, steps = known or (max(UNMEASURED, constants.error), 0)
     return Band(error, constants.kind, constants.calibrated, steps)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.cluster.hardware import load_hardware
+from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.estimate.packages import package_program
@@ -43,7 +43,7 @@ from autoshard.simulation.pipeline_schedule import in_flight
 from autoshard.simulation.program_step import measured_parts
 from autoshard.simulation.step_timeline import simulate_step
 
-A100 = load_hardware("a100-80g-sxm")
+A100, H100 = load_hardware("a100-80g-sxm"), load_hardware("h100-80g-sxm")
 LAYERS, HIDDEN, HEADS, SEQUENCE, MICRO_BATCH = 6, 1024, 16, 512, 2
 
 
@@ -83,14 +83,19 @@ def captured(batch: int, words: int, precision: str) -> Graph:
     return capture_model(GPT(words), (tokens, tokens), precision)  # type: ignore[arg-type]
 
 
+def hardware_for(precision: str) -> Hardware:
+    return H100 if precision == "fp8-mixed" else A100
+
+
 @cache
 def split(dp: int, tp: int, words: int, precision: str, count: int, zero: int, cut: bool) -> Plan:
     """Of Megatron-LM's strategies."""
     style = "megatron-sp" if cut else "megatron"
     graph, step = captured(MICRO_BATCH * dp, words, precision), StepRequest(micro_batches=count)
     request = SearchRequest(Mesh((("dp", dp), ("tp", tp))), strategy=style, step=step)
-    plan = search(graph, A100, request)
-    return with_shards(with_step(plan, graph, step), graph, A100, ZeroRequest(zero, summed=True)) if zero else plan
+    hardware = hardware_for(precision)
+    plan = search(graph, hardware, request)
+    return with_shards(with_step(plan, graph, step), graph, hardware, ZeroRequest(zero, summed=True)) if zero else plan
 
 
 def planned(run: TrainingRun, words: int) -> tuple[float, float]:
@@ -108,7 +113,7 @@ def planned(run: TrainingRun, words: int) -> tuple[float, float]:
 
 
 def by_numbers(run: TrainingRun, words: int) -> Estimate:
-    return estimate(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, words), run, A100)
+    return estimate(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, words), run, hardware_for(run.precision))
 
 
 def run_of(dp: int, tp: int, pp: int, count: int, recompute: str, zero: int, precision: str, cut: bool) -> TrainingRun:
@@ -127,6 +132,7 @@ CASES = [  # dp, tp, pp, micro-batches, recompute, ZeRO, precision, words, cut a
     (2, 1, 1, 4, "none", 3, "fp32", 2000, False),
     (1, 2, 1, 1, "full", 0, "fp32", 2000, True),
     (2, 2, 2, 4, "none", 0, "fp32", 2000, True),
+    (1, 2, 1, 1, "none", 0, "fp8-mixed", 2000, True),
 ]
 SLOW = [
     (2, 1, 1, 1, "full", 1, "fp32", 2000, False),
@@ -136,6 +142,7 @@ SLOW = [
     (2, 2, 2, 4, "selective", 3, "bf16-mixed", 20000, True),
     (4, 1, 1, 2, "none", 2, "bf16-mixed", 20000, False),
     (1, 2, 3, 6, "full", 0, "fp32", 2000, False),
+    (2, 1, 2, 4, "full", 3, "fp8-mixed", 2000, False),
 ]
 
 

@@ -118,7 +118,9 @@ def test_the_largest_difference_is_named(tmp_path: Path, predicted: Any, slow: s
     ("name", "own"),
     [
         ("aten::layer_norm", "layer_norm"), ("NativeLayerNormBackward0", "layer_norm"), ("layer_norm_12", "layer_norm"),
-        ("aten.linear", "linear"), ("autoshard.linear_in_out", "linear"), ("aten::addmm", "linear"),
+        ("aten.linear", "linear"), ("autoshard.linear_in_out", "linear"),
+        ("autoshard.float8_linear", "float8_linear"), ("autoshard.float8_linear_in_out", "float8_linear"),
+        ("_Float8LinearBackward", "float8_linear"), ("aten::_scaled_mm", "float8_linear"), ("aten::addmm", "linear"),
         ("_CrossEntropyBackward", "cross_entropy"), ("aten.cross_entropy_loss", "cross_entropy"),
         ("parallel_cross_entropy", "cross_entropy"), ("MmBackward0", "matmul"),
         ("_RedistributionBackward", "redistribute"),

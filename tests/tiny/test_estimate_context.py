@@ -76,14 +76,6 @@ def test_what_can_not_be_shared_is_named() -> None:
         estimate(replace(LLAMA, attention="unfused"), run(2), H100)
 
 
-def test_what_is_not_described_is_refused_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 4096, "vocabulary": 1000, "batch": 4}
-    given = [w for k, v in sizes.items() for w in (f"--{k}", str(v))]
-    assert main(["estimate", "--hardware", "h100-80g-sxm", *given, "--fp8"]) == 2
-    told = capsys.readouterr().err
-    assert "--fp8: estimate describes no step with fp8" in told and "try: " in told
-
-
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 4096, "vocabulary": 1000, "batch": 4, "cp": 2, "tp": 2}
     words = ["estimate", "--hardware", "h100-80g-sxm", *(w for k, v in sizes.items() for w in (f"--{k}", str(v)))]

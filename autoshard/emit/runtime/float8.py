@@ -33,7 +33,7 @@ def formats() -> tuple[torch.dtype, torch.dtype]:
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` in float8, where these are bfloat16 and all three dims fit the kernels."""
-    return cast(Tensor, _Linear.apply(x, weight, bias)) if _fits(x, weight) else F.linear(x, weight, bias)
+    return cast(Tensor, _Float8Linear.apply(x, weight, bias)) if _fits(x, weight) else F.linear(x, weight, bias)
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
@@ -112,7 +112,7 @@ def products_of(float8: bool, x: Tensor, weight: Tensor) -> type[Products | Floa
     return Float8Products if float8 and _fits(x, weight) else Products
 
 
-class _Linear(torch.autograd.Function):
+class _Float8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)

@@ -96,7 +96,7 @@ OPERATORS: dict[str, Operator] = {
     "autoshard.float8_linear": Operator(
         rule="... m, n m, +n? -> ... n | sum: m",
         saves=FACTORS,
-        traced_as=("_scaled_mm",),
+        traced_as=("scaled_mm",),
         work=FLOAT8_LINEAR,
         holds=holds,
         spelling="float8_linear({0}, {1}<2>)",
