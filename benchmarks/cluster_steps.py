@@ -267,7 +267,7 @@ def hopper_steps(data: Path) -> list[str]:
         error = own / row.measured_seconds - 1
         lines.append(f"| {row.name} | {row.run.devices} | {row.measured_seconds:.2f} | {own:.2f} | {error:+.1%} |")
     found = np.array([own / row.measured_seconds - 1 for row, own in fsdp_runs()])
-    return [*lines, "", f"Error {percent(found)}. Of H200 no step that `estimate` describes is published (fp8 alone)."]
+    return [*lines, "", f"Error {percent(found)}. Of H200 a step in float8 alone is published (below)."]
 
 
 # --- Ascend -----------------------------------------------------------------------------------------------------------

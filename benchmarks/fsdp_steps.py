@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
+from autoshard.estimate.transformer import FP8_FSDP, FSDP, TrainingRun, Transformer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measurements import read
@@ -27,6 +27,7 @@ GENERATIONS = {"ampere": ("a100_40gb", "a100_80gb"), "hopper": ("h100_80gb",)}
 SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")
 FITTED = SIZES[::2]  # the models that `sustained` was fitted to
 SOFTWARE = "fsdp"
+IN = {"amp_bf16": FSDP, "amp_fp8": FP8_FSDP}
 DEVICES_PER_NODE = 8
 
 
@@ -47,18 +48,18 @@ class FsdpRow(Row):
 
 
 @lru_cache(maxsize=8)
-def rows(data: Path, software: str = SOFTWARE) -> tuple[FsdpRow, ...]:
-    """All but fp8. MPT: no biases, no dropout, the table tied, Triton's flash-attention, a fused loss."""
+def rows(data: Path, software: str = SOFTWARE, precision: str = "amp_bf16") -> tuple[FsdpRow, ...]:
+    """Of one precision. MPT: no biases, no dropout, the table tied, Triton's flash-attention, a fused loss."""
     found = []
     for raw in read(data / "mpt_fsdp_steps.csv"):
-        if raw["gpu"] not in PROFILES or raw["precision"] == "amp_fp8":
+        if raw["gpu"] not in PROFILES or raw["precision"] != precision:
             continue
         sizes = (int(raw[key]) for key in ("layers", "hidden", "heads", "sequence", "vocabulary"))
         model = Transformer(*sizes, attention="triton", bias=False, fused_loss=True)
         devices, batch = int(raw["gpus"]), int(raw["global_batch"])
         run = TrainingRun(
             batch, int(raw["micro_batch"]), devices, recompute="full" if raw["checkpointing"] == "True" else "none",
-            zero=3 if raw["sharding"].startswith("FULL") else 2, precision=FSDP, overlap=True,
+            zero=3 if raw["sharding"].startswith("FULL") else 2, precision=IN[precision], overlap=True,
             reduced="bf16" if raw["sharding"].endswith("PURE") else "fp32", software=software,
         )  # fmt: skip
         seconds = batch * model.sequence / float(raw["tokens_per_second_per_gpu"]) / devices
@@ -85,8 +86,8 @@ def tables(data: Path) -> list[str]:
         "## FSDP on A100 and H100",
         "",
         "MPT models of 125 million to 70 billion parameters with PyTorch's FSDP (mosaicml/llm-foundry, Apache-2.0): 8",
-        "to 512 GPUs, eager, Triton's flash-attention of 2023, with and without activation checkpointing; fp8 rows are",
-        "left out. The rate of products in whole steps (`--software fsdp`: a number for A100, one for H100) is fitted",
+        "to 512 GPUs, eager, Triton's flash-attention of 2023, with and without activation checkpointing; rows in fp8",
+        "are below. The rate of products in whole steps (`--software fsdp`: a number for A100, one for H100) is fitted",
         f"to the models {', '.join(FITTED)}; *held out* are the other models. Attention's rates are from the papers",
         "on its kernels. `kernels`: the same with the rates of kernels alone, nothing fitted to any step.",
         "",

@@ -11,7 +11,7 @@ from autoshard.estimate.shown.reserved_memory import reserved_memory
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.state_bytes import STATE_BYTES
 from autoshard.estimate.step import parameter_count
-from autoshard.estimate.transformer import FSDP, Schedule, TrainingRun, Transformer
+from autoshard.estimate.transformer import FP8_FSDP, Schedule, TrainingRun, Transformer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.steps import EAGER, VOCABULARY, Row, host_of, predicted
@@ -136,10 +136,11 @@ def memory(data: Path) -> list[str]:
 
 
 # torchtitan's benchmarks (Llama 3.1, H100, FSDP, full recomputation, fp8 and torch.compile): layers, hidden, heads, KV
-# heads, feed-forward, sequence, batch of a replica, DP, TP, GiB that the allocator had reserved at most.
+# heads, feed-forward, sequence, batch of a replica, DP, TP, CP, GiB that the allocator had reserved at most.
 TORCHTITAN = {
-    "70B, FSDP 32 x TP 8": (80, 8192, 64, 8, 28672, 8192, 16, 32, 8, 71.9),
-    "8B, FSDP 8, 32768 tokens": (32, 4096, 32, 8, 14336, 32768, 1, 8, 1, 83.9),
+    "70B, FSDP 32 x TP 8": (80, 8192, 64, 8, 28672, 8192, 16, 32, 8, 1, 71.9),
+    "8B, FSDP 8, 32768 tokens": (32, 4096, 32, 8, 14336, 32768, 1, 8, 1, 1, 83.9),
+    "8B, FSDP 2 x CP 4, 131072 tokens": (32, 4096, 32, 8, 14336, 131072, 1, 2, 1, 4, 84.0),
 }
 LLAMA_VOCABULARY = 128_256
 
@@ -151,21 +152,22 @@ def reserved_by_allocator(data: Path) -> list[str]:
         "## Memory that was reserved",
         "",
         "torchtitan's Llama 3.1 on H100 with full recomputation, GiB on a device, as it trains: FSDP's mixed",
-        "precision, float32 shards gathered in bf16, one block ahead, logits cast to float32 (`--software fsdp",
-        "--fp32-loss`). The runs used fp8 and torch.compile, which `estimate` does not describe, and report what",
-        "the allocator had reserved: predicted are what is allocated, and what the caching allocator takes for it.",
+        "precision with linear layers in float8, float32 shards gathered in bf16, one block ahead, logits cast to",
+        "float32 (`--precision fp8-fsdp --software fsdp --fp32-loss`). The runs were compiled, which `estimate` does",
+        "not describe, and report what the allocator had reserved: predicted are what is allocated, and what the",
+        "caching allocator takes for it.",
         "",
         "| run | measured | predicted, allocated | predicted, reserved | error |",
         "|---|--:|--:|--:|--:|",
     ]
-    for name, (layers, hidden, heads, kv, inner, sequence, batch, dp, tp, gib) in TORCHTITAN.items():
+    for name, (layers, hidden, heads, kv, inner, sequence, batch, dp, tp, cp, gib) in TORCHTITAN.items():
         model = Transformer(
             layers, hidden, heads, sequence, LLAMA_VOCABULARY, kv, inner, "swiglu", "flash", "rotary", "rms_norm",
             bias=False, tied=False, fp32_loss=True,
         )  # fmt: skip
         run = TrainingRun(
-            batch * dp, batch, dp, tp, recompute="full", zero=3, sequence_parallel=tp > 1, precision=FSDP, overlap=True,
-            software="fsdp",
+            batch * dp, batch, dp, tp, recompute="full", zero=3, sequence_parallel=tp > 1, precision=FP8_FSDP,
+            overlap=True, software="fsdp", cp=cp,
         )  # fmt: skip
         made = predicted(model, run, hardware, Host()).memory.peak / GIB
         taken = reserved_memory(model, run, hardware)
