@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 
 import pytest
@@ -137,7 +138,8 @@ def test_what_tools_draw_while_a_forward_runs_is_not_the_forward_s() -> None:
             self.a = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            sympy.core.random.rng.random()
+            for own in [own for own in vars(sympy.core.random).values() if isinstance(own, random.Random)]:
+                own.random()
             with tempfile.TemporaryFile():
                 return self.a(x).mean()
 

@@ -29,7 +29,7 @@ def _parts(op: Op) -> Iterator[Op]:
 
 
 def _canonical(op: Op, tensors: Tensors) -> Op:
-    op = replace(op, target=_RENAMED.get(op.target, op.target))
+    op = replace(op, target=RENAMED.get(op.target, op.target))
     rule = _RULES.get(op.target)
     return _positive_dims(rule(op, tensors) if rule else op, tensors)
 
@@ -173,13 +173,17 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
     return {f"aten.{name}": rule for name in names.split()}
 
 
-_RENAMED = {
-    "aten.__and__": "aten.bitwise_and", "aten.__or__": "aten.bitwise_or", "aten.__xor__": "aten.bitwise_xor",
-    "aten.clone": "aten.alias", "aten.contiguous": "aten.alias", "aten.lift_fresh_copy": "aten.alias",
-    "aten.lift_fresh": "aten.alias", "aten.expand_copy": "aten.expand", "aten.true_divide": "aten.div",
-    "aten.multiply": "aten.mul", "aten.subtract": "aten.sub", "aten.divide": "aten.div", "aten.concat": "aten.cat",
-    "aten.concatenate": "aten.cat",
-}  # fmt: skip
+_NAMES = """
+    __and__ bitwise_and, __or__ bitwise_or, __xor__ bitwise_xor, clone alias, contiguous alias, lift_fresh alias,
+    lift_fresh_copy alias, expand_copy expand, concat cat, concatenate cat, row_stack vstack, moveaxis movedim,
+    true_divide div, divide div, multiply mul, subtract sub, negative neg, absolute abs, clip clamp, fix trunc,
+    ger outer, linalg_matmul matmul, arccos acos, arcsin asin, arctan atan, arctan2 atan2,
+    greater gt, greater_equal ge, less lt, less_equal le, not_equal ne,
+    special_expit sigmoid, special_exp2 exp2, special_expm1 expm1, special_log1p log1p, special_logit logit,
+    special_erf erf, special_erfc erfc, special_erfinv erfinv, special_gammaln lgamma, special_xlogy xlogy,
+    special_softmax softmax, special_log_softmax log_softmax, special_logsumexp logsumexp
+"""
+RENAMED = {f"aten.{own}": f"aten.{name}" for own, name in (pair.split() for pair in _NAMES.split(","))}
 _WINDOWS = ("kernel_size", "stride", "padding", "dilation", "output_padding")
 _WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
 _RULES: dict[str, Rule] = {

@@ -272,7 +272,8 @@ def _random_sources() -> list[Any]:
 
 def _generators_of_tools() -> Iterator[Any]:
     """What sympy orders its questions by as a trace compares sizes, and what temporary files are named by."""
-    yield getattr(sys.modules.get("sympy.core.random"), "rng", None)
+    for module in [module for name, module in sys.modules.items() if name.startswith("sympy.")]:
+        yield from [each for each in vars(module).values() if type(each) is random.Random]
     yield getattr(getattr(sys.modules.get("tempfile"), "_name_sequence", None), "_rng", None)
 
 
