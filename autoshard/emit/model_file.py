@@ -87,7 +87,20 @@ def _found(lines: list[str], places: Mapping[str, tuple[str, int, str]]) -> dict
 
 
 def context(program: Program, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
-    """`free`: reserved names that a class of this program may take. `title`: what its root is."""
+    """`free`: reserved names that a class of this program may take. `title`: what its root is. Made once for a program:
+    the code, the same at other sizes, and its report all ask."""
+    known = program.once(_contexts)
+    if (free, title) not in known:
+        known[free, title] = _context(program, free, title)
+    return known[free, title]
+
+
+def _contexts(program: Program) -> dict[tuple[frozenset[str], str], ClassContext]:
+    """What was asked."""
+    return {}
+
+
+def _context(program: Program, free: frozenset[str], title: str) -> ClassContext:
     tree = with_column_parallel(module_tree(program, _NO_CLASS - free))
     state = {p.value: p for p in (*program.parameters, *program.buffers)}
     reserved = frozenset(_RESERVED | {d.name for d in tree.definitions})

@@ -7,14 +7,18 @@ backward (see `redistribute.table`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar, cast
 
 from autoshard.ir.graph import Attribute
 from autoshard.ir.layout import Layout, LocalSize, Placement
+from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Fusion, StepPlan
 
+T = TypeVar("T")
 LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
 
@@ -210,6 +214,26 @@ class Program:
     @cached_property
     def by_name(self) -> dict[str, LocalValue]:
         return {value.name: value for value in self.values}
+
+    @cached_property
+    def largest(self) -> dict[str, LocalTensor]:
+        """Each value on the device that holds most."""
+        return {
+            value.name: LocalTensor(
+                tuple(size.largest(self.mesh) for size in value.local_shape), value.dtype, value.requires_grad
+            )
+            for value in self.values
+        }
+
+    def once(self, derive: Callable[[Program], T]) -> T:
+        """What `derive` makes of this program, made once."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        return cast(T, self._derived[derive])
+
+    @cached_property
+    def _derived(self) -> dict[object, object]:
+        return {}
 
     @property
     def has_backward(self) -> bool:

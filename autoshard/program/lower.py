@@ -266,7 +266,12 @@ class _Lowering:
 def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
     """Op name -> the strategy that the plan names. Raises UsageError where an op doesn't offer it."""
     candidates = rules.candidates(graph, plan.mesh)
-    return {p.op: rules.find(graph, graph.by_op[p.op], plan.mesh, candidates, p.strategy) for p in plan.ops}
+
+    def chosen(op: Op, text: str) -> Strategy:
+        asked = graph, op, plan.mesh, candidates, text
+        return rules.named(*asked) or rules.find(*asked)
+
+    return {own.op: chosen(graph.by_op[own.op], own.strategy) for own in plan.ops}
 
 
 def split(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:

@@ -10,7 +10,7 @@ from autoshard.program.early_reductions import LINEARS, early_linears
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.module_scopes import operands_of, results_of
 from autoshard.program.weight_buckets import given_at, parameter_paths
-from autoshard.program.weights import GATHERS, weight_steps
+from autoshard.program.weights import GATHERS, weight_ways
 from autoshard.rules.algebra.strategy import Strategy
 
 
@@ -111,8 +111,7 @@ def _check_early(program: Program) -> None:
     early = [i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.early]
     linears = early_linears(program.instructions)
     assert sorted(linears.values()) == early, "an early reduction without its linear"
-    parameters = [p.value for p in program.parameters]
-    ways = weight_steps(program.instructions, parameters, program.by_name)
+    ways = program.once(weight_ways)
     for linear, start in linears.items():
         step, between = program.instructions[linear], program.instructions[start + 1 : linear]
         assert isinstance(step, Compute) and step.target in LINEARS and not step.variant, step

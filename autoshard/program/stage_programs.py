@@ -17,7 +17,7 @@ from autoshard.ir.program import Collective, Compute, Instruction, Program
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.module_scopes import random_index, reads_of, results_of
 from autoshard.program.weight_buckets import given_at, weight_buckets
-from autoshard.program.weights import weight_steps
+from autoshard.program.weights import weight_ways
 
 
 def stage_programs(program: Program, plan: Plan | None = None) -> tuple[Program, ...]:
@@ -165,7 +165,7 @@ def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> lis
 def _made_again(program: Program) -> set[int]:
     """Instructions that take inputs, constants and buffers that stay as they are, and weights on their way to a use."""
     updated = {buffer for buffer, _ in program.buffer_updates}
-    ways = weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
+    ways = program.once(weight_ways)
     on_the_way = {i for steps in ways.values() for i in steps}
     known = {*program.inputs, *(b.value for b in program.buffers if b.value not in updated)}
     found = set(on_the_way)

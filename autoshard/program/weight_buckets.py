@@ -16,7 +16,7 @@ from autoshard.ir.plan import Fusion
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter, WeightBucket
 from autoshard.program.gradient_buckets import local_bytes
 from autoshard.program.module_scopes import operands_of
-from autoshard.program.weights import source_of, weight_steps
+from autoshard.program.weights import source_of, weight_steps, weight_ways
 
 SMALL_BYTES = 2**20  # of a rest that gets no bucket of its own
 
@@ -217,7 +217,7 @@ def scattered_until(buckets: Sequence[WeightBucket]) -> list[tuple[WeightBucket,
 def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
     """Of the bucket's weights, in order."""
     paths = {p.value: p.path for p in program.parameters}
-    steps = weight_steps(program.instructions, paths, program.by_name)
+    steps = program.once(weight_ways)
     found = []
     for position in bucket.gathers:
         step = program.instructions[position]

@@ -39,6 +39,11 @@ def weight_steps(
     return steps
 
 
+def weight_ways(program: Program) -> dict[str, tuple[int, ...]]:
+    """The same of a program; `program.once(weight_ways)`."""
+    return weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
+
+
 def source_of(instruction: Instruction) -> str | None:
     """What a collective or a cast is given."""
     if isinstance(instruction, Collective):
@@ -48,7 +53,7 @@ def source_of(instruction: Instruction) -> str | None:
 
 def gathered_weights(program: Program) -> frozenset[str]:
     """What is made of weights that were gathered for use."""
-    steps = weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
+    steps = program.once(weight_ways)
     again = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
     return frozenset(name for name, own in steps.items() if not again.isdisjoint(own))
 
@@ -58,7 +63,7 @@ def careful_casts(program: Program) -> frozenset[str]:
     before the cast, and what was gathered is cast again."""
     if not program.has_backward:
         return frozenset()
-    steps = weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
+    steps = program.once(weight_ways)
     moved = {own[-1] for own in steps.values() if own and isinstance(program.instructions[own[-1]], Collective)}
     moved |= {i for own in steps.values() for i in own if not moved.isdisjoint(own)}
     casts = {i for i in moved if isinstance(program.instructions[i], Compute)}

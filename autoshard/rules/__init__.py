@@ -4,7 +4,7 @@ from autoshard.rules.algebra.instance import Instance, TensorFacts, bind
 from autoshard.rules.algebra.notation import Dim, Rule, RuleError, Term
 from autoshard.rules.algebra.strategy import Choice, Strategy
 from autoshard.rules.candidates import Candidates, candidates
-from autoshard.rules.enumerate import carry, explain, find, offered, strategies
+from autoshard.rules.enumerate import carry, explain, find, named, offered, strategies
 from autoshard.rules.host_tables import host_problem, host_strategies, host_tables
 from autoshard.rules.localise import LocalCall, localise
 from autoshard.rules.operator_table import has_rule, instance
@@ -33,6 +33,7 @@ __all__ = [
     "host_tables",
     "instance",
     "localise",
+    "named",
     "offered",
     "strategies",
 ]

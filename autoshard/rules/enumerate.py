@@ -45,6 +45,29 @@ def find(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) ->
     return found
 
 
+def named(graph: Graph, op: Op, mesh: Mesh, candidates: Candidates, text: str) -> Strategy | None:
+    """The strategy that prints as `text`, without the others; None where none does, or a part of it is in the memory of
+    the host. Of several that mean the same, `find` gives the one that is offered."""
+    return _named(instance(graph, op), candidates.refinements(op), mesh, text)
+
+
+@cache
+def _named(bound: Instance, refined: Refinements, mesh: Mesh, text: str) -> Strategy | None:
+    try:
+        chosen = tuple(Choice.parse(part) for part in text.split())
+    except ValueError:
+        return None
+    if len(chosen) != len(mesh.axes) or any(
+        choice not in (choices(bound, refined) if parts > 1 else [REPEAT]) or _reason(bound, choice, parts)
+        for choice, parts in zip(chosen, mesh.sizes, strict=True)
+    ):
+        return None
+    if sizes_problem(bound, _cutting(chosen), mesh.sizes):
+        return None
+    assemble = _Assembler(bound, mesh)
+    return assemble.strategy(chosen, [assemble.placed(choice) for choice in chosen])
+
+
 def carry(text: str, refined: Refinements, other: Refinements) -> str:
     """The same strategy at other sizes: a refinement of a factor becomes the one in its place in `other`.
 
@@ -121,13 +144,18 @@ def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy,
     options = _options(bound, refined, mesh)
     for chosen in product(*([(choice, assemble.placed(choice)) for choice in own] for own in options)):
         choices_ = tuple(choice for choice, _ in chosen)
-        cutting = tuple(choice if choice.kind == "factor" else REPEAT for choice in choices_)
+        cutting = _cutting(choices_)
         if cutting not in reasons:
             reasons[cutting] = sizes_problem(bound, cutting, mesh.sizes)
         if not reasons[cutting]:
             strategy = assemble.strategy(choices_, [placed for _, placed in chosen])
             kept.setdefault(_meaning(strategy), strategy)
     return tuple(kept.values())
+
+
+def _cutting(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """Without what cuts no factor."""
+    return tuple(choice if choice.kind == "factor" else REPEAT for choice in chosen)
 
 
 def _options(bound: Instance, refined: Refinements, mesh: Mesh) -> list[list[Choice]]:

@@ -23,7 +23,6 @@ from autoshard.simulation.memory_curve import bucket_bytes
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.stream_schedule import StreamTask
 from autoshard.simulation.timeline import COMPUTE, HOST_LINK, HOST_MEMORY, Phase, axis_stream
-from autoshard.simulation.working_memory import local_tensor
 
 NONE = 1e-15  # seconds: an event is there, with its bytes
 
@@ -44,9 +43,10 @@ class TaskPricer:
         self.free = free
         self.together = frozenset(p for bucket in program.weight_buckets for p in bucket.gathers)
         self.again = storage(program, graph).again
+        self.computed: dict[int, tuple[float, float]] = {}  # seconds of instructions, forward and backward
 
     def local(self, name: str) -> LocalTensor:
-        return local_tensor(self.program.value(name), self.mesh)
+        return self.program.largest[name]
 
     def tasks(self, index: int, instruction: Instruction, phase: Phase) -> Iterator[StreamTask]:
         if isinstance(instruction, Collective):
@@ -84,9 +84,10 @@ class TaskPricer:
         if instruction.host:
             yield from self._on_host(index, instruction, phase, op, operands, results)
             return
-        seconds = compute_seconds(self.hardware, self.graph, op, operands, results, instruction.variant)[
-            phase == "backward"
-        ]
+        if index not in self.computed:
+            variant = instruction.variant
+            self.computed[index] = compute_seconds(self.hardware, self.graph, op, operands, results, variant)
+        seconds = self.computed[index][phase == "backward"]
         size = float(sum(result.bytes for result in results))
         strategy = f"{instruction.target} {instruction.strategy}"
         yield StreamTask(op.name, (COMPUTE,), seconds, phase, size, instruction.module, strategy, index)

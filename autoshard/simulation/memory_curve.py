@@ -32,7 +32,7 @@ from autoshard.program.weight_buckets import given_at, parameter_paths
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.timeline import Held
 from autoshard.simulation.weight_spans import flat_gradients, flat_weights
-from autoshard.simulation.working_memory import kept_by, local_bytes, local_tensor, working
+from autoshard.simulation.working_memory import kept_by, working
 
 PEAK_TENSORS = 12
 _PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
@@ -72,7 +72,7 @@ class MemoryPlan:
 def bucket_bytes(program: Program, bucket: GradientBucket) -> float:
     """Of the flat tensor that is all-reduced."""
     values = {p.path: p.value for p in program.parameters}
-    numel = sum(local_tensor(program.value(values[path]), program.mesh).numel for path in bucket.parameters)
+    numel = sum(program.largest[values[path]].numel for path in bucket.parameters)
     return float(numel * DTYPE_BYTES[bucket.dtype])
 
 
@@ -119,7 +119,7 @@ def _static(program: Program, graph: Graph) -> list[Held]:
         parts = parameter_parts(graph, parameter, stored.layout, program.mesh)
         named = (own, parts[0]), ("optimizer", parts[2])
         held += [Held(stored.path, kind, size) for kind, size in named if size]
-    held += [Held(name, "input", local_bytes(program.value(name), program.mesh)) for name in program.inputs]
+    held += [Held(name, "input", float(program.largest[name].bytes)) for name in program.inputs]
     return held
 
 
@@ -172,7 +172,7 @@ class _Lives:
         outputs = {self.storage.root[name] for name in self.program.outputs}
         spans = []
         for name, made in self.made.items():
-            held = Held(name, "activation", local_bytes(self.program.value(name), self.program.mesh))
+            held = Held(name, "activation", float(self.program.largest[name].bytes))
             forward = Span(held, made, last if name in outputs else self.used[name])
             spans += [forward] if not self.program.has_backward else self._backward(name, made, forward)
         if not self.program.has_backward:
@@ -188,7 +188,7 @@ class _Lives:
         end, spans = step_count(self.program) - 1, self._flat_gradients()
         flat = {path for bucket in self.program.gradient_buckets for path in bucket.parameters}
         for p in (p for p in self.program.parameters if p.trainable and not p.layout.host):
-            held = Held(p.path, "gradient", local_bytes(self.program.value(p.value), self.program.mesh))
+            held = Held(p.path, "gradient", float(self.program.largest[p.value].bytes))
             born = self._born(p.path, p.value, end)
             complete = self._complete(p.value) if p.path in flat else end
             spans += [Span(held, 0 if self.accumulates else born, complete), *self._summands(held, p.value)]
@@ -220,7 +220,7 @@ class _Lives:
         return [Span(held, step, step) for step in earlier]
 
     def _local(self, name: str) -> LocalTensor:
-        return local_tensor(self.program.value(name), self.program.mesh)
+        return self.program.largest[name]
 
     def _mirror(self, index: int) -> int:
         """The backward step of an instruction."""

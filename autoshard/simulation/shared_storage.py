@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.ir.graph import Graph
 from autoshard.ir.program import Compute, Program
 from autoshard.program.instruction_storage import storage_roots
-from autoshard.program.weights import weight_steps
+from autoshard.program.weights import weight_ways
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,23 @@ class Storage:
 
 
 def storage(program: Program, graph: Graph) -> Storage:
+    """Made once for a program and its graph."""
+    known = program.once(_known)
+    if not known or known[-1][0] is not graph:
+        known[:] = [(graph, _storage(program, graph))]
+    return known[-1][1]
+
+
+def _known(program: Program) -> list[tuple[Graph, Storage]]:
+    """What was asked last."""
+    return []
+
+
+def _storage(program: Program, graph: Graph) -> Storage:
     parameters = [p.value for p in program.parameters]
     fixed = frozenset({*parameters, *(b.value for b in program.buffers), *program.inputs})
     root = storage_roots(program.instructions, graph, fixed)
-    steps = weight_steps(program.instructions, parameters, program.by_name)
+    steps = program.once(weight_ways)
     gathers: dict[str, tuple[int, ...]] = {}
     again: dict[int, tuple[int, ...]] = {}
     for index, instruction in enumerate(program.instructions):

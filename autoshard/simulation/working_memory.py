@@ -62,9 +62,9 @@ def _operator(program: Program, graph: Graph, instruction: Compute) -> Temporary
 def _local(program: Program, instruction: Compute) -> tuple[LocalTensors, Layouts, LocalTensors]:
     """The operands with their layouts, and the results, on the device that holds most."""
     values = [None if name is None else program.value(name) for name in instruction.operands]
-    operands = tuple(None if value is None else local_tensor(value, program.mesh) for value in values)
+    operands = tuple(None if name is None else program.largest[name] for name in instruction.operands)
     layouts = tuple(None if value is None else value.layout for value in values)
-    return operands, layouts, tuple(local_tensor(program.value(name), program.mesh) for name in instruction.results)
+    return operands, layouts, tuple(program.largest[name] for name in instruction.results)
 
 
 def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple[int, ...], float]:
@@ -97,8 +97,8 @@ def _reducing(program: Program, linear: Compute, collective: int) -> float:
     step, weight = program.instructions[collective], linear.operands[1]
     assert isinstance(step, Collective) and weight is not None
     copied = _moving(program, step).backward
-    received = local_bytes(program.value(step.operand), program.mesh) if step.forward else 0.0  # else in place
-    one = min(local_bytes(program.value(name), program.mesh) for name in (step.result, weight))
+    received = float(program.largest[step.operand].bytes) if step.forward else 0.0  # else in place
+    one = min(float(program.largest[name].bytes) for name in (step.result, weight))
     return max(received, copied + received - one)
 
 
@@ -106,5 +106,5 @@ def _gathering(program: Program, instruction: Compute, steps: Sequence[int]) -> 
     """Of weights that its backward gathers again, before it makes the gradients of its operands."""
     moving = [step for step in (program.instructions[index] for index in steps) if isinstance(step, Collective)]
     most = max((_moving(program, step).forward for step in moving), default=0.0)
-    values = [program.value(name) for name in instruction.operands if name is not None]
-    return max(0.0, most - sum(local_bytes(value, program.mesh) for value in values if value.requires_grad))
+    values = [program.largest[name] for name in instruction.operands if name is not None]
+    return max(0.0, most - sum(value.bytes for value in values if value.requires_grad))

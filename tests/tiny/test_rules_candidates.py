@@ -12,7 +12,18 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import AxisShard, LocalSize
 from autoshard.ir.mesh import Mesh
-from autoshard.rules import Strategy, candidates, carry, explain, find, localise, offered, operator_table, strategies
+from autoshard.rules import (
+    Strategy,
+    candidates,
+    carry,
+    explain,
+    find,
+    localise,
+    named,
+    offered,
+    operator_table,
+    strategies,
+)
 from tests.rule_graphs import gpt, one_op
 
 MEGATRON = {
@@ -184,6 +195,24 @@ def test_a_strategy_is_found_by_another_name_of_the_same_layouts() -> None:
     found = candidates(graph, mesh)
     qkv = op_named(graph, "0.qkv")
     assert find(graph, qkv, mesh, found, "n/3*64") is find(graph, qkv, mesh, found, "n/3")
+
+
+@pytest.mark.parametrize("text", ["dp=2,tp=3", "tp=2", "a=1,b=4", "a=2,b=2"])
+def test_a_strategy_by_its_name_is_the_one_that_is_offered(text: str) -> None:
+    """Whatever is asked for by itself; what no axis can do, and what is no strategy, is none."""
+    graph, mesh = gpt(), Mesh.parse(text)
+    found = candidates(graph, mesh)
+    for op, own in offered(graph, mesh, found):
+        for strategy in own:
+            assert named(graph, op, mesh, found, str(strategy)) == strategy
+        cut = {str(choice) for strategy in own for choice in strategy.choices}
+        for choice in ("n", "m", "b", "h", "c/3", "h*7", "~0"):
+            other = named(graph, op, mesh, found, " ".join([choice] * len(mesh.axes)))
+            assert other is None or choice in cut
+            if other is not None:
+                assert find(graph, op, mesh, found, str(other)).operands == other.operands
+        for no in ("", "= " * 7, "(", "= host"):
+            assert named(graph, op, mesh, found, no) is None
 
 
 def test_carried_to_other_sizes() -> None:
