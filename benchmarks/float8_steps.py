@@ -76,7 +76,7 @@ def torchtitan() -> tuple[tuple[NamedRow, str], ...]:
 def mosaic(data: Path) -> tuple[tuple[NamedRow, str], ...]:
     """Those of MosaicML's table in amp_fp8."""
     found = []
-    for row in fsdp_steps.rows(data, precision="amp_fp8"):
+    for row in fsdp_steps.rows(data, float8=True):
         name = f"MPT {row.name} on {row.run.devices}, {row.model.sequence} tokens, eager"
         hardware = load_hardware(fsdp_steps.PROFILES[row.gpu])
         found.append((NamedRow(row.model, row.run, row.measured_seconds, (name,), name, hardware), row.run.recompute))

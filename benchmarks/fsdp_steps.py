@@ -27,7 +27,6 @@ GENERATIONS = {"ampere": ("a100_40gb", "a100_80gb"), "hopper": ("h100_80gb",)}
 SIZES = ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")
 FITTED = SIZES[::2]  # the models that `sustained` was fitted to
 SOFTWARE = "fsdp"
-IN = {"amp_bf16": FSDP, "amp_fp8": FP8_FSDP}
 DEVICES_PER_NODE = 8
 
 
@@ -48,18 +47,19 @@ class FsdpRow(Row):
 
 
 @lru_cache(maxsize=8)
-def rows(data: Path, software: str = SOFTWARE, precision: str = "amp_bf16") -> tuple[FsdpRow, ...]:
-    """Of one precision. MPT: no biases, no dropout, the table tied, Triton's flash-attention, a fused loss."""
+def rows(data: Path, software: str = SOFTWARE, float8: bool = False) -> tuple[FsdpRow, ...]:
+    """All but those in amp_fp8, or those alone. MPT: no biases, no dropout, the table tied, Triton's flash-attention, a
+    fused loss."""
     found = []
     for raw in read(data / "mpt_fsdp_steps.csv"):
-        if raw["gpu"] not in PROFILES or raw["precision"] != precision:
+        if raw["gpu"] not in PROFILES or (raw["precision"] == "amp_fp8") != float8:
             continue
         sizes = (int(raw[key]) for key in ("layers", "hidden", "heads", "sequence", "vocabulary"))
         model = Transformer(*sizes, attention="triton", bias=False, fused_loss=True)
         devices, batch = int(raw["gpus"]), int(raw["global_batch"])
         run = TrainingRun(
             batch, int(raw["micro_batch"]), devices, recompute="full" if raw["checkpointing"] == "True" else "none",
-            zero=3 if raw["sharding"].startswith("FULL") else 2, precision=IN[precision], overlap=True,
+            zero=3 if raw["sharding"].startswith("FULL") else 2, precision=FP8_FSDP if float8 else FSDP, overlap=True,
             reduced="bf16" if raw["sharding"].endswith("PURE") else "fp32", software=software,
         )  # fmt: skip
         seconds = batch * model.sequence / float(raw["tokens_per_second_per_gpu"]) / devices

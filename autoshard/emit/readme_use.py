@@ -134,14 +134,25 @@ def _evaluates(program: Program) -> str:
 
 
 def _scaling(program: Program) -> str:
-    """What a run in float16 does besides."""
-    if program.precision != "fp16-mixed":
-        return ""
-    return """## Loss scale
+    """What a run in float16 or float8 does besides."""
+    return {"fp16-mixed": _LOSS_SCALE, "fp8-mixed": _FLOAT8}.get(program.precision, "")
+
+
+_LOSS_SCALE = """## Loss scale
 
 Products are computed in float16, weights and sums of gradients are float32. The loss is scaled by torch's `GradScaler`:
 it begins at `--loss-scale` (65536) and halves when a gradient overflows on any rank. Such a step counts, and its batch
 is used up, but parameters and optimizer stay as they were; the first steps of a run are often left out so. The scale is
 in the checkpoints. Gradients are clipped, and their norm is told, without it.
+
+"""
+_FLOAT8 = """## Float8
+
+`float8_linear` (`runtime/float8.py`) makes the three products of a linear layer in float8: input and weight in e4m3,
+the gradient that comes in in e5m2, each with a scale of its largest element, made anew every time; as torchao's
+`Float8Linear` does by default. All else is as in bfloat16 mixed precision: weights are float32, and kept for backward
+is what bfloat16 keeps. A device scales the shard that it holds. Where rows or a dim of it are no multiple of 16 the
+layer multiplies in bfloat16. It needs torch's `_scaled_mm` on the device (NVIDIA from compute capability 8.9, AMD
+from MI300). Eager torch makes five passes or small kernels of each cast: `--compile` lets it join them.
 
 """

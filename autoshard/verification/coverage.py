@@ -15,6 +15,7 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective, Program
 from autoshard.program.lower import chosen_strategies
+from autoshard.rules.algebra.float8_products import runs_in_bfloat16
 from autoshard.rules.algebra.strategy import Choice, Strategy
 
 BUCKET = "gradient bucket"
@@ -33,6 +34,7 @@ def plan_kinds(plan: Plan, graph: Graph) -> set[str]:
 def strategy_kinds(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> Iterator[str]:
     """One kind for each axis that has more than one device."""
     variant = f" by {strategy.variant}" if strategy.variant else ""
+    variant += " in bfloat16" if runs_in_bfloat16(graph, op, strategy, mesh) else ""
     for axis, choice in enumerate(strategy.choices):
         if mesh.sizes[axis] > 1:
             uneven = " uneven" if _is_uneven(graph, op, strategy, axis, mesh) else ""

@@ -114,6 +114,15 @@ def test_zeros_and_extremes_stay_numbers(value: float) -> None:
     assert bool(torch.isfinite(found).all()) and (value < 1e-12 or torch.equal(found, x))
 
 
+def test_a_compiler_takes_it_whole() -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(s).bfloat16() for s in ((32, 64), (48, 64), (48,))]
+    gradient = torch.randn(32, 48).bfloat16()
+    compiled = torch.compile(float8_linear, backend="aot_eager", fullgraph=True)
+    own, wanted = (results(linear, given, gradient) for linear in (compiled, float8_linear))
+    assert all(torch.equal(own[name], wanted[name]) for name in wanted)
+
+
 def test_column_parallel_makes_the_same_products() -> None:
     axis = Axis("tp", 2, 0, Told(), cast(Any, None), ("tp",))  # type: ignore[arg-type]
     torch.manual_seed(0)
@@ -171,7 +180,7 @@ def test_packages(name: str, mesh: str) -> None:
     case, program, files = made(name, mesh)
     targets = [step.target for step in program.instructions if isinstance(step, Compute) and "linear" in step.target]
     assert [target for target in targets if "float8" not in target] == ["aten.linear"]
-    assert "float8_linear(" in files["model_parallel.py"]
+    assert "float8_linear(" in files["model_parallel.py"] and "## Float8" in files["README.md"]
     assert isinstance(case.own, OwnStep)
     proof = check_files(case, program, files, own_precision=True)
     assert proof.passed and not proof.unverified, proof.failure

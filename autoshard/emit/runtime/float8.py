@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,6 @@ UNIT = 16  # the kernels take matrices whose dims are its multiples
 LEAST = 1e-12  # zeros are divided by more than zero
 
 
-@cache
 def formats() -> tuple[torch.dtype, torch.dtype]:
     """Of factors and of gradients: e4m3 and e5m2. AMD's MI300 has forms of its own, without negative zero."""
     if torch.version.hip and "gfx94" in torch.cuda.get_device_properties(0).gcnArchName:

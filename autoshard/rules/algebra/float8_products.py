@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoshard.ir.graph import Op
+from autoshard.ir.graph import Graph, Op
+from autoshard.ir.layout import largest_shape
 from autoshard.ir.local_op import LocalOp, LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.operator_record import Product
+from autoshard.rules.algebra.strategy import Strategy
 from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary
 
 FLOAT8 = "float8"  # as profiles have it, whichever of its formats
@@ -27,6 +29,19 @@ def fits(x: LocalTensor, weight: LocalTensor) -> bool:
     """Whether the kernels take a product of these shapes, forward and backward; what doesn't fit runs in bfloat16."""
     rows = x.numel // max(1, x.shape[-1])
     return x.dtype == "bfloat16" and all(size and size % UNIT == 0 for size in (rows, *weight.shape))
+
+
+def runs_in_bfloat16(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> bool:
+    """Whether it is a linear in float8 whose shards under `strategy` the kernels don't take."""
+    if op.target not in PLAIN:
+        return False
+
+    def local(position: int) -> LocalTensor:
+        tensor, layout = graph.tensor(op.operands[position] or ""), strategy.operands[position]
+        assert layout is not None
+        return LocalTensor(largest_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.requires_grad)
+
+    return not fits(local(0), local(1))
 
 
 def is_cast(op: LocalOp, product: Product) -> bool:
