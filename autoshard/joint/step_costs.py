@@ -301,7 +301,7 @@ class StepProblem:
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
         """While a block runs, those after it keep nothing: either not yet or no more."""
         forward, backward = self._ends(plan)
-        kept = once = most = 0.0
+        kept = most = once = copies = gathered = 0.0
         made = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
         for block in range(part.first, part.stop):
             own, point = self.fronts[self.kinds[block]], plan.points[block]
@@ -309,13 +309,17 @@ class StepProblem:
             backward += float(own.front.backward_seconds[point])
             kept += float(own.front.kept_bytes[point])
             once += own.first_seconds
+            copies += own.once_copy_seconds
+            gathered += own.gather_seconds
             most = max(most, kept + self.working_bytes(block, point) + made)
             made -= self.fresh_bytes(block)
         working = max(0.0, most - kept)
         backward += self._scattered_last(part)
         if self.choice.stages > 1 and part.stop < len(self.kinds):
             kept += self.costs[self.kinds[part.stop]].received_bytes
-        found = PartCosts(forward, backward, kept, working, first_seconds=once)
+        found = PartCosts(
+            forward, backward, kept, working, first_seconds=once, once_copy_seconds=copies, gather_seconds=gathered
+        )
         if part.first == 0 or self.choice.stages == 1:
             return found
         entering = self.costs[self.kinds[part.first]]

@@ -136,6 +136,13 @@ def _among(program: Program, graph: Graph, hardware: Hardware) -> Timing:
     return timed(program, graph, hardware, among=True)
 
 
+def _forward_busy(timing: Timing) -> tuple[float, float]:
+    """Seconds that forward computes, and that it communicates."""
+    own = [event for event in timing.events if event.phase == "forward"]
+    each = (math.fsum(e.duration_seconds for e in own if bool(e.collective) == talks) for talks in (False, True))
+    return next(each), next(each)
+
+
 def _body_seconds(timeline: Timing, count: int) -> float:
     """Forward and backward of `count` instructions."""
     return timeline.starts[2 * count + 1] - timeline.starts[0]
@@ -186,6 +193,10 @@ class _MeasuredPart:
         self.backward_seconds = starts[2 * self.count + 1] - starts[self.count]
         once = timed(part, graph, hardware)
         self.first_seconds = max(0.0, once.starts[self.count] - once.starts[0] - self.forward_seconds)
+        copied, self.gather_seconds = (
+            own - among for own, among in zip(_forward_busy(once), _forward_busy(self.timeline), strict=True)
+        )
+        self.once_copy_seconds = min(self.first_seconds, copied)
         late = _late_seconds(once, _body_seconds(self.timeline, self.count), self.count)
         self.late_seconds = max(0.0, late - self.first_seconds)
         self.update_seconds = _update_seconds(once, self.count)
@@ -227,6 +238,8 @@ class _MeasuredPart:
             kept + self._handed_on,
             max(0.0, max(self._bytes(again)) - self.static_bytes - received - kept),
             first_seconds=self.first_seconds,
+            once_copy_seconds=self.once_copy_seconds,
+            gather_seconds=self.gather_seconds,
         )
 
     def _bytes(self, again: Sequence[_Again]) -> tuple[float, ...]:

@@ -28,6 +28,8 @@ from autoshard.simulation.pipeline_schedule import (
     sequence_of,
 )
 
+_APART = 3  # micro-batches: the first, the second, and all others
+
 
 @dataclass(frozen=True)
 class PartCosts:
@@ -35,7 +37,10 @@ class PartCosts:
 
     `kept_bytes` are held from its forward to its backward, with the output that it hands on; `working_bytes` while one
     of these runs. `received_bytes` and `receive_seconds`: of its input from the part before, and of the gradient back.
-    `first_seconds`: what the first forward takes more, for weights that are gathered once a step.
+    `first_seconds`: what the first forward takes more, for weights that are gathered once a step, a block ahead of
+    their use: `once_copy_seconds` of it in any case, and the rest where the gathers, `gather_seconds` of a link, have
+    not been started before. A stage that waits for its first input has started those of its first part by then; those
+    of a later part run beside the second micro-batch in the part before.
     """
 
     forward_seconds: float
@@ -45,6 +50,13 @@ class PartCosts:
     received_bytes: float = 0.0
     receive_seconds: float = 0.0
     first_seconds: float = 0.0
+    once_copy_seconds: float = 0.0
+    gather_seconds: float = 0.0
+
+    @property
+    def exposed_seconds(self) -> float:
+        """What gathers take of computations that they run beside."""
+        return self.first_seconds - self.once_copy_seconds
 
 
 @dataclass(frozen=True)
@@ -84,13 +96,31 @@ class StepCosts:
         return self.parts[chunk * len(self.stages) + stage]
 
     def slot_seconds(self, stage: int, slot: Slot) -> float:
-        """What a slot takes, with what it hands on."""
+        """What a slot takes, with what it hands on; weights that are gathered ahead are there."""
         number = slot.chunk * len(self.stages) + stage
         own = self.parts[number]
         if slot.kind == "B":
             return own.backward_seconds + own.receive_seconds * (number > 0)
-        after = self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
-        return own.forward_seconds + after + own.first_seconds * (slot.micro_batch == 0)
+        first = own.once_copy_seconds if number else own.first_seconds
+        once = first if slot.micro_batch == 0 else self._beside_seconds[number] if slot.micro_batch == 1 else 0.0
+        return own.forward_seconds + self.sent_seconds(number) + once
+
+    @cached_property
+    def _beside_seconds(self) -> tuple[float, ...]:
+        """What the second micro-batch's forward takes more in each part, beside gathers for the stage's next part. It
+        comes as much later to a stage as it was held up before, and finds so much less of them left."""
+        stages, found = len(self.stages), [0.0] * len(self.parts)
+        for begun in range(stages, len(self.parts), stages):
+            late = 0.0
+            for number, own in enumerate(self.parts[begun : begun + stages], begun):
+                left = max(0.0, 1 - late / own.gather_seconds) if own.gather_seconds else 0.0
+                found[number - stages] = own.exposed_seconds * left
+                late += found[number - stages]
+        return tuple(found)
+
+    def sent_seconds(self, number: int) -> float:
+        """Of what the forward of a part hands on."""
+        return self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
 
     def buffer_bytes(self, stage: int) -> float:
         """Of what a stage receives: inputs, and gradients of outputs. And what torch.distributed.pipelining still holds
@@ -223,15 +253,19 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
     """The predicted step. ValueError where a schedule can't run."""
     stages, sequence = len(costs.stages), costs.sequence
     kinds = [
-        (stage, chunk, kind, first)
+        (stage, Slot(kind, micro_batch, chunk))
         for stage in range(stages)
         for chunk in range(costs.chunks)
         for kind in KINDS
-        for first in (False, True)
+        for micro_batch in range(_APART)
     ]
-    each = [costs.slot_seconds(stage, Slot(kind, int(not first), chunk)) for stage, chunk, kind, first in kinds]
+    each = [costs.slot_seconds(stage, slot) for stage, slot in kinds]
     seconds = [each[kind] for kind in _slot_kinds(costs.schedule, stages, costs.micro_batches, costs.chunks)]
     ends = sequence.ends_seconds(seconds)
+    if waited := _waited_seconds(costs, seconds, ends):
+        for slot, more in waited.items():
+            seconds[slot] += more
+        ends = sequence.ends_seconds(seconds)
     last = [0.0] * stages
     for stage, end in zip(sequence.stages, ends, strict=True):
         last[stage] = end
@@ -239,12 +273,40 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
     return StepTimeline(costs, tuple(seconds), tuple(ends), finished)
 
 
+def _waited_seconds(costs: StepCosts, seconds: Sequence[float], ends: Sequence[float]) -> dict[int, float]:
+    """Of first forwards whose gathers, started ahead, have not ended as their input comes: no longer than if they had
+    not been. `ends` as if they had."""
+    stages = len(costs.stages)
+    found: dict[int, float] = {}
+    if not any(part.gather_seconds for part in costs.parts[1:]):
+        return found
+    first = _first_forwards(costs.schedule, stages, costs.micro_batches, costs.chunks)
+    for number, (own, slot) in enumerate(zip(costs.parts, first, strict=True)):
+        begun = ends[first[number - stages]] if number >= stages else 0.0
+        wait = min(own.exposed_seconds, begun + own.gather_seconds - (ends[slot] - seconds[slot]))
+        if number and wait > 0:
+            found[slot] = wait
+    return found
+
+
+@lru_cache(maxsize=128)
+def _first_forwards(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
+    """Of each part, the place in the sequence of its first micro-batch's forward."""
+    own = sequence_of(schedule, stages, micro_batches, chunks)
+    first = {
+        slot.chunk * stages + stage: place
+        for place, (stage, slot) in enumerate(zip(own.stages, own.slots, strict=True))
+        if slot.kind == "F" and slot.micro_batch == 0
+    }
+    return tuple(first[number] for number in range(stages * chunks))
+
+
 @lru_cache(maxsize=128)
 def _slot_kinds(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
-    """Of each slot of a sequence, a number for (stage, chunk, kind, is it of the first micro-batch)."""
+    """Of each slot of a sequence, a number for (stage, chunk, kind, which micro-batch of those that differ)."""
     own = sequence_of(schedule, stages, micro_batches, chunks)
     return tuple(
-        ((stage * chunks + slot.chunk) * 2 + KINDS.index(slot.kind)) * 2 + (slot.micro_batch == 0)
+        ((stage * chunks + slot.chunk) * 2 + KINDS.index(slot.kind)) * _APART + min(slot.micro_batch, _APART - 1)
         for stage, slot in zip(own.stages, own.slots, strict=True)
     )
 

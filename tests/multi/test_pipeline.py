@@ -30,6 +30,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.whole_step import with_step
 from autoshard.verification.case import Case, check_files, make_case
 from autoshard.verification.comparison.proof import Proof
+from tests.forced import sharded_plan
 from tests.hangs import HANGS
 
 COUNT = 4
@@ -150,6 +151,18 @@ def test_labels_count_on_every_stage() -> None:
 )
 def test_more_stages_and_cuts(mesh: str, cut: int | None, step: dict[str, object]) -> None:
     check(planned(mesh, 2, cut, **step))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mesh", "zero", "virtual"), [("dp=2", 1, 2), ("dp=2", 2, 1), ("dp=2,tp=2", 1, 1)])
+def test_weights_in_shards_are_gathered_before_a_stage_has_its_input(mesh: str, zero: int, virtual: int) -> None:
+    plan = sharded_plan(captured(), Mesh.parse(mesh), "dp")
+    request = StepRequest(micro_batches=COUNT, stages=2, virtual_stages=virtual, zero=zero)
+    plan = with_step(plan, captured(), request)
+    plan = replace(plan, step=replace(plan.step, zero=zero))
+    parts = stage_programs(lower(plan, captured()), plan)
+    assert all(any(bucket.once for bucket in part.weight_buckets) for part in parts)
+    check(plan)
 
 
 FAULTS = {

@@ -186,6 +186,36 @@ def test_weights_are_on_their_way_before_they_are_used(monkeypatch: pytest.Monke
     assert len(late) <= 2, events
 
 
+def test_a_stage_gathers_before_its_input_comes_and_then_a_part_ahead() -> None:
+    """Of two parts, here the halves of one model: all of the first at once, those of the second as the last block of
+    the first comes into use."""
+    plan = planned("dp=2", "dp", StepPlan(2, zero=1))
+    program = lower(plan, captured())
+    half = len(program.weight_buckets) // 2
+    with written(emit(program, plan, captured())) as folder:
+        package = load_package(Path(folder))
+
+        def work(ranks: Any) -> tuple[list[tuple[str, int]], int]:
+            model = package.model.build_model(ranks)
+            package.runtime.init_parameters(model, 0, package.initial.INITIAL)
+            events: list[tuple[str, int]] = []
+            ranks["dp"].transport.start_all_gather = _noting(events, ranks["dp"].transport.start_all_gather)
+            ids, parameters = torch.randint(0, 40, (2, 8)), package.train.parameters_of(model)
+            buckets, together = package.model.WEIGHT_BUCKETS, package.runtime.gathered_together
+            with together(ranks, parameters, buckets[:half]) as one, together(ranks, parameters, buckets[half:]) as two:
+                package.runtime.gathered_ahead([one, two], waits=True)
+                before = len(events)
+                model(ids, ids)
+            return events, before
+
+        events, before = run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)[0]
+    assert before == half and {kind for kind, _ in events[:before]} == {"start"}
+    starts = [place for place, (kind, _) in enumerate(events) if kind == "start"]
+    assert len(starts) == len(program.weight_buckets)
+    assert starts[half:] == [*range(starts[half], starts[half] + len(starts) - half)], "one after the other, unwaited"
+    assert events[starts[half] - 1] == ("waited", half - 1)
+
+
 def _noting(events: list[tuple[str, int]], start: Any) -> Any:
     numbers = count()
 

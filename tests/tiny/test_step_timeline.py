@@ -100,3 +100,30 @@ def test_the_peak_is_the_most_of_the_curve(schedule: str) -> None:
         made = simulate_step(StepCosts(schedule, count, parts, own))
         for peak, curve in zip(made.peak_bytes, made.memory, strict=True):
             assert peak == pytest.approx(max(size for _, size in curve))
+
+
+def begun(gather_seconds: float, schedule: str = "1f1b", stages: int = 2, chunks: int = 1) -> float:
+    """Seconds of a step whose parts gather weights once, of which a quarter of what it takes is copies."""
+    own = PartCosts(1.0, 2.0, first_seconds=1.0, once_copy_seconds=0.25, gather_seconds=gather_seconds)
+    costs = StepCosts(schedule, 2 * stages, (own,) * stages * chunks, (StageCosts(),) * stages)
+    return simulate_step(costs).step_seconds
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_weights_of_later_parts_are_gathered_while_their_stage_waits(stages: int, chunks: int) -> None:
+    """The first part's gathers are waited for, and what copies take in every part. Of two parts a stage, the second
+    part's stand beside the second micro-batch in the first one, once for all stages: each later one waits meanwhile."""
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    free = simulate_step(
+        StepCosts(schedule, 2 * stages, (PartCosts(1.0, 2.0),) * stages * chunks, (StageCosts(),) * stages)
+    )
+    beside = 0.75 * (chunks > 1)
+    assert begun(0.75, schedule, stages, chunks) <= free.step_seconds + 0.75 + 0.25 * stages * chunks + beside + 1e-12
+    assert begun(0.75, schedule, stages, chunks) >= free.step_seconds + 0.75 + 0.25
+
+
+def test_gathers_that_have_not_ended_as_the_input_comes_are_waited_for_and_no_longer_than_before() -> None:
+    """The second stage's input comes after the first one's forward, 2 seconds with its own gathers."""
+    hidden = begun(2.0)
+    assert begun(2.5) == pytest.approx(hidden + 0.5)
+    assert begun(2.9) == begun(9.0) == pytest.approx(hidden + 0.75)

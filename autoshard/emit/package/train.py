@@ -64,6 +64,7 @@ from runtime import (
     clip_gradients,
     compile_blocks,
     finish_saving,
+    gathered_ahead,
     gathered_together,
     has_fused_adamw,
     label_shares,
@@ -180,9 +181,9 @@ def weights_of_step(mesh: ParallelMesh, parameters: dict[str, nn.Parameter]) -> 
     with contextlib.ExitStack() as stack:
         if ZERO < 3:
             parts = [WEIGHT_BUCKETS] if STAGES == 1 else [WEIGHT_BUCKETS[part] for part in mesh.stages.parts]
-            for buckets in parts:
-                after = MICRO_BATCHES if ZERO == 1 else 1
-                stack.enter_context(gathered_together(mesh, parameters, buckets, after))
+            after = MICRO_BATCHES if ZERO == 1 else 1
+            lines = [stack.enter_context(gathered_together(mesh, parameters, own, after)) for own in parts]
+            gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
         yield
 
 

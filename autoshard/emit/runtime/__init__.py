@@ -33,7 +33,7 @@ from .convolution import (
 from .drawing import random_bernoulli, random_multinomial, random_noise, random_tensor
 from .exchange import exchange
 from .experts import dispatched_experts, parallel_experts
-from .flat_weights import gathered_together
+from .flat_weights import gathered_ahead, gathered_together
 from .float8 import float8_linear
 from .fused_updates import has_fused_adamw
 from .gradients import accumulating, clip_gradients, reduce_gradients, reducing
@@ -130,6 +130,7 @@ __all__ = [
     "full_state_dict",
     "full_tensor",
     "gather_once",
+    "gathered_ahead",
     "gathered_together",
     "halo_avg_pool",
     "halo_convolution",

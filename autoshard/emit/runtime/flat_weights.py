@@ -4,12 +4,15 @@ A block is gathered while the one before it is in use; in backward again, the ot
 scattered beside the rest of backward, and waited for as the next block's start. Which weights go together is the
 model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself.
 
-Under ZeRO 1 and 2 weights are gathered once a step (`gather_once`), by the first micro-batch, and stay whole for all.
+Under ZeRO 1 and 2 weights are gathered once a step (`gather_once`), by the first micro-batch, and stay whole for all. A
+stage that waits for its first input starts all of its first part's at once, and those of a part as the one before it
+ends: see `gathered_ahead`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -30,17 +33,25 @@ Buckets = Sequence[tuple[Sequence[str], torch.dtype, Sequence[str], int, bool]]
 @contextlib.contextmanager
 def gathered_together(
     mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, scattered_after: int = 1
-) -> Iterator[None]:
+) -> Iterator[Line]:
     """Around a forward and its backward; where weights are gathered once a step, around those of all micro-batches.
 
     A bucket: axis names, the dtype of its weights in use, their names in the order of use, the number of its block, and
     whether they stay whole from forward to backward. Their gradients are added up over `scattered_after` backwards."""
     line = Line(mesh, parameters, buckets, scattered_after=scattered_after)
     try:
-        yield
+        yield line
         line.finish()
     finally:
         line.leave()
+
+
+def gathered_ahead(lines: Sequence[Line], waits: bool) -> None:
+    """Those of the parts of a stage, in the order of the model. `waits`: another stage makes the first one's input."""
+    for line, after in itertools.pairwise(lines):
+        line.next = after
+    if waits:
+        lines[0].start()
 
 
 class Line:
@@ -57,6 +68,7 @@ class Line:
         self.number, self.scattered_after = number, scattered_after  # number: among several
         self.buckets: list[_Bucket] = []
         self.scattering: list[_Bucket] = []  # of one block
+        self.next: Line | None = None  # the next part's, which starts as the last block here comes into use
         for axes, dtype, names, block, kept in buckets:
             bucket = _Bucket(self, block, mesh.joint(axes), dtype, kept)
             bucket.weights = [Weight(bucket, name, parameters[name]) for name in names]
@@ -72,6 +84,14 @@ class Line:
                 if used.backward:
                     bucket.turn_back()
                 bucket.start()
+        if following == used.block and not used.backward and self.next is not None:
+            self.next.start()
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """All that forward gathers."""
+        for bucket in self.buckets:
+            bucket.start()
 
     def scatter(self, bucket: _Bucket) -> None:
         """Those of one block at most are on their way, for they hold whole gradients."""
@@ -109,6 +129,7 @@ class Line:
 
     def leave(self) -> None:
         """These objects refer to each other: what they still hold would live until a garbage collector comes."""
+        self.next = None
         for bucket in self.buckets:
             bucket.wait = bucket.flat = bucket.flat_gradient = bucket.scattered = None
             for weight in bucket.weights:

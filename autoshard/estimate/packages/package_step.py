@@ -49,12 +49,12 @@ def step_parts(made: StepTimeline) -> tuple[Part, ...]:
     stage = max(range(made.stages), key=made.stage_seconds.__getitem__)
     slots, tail = made.by_stage[stage], made.costs.stages[stage].tail
     forward = backward = 0.0
-    for slot in (placed.slot for placed in slots):
-        own = made.costs.part(stage, slot.chunk)
-        if slot.kind == "F":
-            forward += own.forward_seconds + own.first_seconds * (slot.micro_batch == 0)
+    for placed in slots:
+        number = placed.slot.chunk * made.stages + stage
+        if placed.slot.kind == "F":
+            forward += placed.duration_seconds - made.costs.sent_seconds(number)
         else:
-            backward += own.backward_seconds
+            backward += made.costs.parts[number].backward_seconds
     busy = sum(placed.duration_seconds for placed in slots)
     waits = made.stage_seconds[stage] - busy - sum(seconds for _, seconds in tail)
     return (

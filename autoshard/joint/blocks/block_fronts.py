@@ -30,7 +30,8 @@ ALL = "all"
 @dataclass(frozen=True, eq=False)
 class BlockFront:
     """`front` of one block; `keeps[point]`. `late_seconds`: its collectives once a step, after its last backward;
-    `copy_seconds` make their operands. `first_seconds`: what its first forward takes more."""
+    `copy_seconds` make their operands. `first_seconds`: what its first forward takes more, and of it what gathers and
+    copies take, as in `PartCosts`."""
 
     costs: BlockCosts
     front: Front
@@ -39,6 +40,8 @@ class BlockFront:
     copy_seconds: float
     update_seconds: float
     first_seconds: float = 0.0
+    once_copy_seconds: float = 0.0
+    gather_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,9 @@ def block_front(
         np.full(len(keeps), static_bytes(costs.held, zero, replicas)),
         update + (np.maximum(late - backward, 0.0) if alone else np.zeros(len(keeps))),
         np.array([working[keep] for keep in keeps]),
-        max(0.0, first),
+        max(0.0, first if mesh.sizes[STAGES] == 1 else copies),  # gathers of later stages are hidden
     )
-    return BlockFront(costs, front, tuple(keeps), late, copied, update, first)
+    return BlockFront(costs, front, tuple(keeps), late, copied, update, first, min(first, copies), gathered)
 
 
 def sharded_front(costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: Sequence[str], first: bool) -> BlockFront:
