@@ -10,11 +10,14 @@ implemented in `compute.one_product_seconds` and `compute.one_attention_seconds`
 and `compute.attention_flops`, with soft(a, b) = (a^q + b^q)^(1/q) (`formulas.roofline`), a soft maximum of arithmetic
 and memory time: a kernel does both at once, never perfectly. `depth` is the loop over the summed dim, which is serial
 until a library splits it; `fill` starts and ends that loop; `chain` is the row of key blocks that one block of queries
-walks. All else: launch + bytes / (bandwidth * efficiency), faster for what fits a cache (fitted on CPUs; implemented in
-`compute._memory_seconds`, the bytes in `compute.traffic` or the operator's record). A term for operands of products
-that fit the L2 cache was tried: on four GPUs it gained 0.1 %. Not modelled yet: tile quantisation, the additions that
-accumulate gradients of a value with several consumers (but for those of residuals, charged to the addition that ends
-them). The host's dispatch is `host.dispatch` seconds an operator, for whoever keeps a clock of the host.
+walks. Of a product that casts its factors to float8 (rules/algebra/float8_products.py) peak and bytes are those of
+float8, and each pass of its casts is one over memory; no kernel in it was fitted to. All else: launch + bytes /
+(bandwidth * efficiency), faster for what fits a cache (fitted on CPUs; implemented in `compute._memory_seconds`, the
+bytes in `compute.traffic` or the operator's record). A term for operands of products that fit the L2 cache was tried:
+on four GPUs it gained 0.1 %. Not modelled yet: tile quantisation, the additions that accumulate gradients of a value
+with several consumers (but for those of residuals, charged to the addition that ends them). The host's dispatch is
+`host.dispatch` seconds an operator, for whoever keeps a clock of the host: one for a linear in float8, too, whose casts
+are kernels of their own.
 """
 
 from __future__ import annotations
