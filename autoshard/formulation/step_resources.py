@@ -120,7 +120,7 @@ class StepResources:
             consumer = value.consumers[reader.position]
             if reader.hub:
                 unary[consumer] = mean.with_least(unary[consumer], pairs, target)
-            elif pairs.any():
+            elif mean.pays(pairs):
                 ends = (value.producer, (consumer,), value.source, (target,))
                 values.append(Value(value.name, *ends, pairs, mean.zeros(pairs.shape[1]), ((0, 0),)))
         pairs_ = zip(self.problem.nodes, unary, strict=True)
@@ -156,6 +156,7 @@ class _Means:
     def __init__(self, weights: Floats) -> None:
         self.weights = weights
         self.known: dict[Hashable, tuple[Floats, object]] = {}  # with what its key names
+        self.paid: dict[int, bool] = {}
 
     def of(self, seconds: Floats, allowed: Floats) -> Floats:
         """`allowed` is infinite where a choice or pair is forbidden."""
@@ -170,6 +171,12 @@ class _Means:
         if key not in self.known:
             self.known[key] = own + pairs.min(axis=0)[target], (own, pairs, target)
         return self.known[key][0]
+
+    def pays(self, pairs: Floats) -> bool:
+        """Whether any of them costs something; `pairs` is one that `of` gave."""
+        if id(pairs) not in self.paid:
+            self.paid[id(pairs)] = bool(pairs.any())
+        return self.paid[id(pairs)]
 
     def zeros(self, count: int) -> Floats:
         return self.known.setdefault(count, (np.zeros(count), None))[0]

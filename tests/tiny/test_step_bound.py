@@ -462,7 +462,7 @@ def test_a_weight_that_is_moved_otherwise_than_by_one_gather_goes_alone() -> Non
 def test_a_way_is_found_once_whatever_its_parts_are_counted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     formulation = made("dp=2,tp=2", *SIZES[0])
     module = importlib.import_module("autoshard.redistribute.way_parts")  # its package has a function of that name
-    monkeypatch.setattr(module, "dijkstra", found := Counted(module.dijkstra))
+    monkeypatch.setattr(module, "shortest", found := Counted(module.shortest))
     step_resources(formulation)
     graph, sites = formulation.graph, formulation.values
     assert len(found.first) <= len(
