@@ -44,8 +44,6 @@ class Nearby:
     def fastest(self, found: StepFound) -> StepFound:
         """A step that fits and is faster than `found`, or fits where that does not; else `found`."""
         problem = found.problem
-        if problem.choice.stages == 1:
-            return found
         own, timeline = found.plan, found.timeline
         value = _value(problem, timeline)
         better = True

@@ -15,9 +15,10 @@ from autoshard.errors import InfeasibleError
 from autoshard.joint.blocks.block_costs import BlockCosts, HeldParameters
 from autoshard.joint.blocks.block_line import block_line
 from autoshard.joint.dealt_points import dealt_anew
-from autoshard.joint.found_steps import JointResult
+from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.joint.joint_search import best_of
 from autoshard.joint.least_memory import leanest_of
+from autoshard.joint.nearby_steps import Nearby
 from autoshard.joint.outer_space import Divided, OuterChoice
 from autoshard.joint.step_costs import StepProblem
 from autoshard.simulation.pipeline_schedule import interleaved, most_in_flight, receive_buffers
@@ -236,6 +237,19 @@ def test_blocks_go_to_other_stages_where_that_makes_the_simulated_step_faster(se
     found = best_of([(free, None)], LINE, Divided(), 1, 1, lambda text: None)
     every = [simulate_step(free.step_costs(plan)).step_seconds for plan in every_plan(free.stage_problem)]
     assert found.best.seconds <= min(every) * (1 + 1e-9)
+
+
+def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
+    """What it takes may hang on which blocks stand at its ends, which costs of single blocks do not say (ZeRO 3)."""
+    draw = random.Random("one stage")
+    choice = OuterChoice(1, 1, "1f1b", 1, 1, 1, 3, 0)
+    free = StepProblem(choice, (0, 1, 1, 2), tuple(block(draw, 1e8) for _ in range(3)), (KEEPS,) * 3, A100, FREE)
+    solution = solve_stages(free.stage_problem)
+    assert solution is not None
+    every = [(simulate_step(free.step_costs(plan)), plan) for plan in every_plan(free.stage_problem)]
+    slowest, plan = max(every, key=lambda own: own[0].step_seconds)
+    made = Nearby().fastest(StepFound(free, None, plan, solution, slowest))
+    assert made.seconds == pytest.approx(min(own.step_seconds for own, _ in every))
 
 
 @pytest.mark.parametrize(("seed", "chunks"), [(2, 1), (20, 1), (3, 2), (14, 3)])
