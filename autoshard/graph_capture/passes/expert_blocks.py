@@ -3,20 +3,23 @@ weighted and are summed.
 
 Operands: x (t, m), up (e, f, m) or gate and up (e, 2f, m), down (e, n, f), chosen (t, k), weights (t, k); result
 (t, n) = sum_k weights * down[chosen] act(up[chosen] x), where act(gate) * up stands for act(up) if `gated`.
-With biases (gpt-oss): up (e, m, 2f), down (e, f, n), then up_bias (e, 2f) and down_bias (e, n), `biased`; gate and up
-alternate, and (min(up, limit) + 1) * gate * sigmoid(alpha * gate) is between the products.
+act is an activation of torch's, or relu squared. With biases (gpt-oss): up (e, m, 2f), down (e, f, n), then up_bias
+(e, 2f) and down_bias (e, n), `biased`; gate and up alternate, and (min(up, limit) + 1) * gate * sigmoid(alpha * gate)
+is between the products.
 Both of the `transformers` library's forms are known: a weight gathered for each pair of token and expert (which is far
 larger than the experts), and pairs sorted by expert and grouped. What stays of either is what something else reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product as product_of
+from math import prod
 from typing import Any
 
 from autoshard.graph_capture.passes.rewrite import rewrite
-from autoshard.ir.graph import Attribute, Graph, Op
+from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 
 EXPERTS = "autoshard.experts"
 _ACTIVATIONS = {"aten.gelu": "gelu", "aten.relu": "relu", "aten.silu": "silu", "aten.tanh": "tanh"}
@@ -38,18 +41,26 @@ def _grouped(weight: str, x: Pattern) -> Pattern:
     return ("*grouped_mm", x, ("transpose", weight), _ENDS)
 
 
+def _batched_in_out(weight: str, x: Pattern) -> Pattern:
+    return ("squeeze", ("bmm", ("unsqueeze", x), ("index", weight, _IDS)))
+
+
+def _grouped_in_out(weight: str, x: Pattern) -> Pattern:
+    return ("*grouped_mm", x, weight, _ENDS)
+
+
 _GATHERED: Pattern = ("repeat_interleave", "x")
 _PICKED: Pattern = ("index", "x", ("floor_divide", _ORDER))
 _WEIGHTS: Pattern = ("unsqueeze", ("reshape", "weights"))
 _SORTED_WEIGHTS: Pattern = ("unsqueeze", ("index", ("reshape", "weights"), _ORDER))
 
 
-def _batched_in_out(weight: str, x: Pattern) -> Pattern:
-    return ("add", ("squeeze", ("bmm", ("unsqueeze", x), ("index", weight, _IDS))), ("index", f"{weight}_bias", _IDS))
+def _batched_biased(weight: str, x: Pattern) -> Pattern:
+    return ("add", _batched_in_out(weight, x), ("index", f"{weight}_bias", _IDS))
 
 
-def _grouped_in_out(weight: str, x: Pattern) -> Pattern:
-    return ("add", ("*grouped_mm", x, weight, _ENDS), ("index", f"{weight}_bias", _SORTED))
+def _grouped_biased(weight: str, x: Pattern) -> Pattern:
+    return ("add", _grouped_in_out(weight, x), ("index", f"{weight}_bias", _SORTED))
 
 
 def _clipped(inner: Pattern) -> Pattern:
@@ -59,11 +70,15 @@ def _clipped(inner: Pattern) -> Pattern:
     return ("mul", up, ("mul", gate, ("sigmoid", ("mul@alpha", gate))))
 
 
-# by form: what goes into the first product, the products, and what comes out of the second, weighted
+# by form: what goes into the first product, the products of weights (out, in), of weights (in, out), of these with a
+# bias, and what comes out of the second, weighted
 _FORMS = (
-    (_GATHERED, _batched, _batched_in_out, lambda y: ("sum", ("reshape", ("mul", y, _WEIGHTS)))),
     (
-        _PICKED, _grouped, _grouped_in_out,
+        _GATHERED, _batched, _batched_in_out, _batched_biased,
+        lambda y: ("sum", ("reshape", ("mul", y, _WEIGHTS))),
+    ),
+    (
+        _PICKED, _grouped, _grouped_in_out, _grouped_biased,
         lambda y: ("sum", ("reshape", ("index", ("mul", y, _SORTED_WEIGHTS), _BACK))),
     ),
 )  # fmt: skip
@@ -71,39 +86,84 @@ _FORMS = (
 
 def fold_experts(graph: Graph) -> Graph:
     """Every block that is one of the forms; everything else as it is."""
-    ops = [_folded(op, graph) or op for op in graph.ops]
-    return rewrite(graph, ops) if ops != list(graph.ops) else graph
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+    for op in graph.ops:
+        block = _folded(op, graph)
+        if block is not None:
+            block = _in_order(block, graph, ops, tensors)
+        ops.append(block or op)
+    return rewrite(graph, ops, tensors=tensors) if ops != list(graph.ops) else graph
 
 
 def _folded(op: Op, graph: Graph) -> Op | None:
     given = dict(op.attributes)
     if op.target != "aten.sum" or given.get("dim") != (1,) or given.get("keepdim"):
         return None
-    for first, product, biased, last in _FORMS:
+    for first, product, in_out, biased, last in _FORMS:
         found = _match(last(biased("down", _clipped(biased("up", first)))), op.results[0], graph, {})
         numbers = _clips(found, graph) if found else ()
-        if found and numbers and _fits(found, op, graph, True, True):
+        if found and numbers and _fits(found, op, graph, True, in_out=True, biased=True):
             return _made_biased(found, op, graph, numbers)
-        for gated in (True, False):
-            up: Pattern = product("up", first)
-            inner: Pattern = (
-                ("mul", ("!activation", ("split#0", up)), ("split#1", up)) if gated else ("!activation", up)
-            )
-            found = _match(last(product("down", inner)), op.results[0], graph, {})
-            if found and _fits(found, op, graph, gated):
-                return _made(found, op, graph, gated)
+        for multiplied, gated, activation in product_of((product, in_out), (True, False), _INNER):
+            up = multiplied("up", first)
+            inner = ("mul", activation(("split#0", up)), ("split#1", up)) if gated else activation(up)
+            found = _match(last(multiplied("down", inner)), op.results[0], graph, {})
+            if found and _fits(found, op, graph, gated, in_out=multiplied is in_out):
+                return _made(found, op, graph, gated, multiplied is in_out)
     return None
 
 
-def _made(found: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
-    activation = graph.producers[found["!activation"]]
+_INNER: tuple[Callable[[Pattern], Pattern], ...] = (
+    lambda x: ("!activation", x),
+    lambda x: ("square", ("relu@squared", x)),
+)
+
+
+def _made(found: Mapping[str, str], op: Op, graph: Graph, gated: bool, in_out: bool) -> Op:
     attributes: dict[str, Attribute] = {
         "experts": graph.tensor(found["up"]).shape[0],
-        "activation": _activation(activation),
+        "activation": "relu2" if "@squared" in found else _activation(graph.producers[found["!activation"]]),
         "gated": gated,
     }
-    operands = tuple(found[name] for name in ("x", "up", "down", "ids", "weights"))
+    up, down = (found[name] + _TURNED * in_out for name in ("up", "down"))
+    operands = (found["x"], up, down, found["ids"], found["weights"])
     return replace(op, target=EXPERTS, operands=operands, attributes=tuple(attributes.items()))
+
+
+_TURNED = "\0turned"  # of an operand: a weight (in, out) that is yet to be transposed
+
+
+def _in_order(block: Op, graph: Graph, ops: list[Op], tensors: list[Tensor]) -> Op:
+    """The block with what `ops` and `tensors` get before it: weights transposed to (out, in), one row a token of what
+    was chosen."""
+
+    def made(value: str, target: str, size: tuple[int, ...], **attributes: Attribute) -> str:
+        name = f"{block.name}_{value}"
+        tensors.append(replace(graph.tensor(value), name=name, shape=size))
+        ops.append(
+            replace(
+                block,
+                name=name,
+                target=target,
+                operands=(value,),
+                results=(name,),
+                attributes=tuple(attributes.items()),
+            )
+        )
+        return name
+
+    def ready(position: int, operand: str) -> str:
+        value, turned = operand.removesuffix(_TURNED), operand.endswith(_TURNED)
+        shape = graph.tensor(value).shape
+        if turned:
+            return made(value, "aten.transpose", (shape[0], shape[2], shape[1]), dim0=1, dim1=2)
+        if position in (3, 4) and len(shape) > 2:
+            rows = (prod(shape[:-1]), shape[-1])
+            return made(value, "aten.reshape", rows, shape=rows)
+        return value
+
+    return replace(block, operands=tuple(ready(i, name or "") for i, name in enumerate(block.operands)))
 
 
 def _made_biased(found: Mapping[str, str], op: Op, graph: Graph, numbers: tuple[float, ...]) -> Op:
@@ -142,23 +202,26 @@ def _activation(op: Op) -> str:
     return _ACTIVATIONS[op.target] + ("_tanh" if tanh else "")
 
 
-def _fits(found: Mapping[str, str], op: Op, graph: Graph, gated: bool, biased: bool = False) -> bool:
+def _fits(
+    found: Mapping[str, str], op: Op, graph: Graph, gated: bool, *, in_out: bool = False, biased: bool = False
+) -> bool:
     """The shapes of one block: experts in front, and one position of the result a token."""
     x, up, down, ids, weights = (graph.tensor(found[name]) for name in ("x", "up", "down", "ids", "weights"))
     result = graph.tensor(op.results[0])
-    if not (len(x.shape) == len(ids.shape) == len(result.shape) == 2 and len(up.shape) == len(down.shape) == 3):
+    if not (len(x.shape) == len(result.shape) == 2 <= len(ids.shape) and len(up.shape) == len(down.shape) == 3):
         return False
-    experts, inner, size = up.shape if not biased else (up.shape[0], up.shape[2], up.shape[1])
+    experts, inner, size = up.shape if not in_out else (up.shape[0], up.shape[2], up.shape[1])
+    tokens, each = prod(ids.shape[:-1]), ids.shape[-1]
     hidden, width = inner // (1 + gated), result.shape[1]
     if biased and not _biases(found, graph, (experts, inner), (experts, width)):
         return False
     by = found.get("floor_divide")
     return (
         ids.shape == weights.shape
-        and graph.tensor(op.operands[0] or "").shape == (*ids.shape, result.shape[1])
-        and (by is None or graph.producers[by].attribute("other") == ids.shape[1])
-        and x.shape == (ids.shape[0], size)
-        and down.shape == ((experts, hidden, width) if biased else (experts, width, hidden))
+        and graph.tensor(op.operands[0] or "").shape == (tokens, each, result.shape[1])
+        and (by is None or graph.producers[by].attribute("other") == each)
+        and x.shape == (tokens, size)
+        and down.shape == ((experts, hidden, width) if in_out else (experts, width, hidden))
         and result.shape[0] == x.shape[0]
         and result.dtype == x.dtype
     )

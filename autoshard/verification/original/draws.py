@@ -64,6 +64,8 @@ class ExactDropout(TorchDispatchMode):
             mask = self._mask(x.shape, p)
             return x * mask / (1 - p), mask
         name = func._schema.name.removeprefix("aten::")
+        if name in _IN_PLACE and isinstance(args[0], torch.nn.Parameter):
+            return func(*args, **kwargs)  # of a module that the first forward makes: no operator of the program
         if name in _DRAWN:
             return self._random(func, name, args, kwargs)
         if name == "bernoulli" and func is aten.bernoulli.default:
