@@ -183,6 +183,8 @@ class Graph:
     `variables` are (tensor, name) pairs: what the model's code calls the values, where it has a name for them.
     `call`: how the model is called with `inputs` and returns `outputs`, as JSON text; "" where that is not known. It is
     no part of what a plan is made for.
+    `unread_draws`: of the forward's random operators, in order, the positions of those that nothing reads and that are
+    no ops here.
     `free_sizes`: what capture tried of sizes of the inputs, no part of what a plan is made for, either.
     """
 
@@ -212,6 +214,7 @@ class Graph:
     call: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     free_sizes: tuple[FreeSize, ...] = ()
+    unread_draws: tuple[int, ...] = ()
 
     @cached_property
     def rule_of(self) -> dict[str, str]:

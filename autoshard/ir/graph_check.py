@@ -36,6 +36,8 @@ def check(graph: Graph) -> None:
     for name in tensors:
         require(name in known, f"tensor {name} is neither stored, given nor produced")
     _check_ends(graph, tensors)
+    unread = graph.unread_draws
+    require([*unread] == sorted({-1, *unread} - {-1}), f"unread draws are {unread}, not positions in order")
     check_recipes(graph)
 
 

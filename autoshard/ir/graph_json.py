@@ -19,8 +19,9 @@ KIND = "autoshard.graph"
 _LATER: dict[str, Any] = {
     "discovered": [], "manual_splits": [], "registrations": [], "recipes": [], "input_ranges": [], "strategies": [],
     "module_requests": [], "call": "", "variables": [], "free_sizes": [],
+    "unread_draws": [],
 }  # fmt: skip
-_OF_PACKAGES = ("call", "free_sizes")  # read by what is written of a plan, not by searches
+_OF_PACKAGES = ("call", "free_sizes", "unread_draws")  # read by what is written or proved of a plan, not by searches
 _AGAIN = "make it again with `autoshard trace MODEL -o FILE`"
 
 

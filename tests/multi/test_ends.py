@@ -34,7 +34,7 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 own = [open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")]
-print("threads:", [name for name in own if "gloo" in name], flush=True)
+os.write(1, f"threads: {[name for name in own if 'gloo' in name]}\\n".encode())  # whole, whatever other ranks write
 """
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autoshard.ir.graph import Graph, Op, Tensor
+from autoshard.rules.operators import is_random
 
 MARK = "\0"  # in an op's source: what stands behind it is a strategy asked for there
 
@@ -41,11 +42,13 @@ def rewrite(
 
 
 def deadcode(graph: Graph) -> Graph:
-    """Without the ops that no output, loss or buffer update needs."""
+    """Without the ops that no output, loss or buffer update needs; of what they draw it is noted that they did."""
     needed = {*graph.outputs, *(value for _, value in graph.buffer_updates), graph.loss}
     kept: list[Op] = []
     for op in reversed(graph.ops):
         if needed.intersection(op.results):
             kept.append(op)
             needed.update(op.operands)
-    return rewrite(graph, reversed(kept))
+    drawing, names = [op.name for op in graph.ops if is_random(op)], {op.name for op in kept}
+    unread = tuple(position for position, name in enumerate(drawing) if name not in names)
+    return replace(rewrite(graph, reversed(kept)), unread_draws=unread)

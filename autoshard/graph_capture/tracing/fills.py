@@ -1,7 +1,12 @@
-"""Makes every tensor that is filled with one number an `aten.full`: nothing depends on whose shape it borrowed."""
+"""Makes every tensor that is filled with one number an `aten.full`: nothing depends on whose shape it borrowed.
+
+And of those that are filled by drawing: which of them a forward draws, and which the first call of a module's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +17,9 @@ _VALUES = {
     "empty": 0, "empty_like": 0, "new_empty": 0, "zero_": 0, "zero": 0,
 }  # fmt: skip
 _GIVEN = ("full", "full_like", "new_full", "fill", "fill_")
+
+INITIALISERS = ("uniform_", "normal_")  # the methods by which `torch.nn.init` draws
+_INITIALISES = "autoshard_initialises"  # in the meta of a node's own: a parameter is drawn
 
 
 def plain_creation(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -50,3 +58,20 @@ def fill_value(node: fx.Node) -> Any:
 def op_name(node: fx.Node) -> str:
     """`add_` of `aten.add_.Tensor`; "" for what is no ATen operator."""
     return node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def initialising(original: Callable[..., Any]) -> Callable[..., Any]:
+    """One of `INITIALISERS` while a forward is traced, so that `draws` knows what it does to a parameter."""
+
+    def drawn(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        own = isinstance(self, torch.nn.Parameter)
+        with fx.traceback.annotate({_INITIALISES: True}) if own else contextlib.nullcontext():
+            return original(self, *args, **kwargs)
+
+    return drawn
+
+
+def draws(node: fx.Node) -> bool:
+    """Random operators of a forward are numbered, read or not; those of a module that its first call makes are not."""
+    drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return drawn and _INITIALISES not in node.meta.get("custom", ())

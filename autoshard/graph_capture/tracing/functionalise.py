@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from autoshard.errors import CaptureError
-from autoshard.graph_capture.tracing.fills import fill_value, full, op_name
+from autoshard.graph_capture.tracing.fills import draws, fill_value, full, op_name
 from autoshard.graph_capture.tracing.source_lines import node_quote
 
 aten = torch.ops.aten
@@ -51,10 +51,11 @@ class _Functionaliser:
                 continue
             with self.graph.inserting_before(node):
                 self._step(node)
+        written = {node: value for node, value in self.current.items() if node.op == "placeholder"}
         for node in reversed(list(self.graph.nodes)):
-            if node.op == "call_function" and not node.users and node not in self.current.values():
+            if node.op == "call_function" and not (node.users or node in written.values() or draws(node)):
                 self.graph.erase_node(node)
-        return {node: value for node, value in self.current.items() if node.op == "placeholder"}
+        return written
 
     def _step(self, node: fx.Node) -> None:
         before = {n: self._identify(n) for n in node.all_input_nodes}

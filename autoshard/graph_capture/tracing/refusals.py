@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.fills import INITIALISERS, initialising
 from autoshard.graph_capture.tracing.own_gradients import (
     DerivesError,
     apply_checkpoint,
@@ -110,6 +111,7 @@ def _patches(training: bool) -> list[tuple[Any, str, Any]]:
         (torch.set_grad_enabled, "__init__", _switched(torch.set_grad_enabled.__init__)),
         (torch, "ctc_loss", _refused(torch.ctc_loss, "the work of a loss depends on its lengths' values", _CTC)),
         (torch._VF, "_pack_padded_sequence", _refused(torch._VF._pack_padded_sequence, _PACKED, _PADDED)),
+        *((torch.Tensor, name, initialising(getattr(torch.Tensor, name))) for name in INITIALISERS),
     ]
     if training:
         patches += [

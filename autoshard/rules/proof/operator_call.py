@@ -71,13 +71,13 @@ def _experts(operands: Sequence[Any], given: Mapping[str, Any]) -> Any:
     x, up, down, chosen, weights, *biases = operands
     if biases:
         return _biased_experts(operands, given["limit"], given["alpha"])
-    name, _, tanh = given["activation"].partition("_")
-    options = {"approximate": "tanh"} if tanh else {}
+    composed = {"gelu_tanh": lambda t: F.gelu(t, approximate="tanh"), "relu2": lambda t: F.relu(t) ** 2}
+    activation = composed.get(given["activation"]) or getattr(F, given["activation"])
     count = chosen.shape[1]
     ids = chosen.reshape(-1)
     inner = (up[ids] @ x.repeat_interleave(count, 0).unsqueeze(-1)).squeeze(-1)
     gate, other = inner.chunk(2, -1) if given["gated"] else (inner, 1)
-    made = (down[ids] @ (getattr(F, name)(gate, **options) * other).unsqueeze(-1)).squeeze(-1)
+    made = (down[ids] @ (activation(gate) * other).unsqueeze(-1)).squeeze(-1)
     return (made * weights.reshape(-1, 1)).view(len(x), count, -1).sum(1)
 
 

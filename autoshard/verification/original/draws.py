@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autoshard.emit.runtime.drawing import chosen, exact_values
 from autoshard.emit.runtime.randomness import Step, dropout_mask
 from autoshard.errors import UsageError
+from autoshard.graph_capture.tracing.fills import INITIALISERS
 
 _UNSUPPORTED = {"randperm", "rrelu_with_noise", "poisson", "geometric_", "cauchy_", "log_normal_"}
 # operator -> (kind, the arguments after the drawn tensor or its shape: their defaults), see `runtime.drawing`
@@ -26,15 +28,16 @@ _IN_PLACE = ("uniform_", "normal_", "exponential_")
 
 
 class ExactDropout(TorchDispatchMode):
-    """The n-th mask drawn is the mask of operator n: a function of (seed, step, operator, global index).
+    """The n-th mask drawn is the mask of operator n: a function of (seed, step, operator, global index). The `unread`
+    ones, by position, belong to no operator of the program, and the others are counted without them.
 
     On the CPU, dropout of every kind, in attention too, draws by one `bernoulli_` an operator. An operator is known by
     the state of the generator: activation checkpointing brings that back, and so draws the same mask again.
     """
 
-    def __init__(self, seed: int, step: Step) -> None:
+    def __init__(self, seed: int, step: Step, unread: Sequence[int] = ()) -> None:
         super().__init__()
-        self.seed, self.step = seed, step
+        self.seed, self.step, self.unread = seed, step, unread
         self.numbers: dict[bytes, int] = {}
 
     @property
@@ -46,7 +49,8 @@ class ExactDropout(TorchDispatchMode):
         """Of the operator that draws now; the generator moves on."""
         state = torch.default_generator.get_state().numpy().tobytes()
         torch.rand(())
-        return self.numbers.setdefault(hashlib.blake2b(state).digest(), len(self.numbers))
+        position = self.numbers.setdefault(hashlib.blake2b(state).digest(), len(self.numbers))
+        return -1 - position if position in self.unread else position - bisect(self.unread, position)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -64,7 +68,7 @@ class ExactDropout(TorchDispatchMode):
             mask = self._mask(x.shape, p)
             return x * mask / (1 - p), mask
         name = func._schema.name.removeprefix("aten::")
-        if name in _IN_PLACE and isinstance(args[0], torch.nn.Parameter):
+        if name in INITIALISERS and isinstance(args[0], torch.nn.Parameter):
             return func(*args, **kwargs)  # of a module that the first forward makes: no operator of the program
         if name in _DRAWN:
             return self._random(func, name, args, kwargs)
@@ -110,7 +114,7 @@ def _names(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def exact_dropout(seed: int, step: Step) -> Iterator[ExactDropout]:
-    with torch.random.fork_rng(devices=[]), ExactDropout(seed, step) as mode:
+def exact_dropout(seed: int, step: Step, unread: Sequence[int] = ()) -> Iterator[ExactDropout]:
+    with torch.random.fork_rng(devices=[]), ExactDropout(seed, step, unread) as mode:
         torch.manual_seed(seed)
         yield mode
