@@ -402,3 +402,23 @@ def test_a_model_that_puts_itself_on_meta_is_verified_with_values_of_its_own(tmp
     text = path.read_text().replace("    return Model()", "    with torch.device('meta'):\n        return Model()")
     path.write_text(text)
     proved(spec)
+
+
+def test_what_a_forward_leaves_out_while_it_is_compiled_is_there_as_it_is_called() -> None:
+    """transformers makes no mask of ones where torch says that it is compiling, and then takes it for one."""
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = None
+            if not torch.compiler.is_compiling():
+                mask = torch.ones(x.shape[0])
+            return (self.a(x) * (1 + mask[:, None])).mean()  # type: ignore[index]
+
+    asked = torch.compiler.is_compiling
+    graph = capture_model(Asks(), (torch.randn(3, 4),))
+    assert torch.compiler.is_compiling is asked
+    assert any(op.target == "aten.full" for op in graph.ops)

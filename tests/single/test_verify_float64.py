@@ -1,13 +1,15 @@
 """Everything inside `exact_precision` is float64, whatever the model names."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from autoshard.verification.original.float64 import exact_precision, widen, widened
+from autoshard.verification.original.float64 import exact_precision, limits_of, widen, widened
+from tests import forced
 
 
 class Casts(nn.Module):
@@ -123,3 +125,32 @@ def test_widen() -> None:
     assert widen((torch.int64, torch.bool)) == (torch.int64, torch.bool)
     ids, x = widened([torch.tensor([1]), torch.tensor([0.5])])
     assert ids.dtype == torch.int64 and x.dtype == torch.float64
+
+
+class Gumbel(torch.nn.Module):
+    """torch's own draws it between the least and the largest numbers of a dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.first(x)
+        zero = torch.zeros((), dtype=scores.dtype)
+        noise = torch.distributions.Gumbel(zero, zero + 1).sample(scores.shape)
+        return ((scores + noise).softmax(-1) * torch.finfo(scores.dtype).eps * 1e6).square().sum()
+
+
+def gumbel() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    return Gumbel(), (torch.randn(8, 8),)
+
+
+def test_limits_of_a_dtype_are_those_that_a_capture_holds() -> None:
+    _, largest = forced.check(f"{__file__}:gumbel", "dp=2", lambda *_: True, (1,))
+    assert largest < 1e-9
+    finfo = torch.finfo
+    with limits_of(torch.float32):
+        assert torch.finfo(torch.float64).eps == torch.finfo(torch.float32).eps
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(lambda: torch.finfo(torch.float64).eps).result() == 2**-52
+    assert torch.finfo is finfo

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from string import ascii_letters
 from typing import cast
 
 from autoshard.graph_capture.passes.rewrite import rewrite
@@ -112,6 +114,27 @@ def _attention(op: Op, tensors: Tensors) -> Op:
     return _with(op, scale=None) if size and dict(op.attributes).get("scale") in (size**-0.5, 1 / size**0.5) else op
 
 
+def _einsum(op: Op, tensors: Tensors) -> Op:
+    """`...` and a result that is left out, in letters; as it is where sizes broadcast."""
+    shapes = [tensors[cast(str, operand)].shape for operand in op.operands]
+    return _with(op, equation=in_letters(str(op.attribute("equation")), shapes))
+
+
+def in_letters(equation: str, shapes: Sequence[tuple[int, ...]]) -> str:
+    """An equation of `torch.einsum` for operands of these shapes, with every dim under a letter."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    hidden = [len(shape) - len(term) + 3 if "..." in term else 0 for term, shape in zip(terms, shapes, strict=True)]
+    free = "".join(letter for letter in ascii_letters if letter not in equation)[: max(hidden)]
+    terms = [term.replace("...", free[len(free) - own :]) for term, own in zip(terms, hidden, strict=True)]
+    if not arrow:
+        counts = Counter(left.replace("...", "").replace(",", ""))
+        right = "..." + "".join(sorted(letter for letter, count in counts.items() if count == 1))
+    sizes = {pair for term, shape in zip(terms, shapes, strict=True) for pair in zip(term, shape, strict=True)}
+    alike = len(free) == max(hidden) and len(sizes) == len({letter for letter, _ in sizes})
+    return f"{','.join(terms)}->{right.replace('...', free)}" if alike else equation
+
+
 def _arange(op: Op, tensors: Tensors) -> Op:
     given = dict(op.attributes)
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
@@ -192,6 +215,7 @@ _RULES: dict[str, Rule] = {
     **_each("t numpy_T", _transpose),
     **_each("swapaxes swapdims", _swap),
     "aten.transpose": _exchange,
+    "aten.einsum": _einsum,
     "aten.scaled_dot_product_attention": _attention,
     **_each("expand expand_as broadcast_to", _expand),
     **_each("split chunk split_with_sizes tensor_split", _split),

@@ -57,12 +57,39 @@ def export(model: torch.nn.Module, inputs: tuple[Any, ...], flags: FlagBuffers) 
         try:
             return _watched(model, arguments, flags)
         except (Exception, SystemExit) as error:
-            if _own(error) or not _register_output(model, arguments, error):
+            again = _another_way(model, arguments, error)
+            if again is None:
                 raise _capture_error(model, error) from error
         try:
-            return _watched(model, arguments, flags)
+            with again:
+                return _watched(model, arguments, flags)
         except (Exception, SystemExit) as error:
             raise _capture_error(model, error) from error
+
+
+def _another_way(
+    model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException
+) -> contextlib.AbstractContextManager[None] | None:
+    """In which a second trace may not end in `error`."""
+    if _own(error):
+        return None
+    if _register_output(model, arguments, error):
+        return contextlib.nullcontext()
+    return _as_called() if isinstance(error, _PYTHON) else None
+
+
+_PYTHON = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # of the model's own code, most likely
+
+
+@contextlib.contextmanager
+def _as_called() -> Iterator[None]:
+    """For models that make no mask, or skip another step, where torch says that they are being compiled."""
+    asked = torch.compiler.is_compiling
+    torch.compiler.is_compiling = lambda: False
+    try:
+        yield
+    finally:
+        torch.compiler.is_compiling = asked
 
 
 def _watched(model: torch.nn.Module, arguments: tuple[Any, ...], flags: FlagBuffers) -> tuple[Any, tuple[str, ...]]:

@@ -145,6 +145,22 @@ def exact_precision(literal: torch.dtype = torch.float32) -> Iterator[None]:
         _DEFAULT.leave()
 
 
+@contextmanager
+def limits_of(literal: torch.dtype) -> Iterator[None]:
+    """In this thread `torch.finfo` says of float64 what it says of `literal`: a capture holds that."""
+    finfo, own = torch.finfo, threading.get_ident()
+
+    def limits(dtype: torch.dtype | None = None) -> torch.finfo:
+        wide = (dtype or torch.get_default_dtype()) == torch.float64 and threading.get_ident() == own
+        return finfo(literal if wide else dtype or torch.get_default_dtype())
+
+    torch.finfo = limits
+    try:
+        yield
+    finally:
+        torch.finfo = finfo
+
+
 def widened(tensors: Sequence[Any]) -> list[Any]:
     """The same values with floating tensors in float64 (copies, so that two runs never share storage)."""
     return [t.detach().to(_WIDE.get(t.dtype, t.dtype)).clone() if isinstance(t, torch.Tensor) else t for t in tensors]

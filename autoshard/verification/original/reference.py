@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autoshard.ir.graph import Graph
 from autoshard.verification.original.draws import exact_dropout
-from autoshard.verification.original.float64 import exact_precision, widened
+from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
 
 State = dict[str, torch.Tensor]
@@ -106,7 +106,8 @@ def trained(
         optimizer = make_optimizer(trainable) if graph.loss is not None else None
         for number, batch in enumerate(batches):
             module.zero_grad(set_to_none=True)
-            outputs = accumulated(module, graph, widened(batch), seed, number, micro_batches)
+            with limits_of(literal):
+                outputs = accumulated(module, graph, widened(batch), seed, number, micro_batches)
             norm = _gradient_norm(trainable) if graph.loss else 0.0
             gradients = _gradients(module) if number == 0 else {}
             max_norm = max_norms[number] if max_norms else _max_norm(norm, number)
