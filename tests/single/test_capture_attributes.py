@@ -145,3 +145,28 @@ def test_what_tools_draw_while_a_forward_runs_is_not_the_forward_s() -> None:
 
     tempfile.TemporaryFile().close()  # the names have a generator
     capture_model(Asks(), (torch.randn(4, 4),))
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_number_written_in_the_forward_is_the_same_in_each_call(differs: bool) -> None:
+    """Each call of a trace has a constant of its own for it (transformers fills the first label so)."""
+
+    class Switches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.kind = nn.Linear(4, 4), "sparse"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = x.clone()
+            first[:, 0] = torch.tensor(3.0 if self.kind == "full" or not differs else 2.0)
+            if self.kind == "sparse":
+                self.kind, made = "full", nn.Linear(4, 4)
+                made.weight, made.bias = self.a.weight, self.a.bias
+                self.a = made
+            return self.a(first).square().mean()
+
+    if differs:
+        with pytest.raises(CaptureError, match="changes its attribute kind"):
+            capture_model(Switches(), (torch.randn(4, 4),))
+    else:
+        capture_model(Switches(), (torch.randn(4, 4),))

@@ -59,7 +59,7 @@ def _computes_alike(program: Any, training: bool, trained: Container[str]) -> bo
     changing = {node for node, spec in _placeholders(graph, signature) if _changes(spec, signature, training, trained)}
     same = _passed_on(graph, changing)
     first, second = (tuple(same.get(node, node) for node in half) for half in _halves(graph, signature))
-    numbers = _numbers(graph, signature, same)
+    numbers = _numbers(program, same)
     if [numbers[node] for node in first] != [numbers[node] for node in second]:
         return False
     kept = {node for node in _behind(first, same) & _behind(second, same) if node.op != "placeholder"}
@@ -113,12 +113,18 @@ def _halves(graph: fx.Graph, signature: ExportGraphSignature) -> tuple[tuple[fx.
     return tuple(user[:half]), tuple(user[half:])
 
 
-def _numbers(graph: fx.Graph, signature: ExportGraphSignature, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
-    """Nodes that compute alike have one number: the same operator of operands alike; inputs of both calls by place."""
+def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
+    """Nodes that compute alike have one number: the same operator of operands alike; inputs of both calls by place,
+    numbers that the code writes, of which each call has its own, by value."""
+    graph, signature = program.graph, program.graph_signature
     numbers: dict[Any, int] = {}
     found: dict[fx.Node, int] = {}
     inputs = [node for node, spec in _placeholders(graph, signature) if spec.kind is InputKind.USER_INPUT]
-    place = {node: index % (len(inputs) // 2 or 1) for index, node in enumerate(inputs)}
+    place: dict[fx.Node, Any] = {node: index % (len(inputs) // 2 or 1) for index, node in enumerate(inputs)}
+    for node, spec in _placeholders(graph, signature):
+        value = program.constants.get(spec.target) if spec.kind is InputKind.CONSTANT_TENSOR else None
+        if value is not None and value.numel() <= _LITERAL:
+            place[node] = (str(value.dtype), tuple(value.shape), repr(value.tolist()))
     for node in graph.nodes:
         if node.op == "placeholder":
             key: Any = ("input", place[node]) if node in place else node.name
@@ -130,6 +136,9 @@ def _numbers(graph: fx.Graph, signature: ExportGraphSignature, same: Mapping[fx.
             key = (str(node.target), repr(given))
         found[node] = numbers.setdefault(key, len(numbers))
     return found
+
+
+_LITERAL = 64  # numbers
 
 
 def _behind(nodes: tuple[fx.Node, ...], same: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
