@@ -89,14 +89,13 @@ def fold_experts(graph: Graph) -> Graph:
     ops: list[Op] = []
     tensors: list[Tensor] = []
     for op in graph.ops:
-        block = _folded(op, graph)
-        if block is not None:
-            block = _in_order(block, graph, ops, tensors)
-        ops.append(block or op)
+        block, in_out = _folded(op, graph) or (None, False)
+        ops.append(op if block is None else _in_order(block, in_out, graph, ops, tensors))
     return rewrite(graph, ops, tensors=tensors) if ops != list(graph.ops) else graph
 
 
-def _folded(op: Op, graph: Graph) -> Op | None:
+def _folded(op: Op, graph: Graph) -> tuple[Op, bool] | None:
+    """The block that ends in `op`, and whether its weights are (in, out), which is yet to be turned."""
     given = dict(op.attributes)
     if op.target != "aten.sum" or given.get("dim") != (1,) or given.get("keepdim"):
         return None
@@ -104,13 +103,13 @@ def _folded(op: Op, graph: Graph) -> Op | None:
         found = _match(last(biased("down", _clipped(biased("up", first)))), op.results[0], graph, {})
         numbers = _clips(found, graph) if found else ()
         if found and numbers and _fits(found, op, graph, True, in_out=True, biased=True):
-            return _made_biased(found, op, graph, numbers)
+            return _made_biased(found, op, graph, numbers), False
         for multiplied, gated, activation in product_of((product, in_out), (True, False), _INNER):
             up = multiplied("up", first)
             inner = ("mul", activation(("split#0", up)), ("split#1", up)) if gated else activation(up)
             found = _match(last(multiplied("down", inner)), op.results[0], graph, {})
             if found and _fits(found, op, graph, gated, in_out=multiplied is in_out):
-                return _made(found, op, graph, gated, multiplied is in_out)
+                return _made(found, op, graph, gated), multiplied is in_out
     return None
 
 
@@ -120,21 +119,17 @@ _INNER: tuple[Callable[[Pattern], Pattern], ...] = (
 )
 
 
-def _made(found: Mapping[str, str], op: Op, graph: Graph, gated: bool, in_out: bool) -> Op:
+def _made(found: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
     attributes: dict[str, Attribute] = {
         "experts": graph.tensor(found["up"]).shape[0],
         "activation": "relu2" if "@squared" in found else _activation(graph.producers[found["!activation"]]),
         "gated": gated,
     }
-    up, down = (found[name] + _TURNED * in_out for name in ("up", "down"))
-    operands = (found["x"], up, down, found["ids"], found["weights"])
+    operands = tuple(found[name] for name in ("x", "up", "down", "ids", "weights"))
     return replace(op, target=EXPERTS, operands=operands, attributes=tuple(attributes.items()))
 
 
-_TURNED = "\0turned"  # of an operand: a weight (in, out) that is yet to be transposed
-
-
-def _in_order(block: Op, graph: Graph, ops: list[Op], tensors: list[Tensor]) -> Op:
+def _in_order(block: Op, in_out: bool, graph: Graph, ops: list[Op], tensors: list[Tensor]) -> Op:
     """The block with what `ops` and `tensors` get before it: weights transposed to (out, in), one row a token of what
     was chosen."""
 
@@ -153,10 +148,9 @@ def _in_order(block: Op, graph: Graph, ops: list[Op], tensors: list[Tensor]) -> 
         )
         return name
 
-    def ready(position: int, operand: str) -> str:
-        value, turned = operand.removesuffix(_TURNED), operand.endswith(_TURNED)
+    def ready(position: int, value: str) -> str:
         shape = graph.tensor(value).shape
-        if turned:
+        if position in (1, 2) and in_out:
             return made(value, "aten.transpose", (shape[0], shape[2], shape[1]), dim0=1, dim1=2)
         if position in (3, 4) and len(shape) > 2:
             rows = (prod(shape[:-1]), shape[-1])
