@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 T = TypeVar("T")
 SCHEMA_VERSION = 2
@@ -163,8 +163,22 @@ class FreeSize:
     follows: tuple[Following, ...] = ()
 
 
+class Derives:
+    """Something frozen, of which much is derived."""
+
+    def once(self, derive: Callable[[Self], T]) -> T:
+        """What `derive` makes of this, made once."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        return cast(T, self._derived[derive])
+
+    @cached_property
+    def _derived(self) -> dict[object, object]:
+        return {}
+
+
 @dataclass(frozen=True)
-class Graph:
+class Graph(Derives):
     """A captured model. `ops` are in execution order. `loss` is the scalar to differentiate, or None (inference).
 
     `buffer_updates` are (buffer tensor, value tensor) pairs to write back after the forward.
@@ -237,16 +251,6 @@ class Graph:
     def producers(self) -> dict[str, Op]:
         """Result tensor name -> the op that makes it (inputs, parameters and buffers have none)."""
         return {result: op for op in self.ops for result in op.results}
-
-    def once(self, derive: Callable[[Graph], T]) -> T:
-        """What `derive` makes of this graph, made once."""
-        if derive not in self._derived:
-            self._derived[derive] = derive(self)
-        return cast(T, self._derived[derive])
-
-    @cached_property
-    def _derived(self) -> dict[object, object]:
-        return {}
 
     @cached_property
     def weights(self) -> dict[str, str]:

@@ -7,18 +7,15 @@ backward (see `redistribute.table`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar, cast
 
-from autoshard.ir.graph import Attribute
+from autoshard.ir.graph import Attribute, Derives
 from autoshard.ir.layout import Layout, LocalSize, Placement
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Fusion, StepPlan
 
-T = TypeVar("T")
 LocalAttribute = Attribute | LocalSize | tuple["LocalAttribute", ...]
 
 
@@ -183,7 +180,7 @@ Instruction = Compute | Collective
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Derives):
     name: str
     mesh: Mesh
     values: tuple[LocalValue, ...]
@@ -224,16 +221,6 @@ class Program:
             )
             for value in self.values
         }
-
-    def once(self, derive: Callable[[Program], T]) -> T:
-        """What `derive` makes of this program, made once."""
-        if derive not in self._derived:
-            self._derived[derive] = derive(self)
-        return cast(T, self._derived[derive])
-
-    @cached_property
-    def _derived(self) -> dict[object, object]:
-        return {}
 
     @property
     def has_backward(self) -> bool:
