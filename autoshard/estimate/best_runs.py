@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from autoshard.cluster.hardware import Hardware
 from autoshard.costs.host_memory import host_of as host_of_node
 from autoshard.errors import InfeasibleError
-from autoshard.estimate.run_space import RunSpace, runs
+from autoshard.estimate.run_space import RunSpace, candidates, check_none, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate, estimate, host_of
 from autoshard.estimate.step_bound import fullest, least_alone, least_seconds, program_of
@@ -55,7 +55,7 @@ class _MicroBatches:
 
 
 def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
-    """The `count` fastest of a space. InfeasibleError where none fits."""
+    """The `count` fastest of a space. InfeasibleError where none fits, UsageError where something suits none."""
     model = space.model
     priced = with_software(hardware, space.run.software, model.fused_attention, model.fused_loss)
     if space.run.offload:
@@ -77,6 +77,8 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
             if key not in alone:
                 alone[key] = least_alone(model, run, built, priced, own_host)
             fitting.append((alone[key], number, run))
+    if not possible:
+        check_none(space, candidates(space, hardware))
     if not fitting:
         raise InfeasibleError(_none_fits(space, hardware, possible, least), "more devices, or a smaller batch or model")
     made: list[Estimate] = []

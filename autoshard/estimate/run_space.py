@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
-from autoshard.estimate.transformer import RECOMPUTE, SHARDED, Schedule, TrainingRun, Transformer, is_possible
+from autoshard.estimate.transformer import RECOMPUTE, SHARDED, Schedule, TrainingRun, Transformer, is_possible, wrong
 
 FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "recompute", "zero", "ep")
 
@@ -25,8 +25,13 @@ class RunSpace:
 
 
 def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
-    """Every configuration whose sizes divide, micro-batches (powers of two) ascending. Tensor parallelism stays in a
+    """Every configuration that is possible, micro-batches (powers of two) ascending. Tensor parallelism stays in a
     node, unless it is fixed."""
+    return (run for run in candidates(space, hardware) if is_possible(space.model, run))
+
+
+def candidates(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
+    """The same, possible or not."""
     unknown = sorted(set(space.fixed) - set(FREE))
     if unknown:
         raise UsageError(f"can't fix {', '.join(unknown)}: a search chooses {', '.join(FREE)}", "")
@@ -49,12 +54,10 @@ def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
             )
             for sequence_parallel, interleave, micro_batch, recompute, zero, ep in product(*inner):
                 schedule: Schedule = "interleaved" if interleave > 1 else "1f1b"
-                made = replace(
+                yield replace(
                     space.run, dp=dp, tp=tp, pp=pp, micro_batch=micro_batch, schedule=schedule, interleave=interleave,
                     recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, ep=ep,
                 )  # fmt: skip
-                if is_possible(model, made):
-                    yield made
 
 
 def _zeros(run: TrainingRun, replicas: int) -> list[int]:
@@ -70,3 +73,29 @@ def _choices(space: RunSpace, name: str, free: list) -> list:  # type: ignore[ty
 def divisors(number: int) -> list[int]:
     """Ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def check_none(space: RunSpace, runs: Iterable[TrainingRun]) -> None:
+    """Of a space of which none of the `runs` is possible. UsageError where what is fixed does not divide the devices,
+    or something is wrong in all."""
+    told = _undivided(space) or "; ".join(_wrong_in_all(space.model, runs))
+    if told:
+        raise UsageError(told, "see `autoshard estimate --help`")
+
+
+def _undivided(space: RunSpace) -> str:
+    sizes: dict[str, int] = {"cp": space.run.cp} if space.run.cp > 1 else {}
+    sizes |= {name: size for name in ("tp", "pp", "dp") if isinstance(size := space.fixed.get(name), int)}
+    product_, words = math.prod(sizes.values()), " x ".join(f"{name} {size}" for name, size in sizes.items())
+    if space.devices % product_:
+        return f"{words} does not divide {space.devices} devices"
+    return f"{words} makes {product_} devices, not {space.devices}" if sizes.keys() >= {"tp", "pp", "dp"} else ""
+
+
+def _wrong_in_all(model: Transformer, runs: Iterable[TrainingRun]) -> list[str]:
+    left: dict[str, None] | None = None
+    for run in runs:
+        left = dict.fromkeys(text for text in wrong(model, run) if left is None or text in left)
+        if not left:
+            break
+    return list(left or ())

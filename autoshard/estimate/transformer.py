@@ -184,9 +184,13 @@ class TrainingRun:
 
 def check(model: Transformer, run: TrainingRun) -> None:
     """Raises UsageError that lists everything that does not fit together."""
-    wrong = [text for holds, text in _conditions(model, run) if not holds]
-    if wrong:
-        raise UsageError("; ".join(wrong), "see `autoshard estimate --help`")
+    if told := "; ".join(wrong(model, run)):
+        raise UsageError(told, "see `autoshard estimate --help`")
+
+
+def wrong(model: Transformer, run: TrainingRun) -> list[str]:
+    """What does not fit together."""
+    return [text for holds, text in _conditions(model, run) if not holds]
 
 
 def is_possible(model: Transformer, run: TrainingRun) -> bool:

@@ -13,6 +13,7 @@ from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError, UsageError
 from autoshard.estimate.best_runs import _MicroBatches, best_first, best_runs
+from autoshard.estimate.packages.package_runs import best_runs_any
 from autoshard.estimate.run_space import RunSpace, divisors, runs
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import estimate, host_of
@@ -139,6 +140,23 @@ def test_where_nothing_fits_it_says_by_how_much() -> None:
         best_runs(replace(SPACE, fixed={"tp": 2, "recompute": "full"}), tiny, 3)
     with pytest.raises(InfeasibleError, match="nothing divides"):
         best_runs(RunSpace(MODEL, TrainingRun(7, 1), 2, {"tp": 1, "pp": 1}), A100, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "devices", "fixed", "told"),
+    [
+        (TrainingRun(16, 1, software="autoshard"), 8, {}, "packages compute in precision fp32 or .*, got bf16"),
+        (TrainingRun(16, 1, software="autoshard", precision="fp32"), 8, {"tp": 3}, "tp 3 does not divide 8 devices"),
+        (TrainingRun(16, 1, precision="bf16-fsdp"), 8, {"zero": 1, "dp": 8}, "it needs zero 2 or 3, got 1"),
+        (TrainingRun(16, 1), 8, {"tp": 2, "pp": 1, "dp": 2}, "tp 2 x pp 1 x dp 2 makes 4 devices, not 8"),
+        (TrainingRun(16, 1, cp=3), 8, {}, "cp 3 does not divide 8 devices"),
+    ],
+)
+def test_what_suits_no_configuration_is_named(
+    run: TrainingRun, devices: int, fixed: dict[str, object], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        best_runs_any(RunSpace(MODEL, run, devices, fixed), A100, 3)
 
 
 def test_the_host_counts() -> None:

@@ -23,7 +23,7 @@ from autoshard.estimate.packages.package_blocks import (
 from autoshard.estimate.packages.package_estimate import package_estimate
 from autoshard.estimate.packages.package_program import Layers
 from autoshard.estimate.packages.package_step import layers_by_keep, priced
-from autoshard.estimate.run_space import RunSpace
+from autoshard.estimate.run_space import RunSpace, check_none
 from autoshard.estimate.stage_layers import balanced
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.step import Estimate
@@ -46,12 +46,15 @@ def best_runs_any(space: RunSpace, hardware: Hardware, count: int, host: Host | 
 
 
 def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
-    """The `count` fastest that were found. InfeasibleError where none fits."""
+    """The `count` fastest that were found. InfeasibleError where none fits, UsageError where something suits none."""
     if space.run.stage_layers:
         raise UsageError("--search finds the layers of stages, got --stage-layers", "leave them out")
     own, log = priced(hardware, space.model, host), Divided()
-    choices = [choice for choice in outer_choices(_outer(space), own, log) if _possible(space, choice)]
+    replicas = space.fixed.get("dp")
+    divided = [c for c in outer_choices(_outer(space), own, log) if replicas in (None, c.replicas)]
+    choices = [choice for choice in divided if is_possible(space.model, _run(space, choice))]
     if not choices:
+        check_none(space, (_run(space, choice) for choice in divided))
         told = f"nothing divides: no configuration of {space.devices} devices of {hardware.name} suits the model"
         raise InfeasibleError(f"{told} and the batch of {space.run.batch}", "more devices, or another batch or model")
     offered = _offered(space)
@@ -81,11 +84,6 @@ def _offered(space: RunSpace) -> tuple[Recompute, ...]:
     """Ways to compute again that a layer may take."""
     own = space.fixed.get("recompute")
     return tuple(word for word in WORDS if own in (None, word))
-
-
-def _possible(space: RunSpace, choice: OuterChoice) -> bool:
-    run = _run(space, choice)
-    return choice.replicas == space.fixed.get("dp", choice.replicas) and is_possible(space.model, run)
 
 
 def _run(space: RunSpace, choice: OuterChoice) -> TrainingRun:
