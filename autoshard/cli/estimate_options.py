@@ -20,6 +20,7 @@ from autoshard.estimate.transformer import (
     TrainingRun,
     Transformer,
 )
+from autoshard.whole_steps.software import PACKAGES
 
 _SIZES = {
     "layers": "transformer layers",
@@ -48,7 +49,7 @@ _DEGREES = {
 _CHOICES = {
     "schedule": (SCHEDULES, "1f1b"),
     "recompute": (RECOMPUTE, "none"),
-    "precision": (PRECISIONS, "bf16"),
+    "precision": (PRECISIONS, f"bf16, of --software {PACKAGES} bf16-mixed"),
     "activation": (ACTIVATIONS, "gelu"),
     "attention": (ATTENTIONS, "flash"),
     "positions": (POSITIONS, "learned"),
@@ -111,6 +112,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
     """The numbers that the options give; what is not given has its default."""
     usual: dict[str, Any] = {name.replace("-", "_"): default for name, (default, _) in _DEGREES.items()}
     usual.update({name: default for name, (_, default) in _CHOICES.items()}, zero=0)
+    usual["precision"] = "bf16-mixed" if options.software == PACKAGES else "bf16"
     own = {
         name: default if getattr(options, name) is None else getattr(options, name) for name, default in usual.items()
     }

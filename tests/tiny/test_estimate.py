@@ -253,3 +253,11 @@ def test_what_says_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ignored: --sequence-parallel, --zero 1, --schedule gpipe" in capsys.readouterr().out
     assert main([*words, "--tp", "2", "--sequence-parallel"]) == 0
     assert "ignored" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("software", "precision"), [("autoshard", "bf16-mixed"), ("megatron", "bf16")])
+def test_the_precision_is_one_that_the_software_has(
+    capsys: pytest.CaptureFixture[str], software: str, precision: str
+) -> None:
+    assert main(["estimate", "--hardware", "a100-80g-sxm", *WORDS, "--software", software, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["precision"] == precision
