@@ -78,6 +78,7 @@ BROKEN = [
     ("return self.layer(x[: int(x.sum())])", "mine.py:13 `return self.layer(x[: int(x.sum())])`", "a tensor's value"),
     ("x = x * x.max().item()\nreturn self.layer(x).sum()", "mine.py:13 `x = x * x.max().item()`", "a tensor's value"),
     ("return self.layer(x[x > 0]).sum()", "mine.py:13 `return self.layer(x[x > 0]).sum()`", ""),
+    ("n = len(set(x.sum(1).long().tolist()))\nreturn x.sum() * n", "mine.py:13 `n = len(set(", "a tensor's value"),
     ("y = x.nonzero()\nreturn y.float().sum()", "mine.py:13 `y = x.nonzero()`", "a tensor's value"),
     ("return self.layer(x).sum(), set()", "its forward returns a set, which is no tensor", "return the loss alone"),
     ("y = x @ x\nreturn y.sum()", "mine.py:13 `y = x @ x`", "with a mask that hides something"),

@@ -45,6 +45,11 @@ KEPT = {
     "saved on the CPU": ("", f"with torch.autograd.graph.save_on_cpu():\n    h = self.a(x).tanh()\n{END}"),
     "a checkpoint of an input": ("", f"h = checkpoint(self.a, x, use_reentrant=True)\n{END}"),
     "autocast off": ("", f"with torch.autocast('cuda', enabled=False):\n    h = self.a(x)\n{END}"),
+    "autocast off, where only the size of a part is read": (
+        "",
+        "h = self.a(x)\nn = h[1:].shape[0] + 1\nwith torch.autocast('cuda', enabled=False):\n"
+        f"    s, c = x.sum() * n, h[1:].new_ones(8)\nh = h * s + c\n{END}",
+    ),
     "a cached size": ("self.rows = 0", f"self.rows = max(self.rows, x.shape[0])\nh = self.a(x) / self.rows\n{END}"),
     "a counter that is only counted": ("self.calls = 0", f"self.calls += 1\nh = self.a(x)\n{END}"),
     "the loss beside another scalar": ("", "h = self.a(x)\nreturn {'size': h.abs().mean(), 'loss': self.b(h).mean()}"),

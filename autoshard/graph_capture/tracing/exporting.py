@@ -37,7 +37,7 @@ _VMAP = "the operators on the whole batch instead of torch.vmap"
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._subclasses.fake_tensor")
 _REASONS = (
     (
-        r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero",
+        r"data-dependent|GuardOnDataDependent|DataDependentOutput|_local_scalar_dense|is_nonzero|non-nested SymInt",
         "the program depends on a tensor's value",
     ),
     (r"__obj_flatten__|PackedParams|quantized::", "a quantised module has no gradient and no real tensors"),

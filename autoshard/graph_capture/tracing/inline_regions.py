@@ -15,6 +15,7 @@ from autoshard.graph_capture.tracing.source_lines import node_quote
 
 def inline(module: fx.GraphModule) -> None:
     """In place. What enters a no-grad region is detached there, so that the flat graph has the same gradients."""
+    _know_readers(module.graph)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and str(node.target) in _REGIONS:
             start = _REGIONS[str(node.target)]
@@ -25,6 +26,13 @@ def inline(module: fx.GraphModule) -> None:
                 for each in inner.graph.nodes:
                     each.meta[AUTOCAST_OFF] = True
             _splice(module, node, inner, node.args[start + 1 :], _detaches(node))
+
+
+def _know_readers(graph: fx.Graph) -> None:
+    """Every node is among the users of what it reads: torch.export forgets it of an operand that a region lets go."""
+    for node in graph.nodes:
+        for read in node.all_input_nodes:
+            read.users.setdefault(node)
 
 
 def _refuse_autocast(inner: fx.GraphModule) -> None:
