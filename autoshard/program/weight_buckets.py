@@ -17,8 +17,10 @@ from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, P
 from autoshard.program.gradient_buckets import local_bytes
 from autoshard.program.module_scopes import operands_of
 from autoshard.program.weights import source_of, weight_steps, weight_ways
+from autoshard.redistribute import LOCAL
 
 SMALL_BYTES = 2**20  # of a rest that gets no bucket of its own
+_Uses = dict[str, tuple[list[int], list[int]]]
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,12 @@ def _found(
     """Of the collectives `flat`. What is gathered `once` a step may be cast after that."""
     steps = weight_steps(instructions, [p.value for p in parameters], values)
     trainable = {p.value for p in parameters if p.trainable}
-    moved_on = {i for own in steps.values() for i in own if not once or isinstance(instructions[i], Collective)}
-    sources = {source_of(instructions[i]) for i in moved_on}
     uses = _uses(instructions)
+    moved_on = _moved_on(steps, instructions, uses, once)
     found = []
     for index, step in flat:
         own = steps.get(step.result, ())
-        if step.result in sources or not own:
+        if index in moved_on or not own:
             continue
         parameter = source_of(instructions[own[0]]) or ""
         readers, again = uses.get(step.result, ([], []))
@@ -173,13 +174,34 @@ def _found(
     return found
 
 
+def _moved_on(
+    steps: Mapping[str, tuple[int, ...]], instructions: Sequence[Instruction], uses: _Uses, once: bool
+) -> frozenset[int]:
+    """After which a weight goes on over the network, or to what the backward makes anew by all of its way: a bias, of
+    which it makes none, may be cast, masked or sliced after. Of what is gathered `once`, those before a collective."""
+    found = set()
+    for name, own in steps.items():
+        for place, index in enumerate(own):
+            after = [instructions[i] for i in own[place + 1 :]]
+            if once:
+                goes_on = any(isinstance(step, Collective) for step in after[:1])
+            else:
+                goes_on = bool(after and uses.get(name, ([], []))[1]) or any(map(_sends, after))
+            found |= {index} if goes_on else set()
+    return frozenset(found)
+
+
+def _sends(step: Instruction) -> bool:
+    return isinstance(step, Collective) and step.forward not in ("", *LOCAL)
+
+
 def _is_flat(step: Collective) -> bool:
     return (step.forward, step.backward) == ("all_gather", "reduce_scatter")
 
 
-def _uses(instructions: Sequence[Instruction]) -> dict[str, tuple[list[int], list[int]]]:
+def _uses(instructions: Sequence[Instruction]) -> _Uses:
     """Value -> who reads it, and whose backward makes it again."""
-    uses: dict[str, tuple[list[int], list[int]]] = {}
+    uses: _Uses = {}
     for index, instruction in enumerate(instructions):
         for name in filter(None, operands_of(instruction)):
             uses.setdefault(name, ([], []))[0].append(index)

@@ -133,13 +133,28 @@ def weight_way(steps: Sequence[PlanStep], layout: Layout, shape: tuple[int, ...]
     """The steps that a weight of `shape`, stored in `layout`, really takes: in the form in which those of a block go
     together. A plan prices each redistribution alone; one gather and one scatter for many weights are cheaper."""
     joined: list[PlanStep] = []
-    for step in _scattered(steps):
+    for step in _gathered_first(_scattered(steps)):
         both = _at_once(joined[-1], step, layout, shape, mesh) if joined else None
         if both is not None:
             joined[-1] = both
         else:
             joined.append(step)
     return joined
+
+
+def _gathered_first(steps: Sequence[PlanStep]) -> list[PlanStep]:
+    """The same with gathers before what is masked over other axes: only what is stored goes together with others."""
+    found: list[PlanStep] = []
+    for step in steps:
+        place = len(found)
+        while place and (step.forward, step.backward) == _FLAT and _goes_after(found[place - 1], step):
+            place -= 1
+        found.insert(place, step)
+    return found
+
+
+def _goes_after(masking: PlanStep, gather: PlanStep) -> bool:
+    return masking.forward == "mask" and {*masking.axes}.isdisjoint(gather.axes)
 
 
 def _at_once(one: PlanStep, other: PlanStep, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> PlanStep | None:

@@ -21,7 +21,7 @@ from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.module_scopes import operands_of
 from autoshard.program.program_check import check
-from autoshard.program.weight_buckets import given_at
+from autoshard.program.weight_buckets import given_at, parameter_paths
 from autoshard.rules import Strategy
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -242,6 +242,23 @@ def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: 
     assert sum(len(bucket.gathers) for bucket in program.weight_buckets) == len(gathers)
     assert len(program.weight_buckets) <= steps
     proof = check_files(make_case(spec, {"batch": 8, "layers": 3}, graph), program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_biases_that_the_tensor_axis_masks_or_slices_go_with_the_weights(precision: str) -> None:
+    """Each had a gather and a scatter of its own: four of both a layer."""
+    graph = capture(GPT2, {"batch": 6, "layers": 3}, precision)
+    paths = [p.path for p in graph.parameters]
+    pins = tuple(f"parameter:{path}=Shard(0)@dp,Replicate@tp" for path in paths if path.endswith("bias"))
+    request = SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="fsdp-tp", pins=pins, all_to_all=False)
+    plan = search(graph, load_hardware("h100-80g-sxm"), request)
+    program = lower(plan, graph)
+    check(program, graph, chosen_strategies(plan, graph))
+    assert {"mask", "slice"} <= {step.forward for step in program.instructions if isinstance(step, Collective)}
+    together = {path for bucket in program.weight_buckets for path in parameter_paths(program, bucket)}
+    assert {path for path in paths if ".h." in path} <= together
+    proof = check_files(make_case(GPT2, {"batch": 6, "layers": 3}, graph), program, emit(program, plan, graph))
     assert proof.passed, proof.failure
 
 
