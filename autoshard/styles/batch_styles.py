@@ -46,7 +46,35 @@ def batch_split(formulation: Formulation, stored_best: Rank, *, sharded: bool = 
         if site.kind == "parameter":
             best = max(map(stored_best, site.layouts))
             note(keep, n, [s for s, layout in enumerate(site.layouts) if stored_best(layout) == best], site)
+    if sharded:
+        _cast_as_stored(formulation, keep)
     return keep
+
+
+def _cast_as_stored(formulation: Formulation, keep: dict[int, list[int]]) -> None:
+    """Weights are cast where they are stored, so that all of a block are gathered in the precision of their use: those
+    that nothing reads as they are, unlike a tied embedding."""
+    graph, sites = formulation.graph, formulation.sites
+    stored = {
+        site.name: {_stored(site.layouts[s]) for s in keep.get(n, range(len(site.layouts)))}
+        for n, site in enumerate(sites)
+        if site.kind == "parameter"
+    }
+    for n, site in enumerate(sites):
+        if site.kind != "op" or not _casts_weight(formulation, site):
+            continue
+        weight = graph.by_op[site.name].operands[0] or ""
+        if len(graph.consumers[weight]) > 1:
+            continue
+        own = stored.get(weight, set())
+        read = {s: site.strategies[s].operands[0] for s in keep.get(n, range(len(site.strategies)))}
+        fitting = [s for s, layout in read.items() if layout and _stored(layout) in own]
+        note(keep, n, fitting, site)
+
+
+def _stored(layout: Layout) -> Part:
+    """As a weight may lie; whose gradients are partial does not count."""
+    return tuple(placement if isinstance(placement, Shard) else REPLICATE for placement in layout.placements)
 
 
 def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) -> dict[int, list[int]] | str:

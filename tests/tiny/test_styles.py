@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,13 @@ from autoshard.ir.plan import Plan
 from autoshard.ir.program import Collective
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.program_check import check
+from autoshard.search.build_plan import Origin, plan_of
 from autoshard.search.search_request import SearchRequest
+from autoshard.search.search_task import prepare
 from autoshard.search.select_plan import search
-from autoshard.search.style_plans import style_plans
+from autoshard.search.style_plans import style_choices, style_plans
+from autoshard.solvers.common.result import Solution
+from autoshard.solvers.common.solver_options import Clock, Options
 from autoshard.styles.known_styles import STYLES
 from tests.graphs import mlp_graph
 
@@ -112,6 +117,22 @@ def test_shards_are_gathered_in_the_precision_of_their_use(style: str) -> None:
     cast = {op.operands[0] for op in LARGE.ops if op.target == CAST}
     tensors = {program.by_name[step.operand].tensor for step in gathered}
     assert len(tensors - cast) >= 8 and not [name for name in tensors & cast if len(LARGE.tensor(name or "").shape) > 1]
+
+
+@pytest.mark.parametrize("style", ["fsdp", "hsdp"])
+def test_biases_are_cast_before_they_are_gathered(style: str) -> None:
+    """In what plans are compared with, too: its biases were gathered whole, each with two all-reduces of its own."""
+    graph = transformer_graph(Transformer(2, 768, 12, 1024, 50257), 8, "bf16-mixed", "adamw").graph
+    mesh = Mesh.parse("dp=2,tp=4")
+    task = prepare(graph, mesh, load_hardware("h100-80g-sxm"), SearchRequest(mesh), Options(Clock()), [])
+    choice = dict(task.steps.styles(partial(style_choices, task.formulation)))[style]
+    solution = Solution(task.formulation.problem, choice, 0.0, style)
+    program = lower(plan_of(task.formulation, solution, Origin(), float("inf"), style), graph)
+    own = [step for step in program.instructions if isinstance(step, Collective)]
+    assert {step.forward for step in own} == {"all_gather"}
+    reads = {name: [op.target for op, _ in graph.consumers[name]] for name in graph.weights}
+    gathered = {program.by_name[step.operand].tensor for step in own}
+    assert not [name for name in gathered if reads[name] == [CAST]]
 
 
 @pytest.mark.parametrize("style", ["fsdp", "hsdp", "fsdp-tp"])
