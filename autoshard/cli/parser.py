@@ -125,7 +125,8 @@ def _add_no_cache(parser: argparse.ArgumentParser) -> None:
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:
     counts = "micro-batches a step, each the batch that the model is called with; default 1"
-    parser.add_argument("--micro-batches", "--micro-size", type=whole("--micro-batches"), metavar="M", help=counts)
+    names = "--micro-batches", "--micro-size", "--accumulate"
+    parser.add_argument(*names, type=whole("--micro-batches"), metavar="M", help=counts)
     samples = (
         "samples a step: the batch that the model is called with, times the number of micro-batches; with --devices "
     )

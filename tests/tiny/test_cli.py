@@ -255,3 +255,10 @@ def test_every_verb_that_writes_takes_both_names_for_where() -> None:
     writing = {verb for verb, own in names.items() if own & {"-o", "--out", "--output"}}
     assert {"trace", "plan", "simulate", "compare", "report", "estimate", "calibrate"} <= writing
     assert all({"-o", "--out"} <= names[verb] for verb in writing)
+
+
+@pytest.mark.parametrize("name", ["--micro-batches", "--micro-size", "--accumulate"])
+def test_accumulation_by_the_name_that_people_know(name: str, graph_file: Path, tmp_path: Path) -> None:
+    words = plan_words(graph_file, tmp_path / "package", strategy="dp")
+    assert commands.main([*words, name, "3"]) == 0
+    assert "MICRO_BATCHES = 3" in (tmp_path / "package" / "model_parallel.py").read_text(encoding="utf-8")
