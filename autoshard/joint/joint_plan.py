@@ -11,9 +11,10 @@ from dataclasses import replace
 from itertools import combinations
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.again_blocks import called_modules
 from autoshard.graph_capture.model_spec import holds_graph
 from autoshard.ir.graph import Attribute, Graph
-from autoshard.ir.plan import BlockPolicy, Plan, StagePart, StepPlan
+from autoshard.ir.plan import KEEP_ALL, KEEPS, BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.joint.blocks.block_line import shortened
 from autoshard.joint.blocks.replicated_split import replicated_split
 from autoshard.joint.found_steps import JointResult, StepFound
@@ -21,7 +22,7 @@ from autoshard.rules.captured_batch import followed_numbers
 from autoshard.rules.rebatch import batch_size, rebatched
 from autoshard.search.build_plan import Origin, plan_of, priced
 from autoshard.search.objectives import MEMORY
-from autoshard.search.whole_step import predicted
+from autoshard.search.whole_step import predicted, without_torn
 from autoshard.solvers.common.result import FEASIBLE
 from autoshard.units import counted, format_bytes, format_seconds
 
@@ -64,7 +65,7 @@ def joint_plan(
         choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, found), _kept(best, found),
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
     )  # fmt: skip
-    made = priced(replace(plan, step=step), graph, hardware)
+    made = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
     told = "stages, micro-batches, what is computed again, ZeRO and the mesh were searched for together: "
     if found.level == MEMORY:
         told += (
@@ -139,12 +140,13 @@ def _parts(best: StepFound, found: JointResult) -> tuple[StagePart, ...]:
 
 
 def _kept(best: StepFound, found: JointResult) -> tuple[BlockPolicy, ...]:
-    problem, policies = best.problem, []
+    """Of a module that stands in the line several times, the least that is kept of it anywhere."""
+    problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):
         keep = problem.keeps[problem.kinds[k]][point]
-        if keep != "all":
-            policies.append(BlockPolicy(found.line.blocks[k].module, keep))
-    return tuple(policies)
+        for path in called_modules(found.line.graph, found.line.blocks[k].module) if keep != KEEP_ALL else ():
+            keeps[path] = max(keep, keeps.get(path, keep), key=KEEPS.index)
+    return tuple(BlockPolicy(path, keep) for path, keep in keeps.items())
 
 
 def other_averages(graph: Graph, samples: int) -> list[str]:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.again_blocks import called_modules
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
@@ -138,7 +139,7 @@ def joint_search(
     choices = list(outer_choices(space, hardware, log))
     store = FrontStore(line, hardware, replicas=measured_replicas(choices), tell=tell)
     kinds = tuple(block.kind for block in line.blocks)
-    named = {block.kind for block in line.blocks if block.module and not not_again(graph, block.module, 2)}
+    named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
     offered = [(INPUT,) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(own if kind in named else ("all",) for kind, own in enumerate(offered))
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
@@ -158,6 +159,12 @@ def joint_search(
     if level == MEMORY:
         return leanest_of(problems, line, log, count, len(store.made), tell)
     return best_of(problems, line, log, count, len(store.made), tell)
+
+
+def _is_again(graph: Graph, path: str) -> bool:
+    """Can all of a block be computed again?"""
+    called = called_modules(graph, path)
+    return bool(called) and not any(not_again(graph, own, 2) for own in called)
 
 
 def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray | None:

@@ -6,7 +6,7 @@ A module whose visits run different code is dissolved into its parent, so that e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -307,6 +307,14 @@ class Scopes:
         for run in strays:
             for i in range(run.start, run.stop):
                 self.assigned[i] = parent
+
+
+def without_call(scopes: Scopes, paths: Iterable[str]) -> list[str]:
+    """Those of `paths` that have instructions, and are no module of the code."""
+    called = {run.path for run in scopes.root.walk()}
+    modules = dict.fromkeys(step.module for step in scopes.program.instructions)
+    left = [path for path in paths if path not in called]
+    return [path for path in left if any(module == path or inside(module, path) for module in modules)]
 
 
 def _may_leave(first: Instruction) -> bool:

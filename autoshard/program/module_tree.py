@@ -14,7 +14,7 @@ from autoshard.code_text import fresh, identifier
 from autoshard.errors import UsageError
 from autoshard.ir.plan import KEEP_ALL
 from autoshard.ir.program import Compute, Instruction, Program
-from autoshard.program.module_scopes import ModuleVisit, Scopes, inside, reads_of, relative
+from autoshard.program.module_scopes import ModuleVisit, Scopes, reads_of, relative, without_call
 
 HANDFUL = 4  # a module with more computations than this gets a class of its own
 LOOP = 6  # a series of equal small modules with at least so many instructions in all becomes a loop
@@ -120,11 +120,9 @@ class _Builder:
 
     def _check_policies(self) -> None:
         """UsageError for a module to be computed again that is no block of the code."""
-        blocks = {run.path for run in self.scopes.root.walk()}
-        for path in self.scopes.keeps.keys() - blocks:
-            if any(own == path or inside(own, path) for own in (step.module for step in self.program.instructions)):
-                told = f"{path} can't be computed again by itself: its operators don't stand together"
-                raise UsageError(told, "a module that holds it, or one that it holds")
+        for path in without_call(self.scopes, self.scopes.keeps):
+            told = f"{path} can't be computed again by itself: its operators don't stand together"
+            raise UsageError(told, "a module that holds it, or one that it holds")
 
     # --- which modules get a class ---
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from autoshard.cluster.hardware import parse_hardware
+from autoshard.constraints.again_blocks import called_modules, torn_modules
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
 from autoshard.errors import UsageError
@@ -13,6 +14,8 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
 from autoshard.program.step_check import check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
+
+NO_CALL = "it is a list, and its modules make a single operator each"
 
 
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
@@ -29,19 +32,41 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     elif request.micro_batches is None and stages > 1:
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    blocks = repeated_blocks(graph)
-    if request.recompute is None:
-        keeps = dict.fromkeys(recomputed_blocks(graph, blocks), RECOMPUTE["full"])
-    else:
-        keeps = dict.fromkeys(blocks, RECOMPUTE[request.recompute])
-    wanted = {path: keep for path, keep in keeps.items() if keep != KEEP_ALL}
-    reasons = {path: not_again(graph, path, count) for path in wanted}
-    recompute = tuple(BlockPolicy(path, keep) for path, keep in wanted.items() if not reasons[path])
+    recompute, reasons = _policies(graph, request.recompute, count)
     parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
     step = StepPlan(count, schedule, virtual, parts, recompute, zero=plan.step.zero)
     check_step(step, graph)
     notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
-    return replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
+    plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
+    return without_torn(plan, graph)
+
+
+def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[BlockPolicy, ...], dict[str, str]]:
+    """What blocks keep in a step of `count` micro-batches, and of each block that is left out why. `recompute` None: as
+    the model's own modules ask."""
+    blocks = repeated_blocks(graph)
+    called = {path: called_modules(graph, path) for path in blocks}
+    if recompute is None:
+        known = tuple(dict.fromkeys(own for path in blocks for own in (path, *called[path])))
+        keeps = dict.fromkeys(recomputed_blocks(graph, known), RECOMPUTE["full"])
+    else:
+        keeps = dict.fromkeys(blocks, RECOMPUTE[recompute])
+    wanted = {path: keep for path, keep in keeps.items() if keep != KEEP_ALL}
+    reasons = {path: NO_CALL for path in wanted if not called.get(path, (path,))}
+    each = {own: keep for path, keep in wanted.items() for own in called.get(path, (path,))}
+    reasons |= {path: not_again(graph, path, count) for path in each}
+    return tuple(BlockPolicy(path, keep) for path, keep in each.items() if not reasons[path]), reasons
+
+
+def without_torn(plan: Plan, graph: Graph) -> Plan:
+    """`plan` that keeps all of what the code can't call by itself, with a note of each."""
+    torn = torn_modules(plan, graph)
+    if not torn:
+        return plan
+    recompute = tuple(policy for policy in plan.step.recompute if policy.module not in torn)
+    notes = [f"{path} is not computed again: it is called several times, by other code each time" for path in torn]
+    search = replace(plan.search, notes=(*plan.search.notes, *notes))
+    return replace(plan, step=replace(plan.step, recompute=recompute), search=search)
 
 
 def predicted(plan: Plan, graph: Graph) -> Plan:

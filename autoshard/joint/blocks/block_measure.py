@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from autoshard.cluster.hardware import Hardware
+from autoshard.constraints.again_blocks import called_modules
 from autoshard.costs.device_bytes import optimizer_seconds, parameter_parts
 from autoshard.ir.graph import CAST, DTYPE_BYTES, Graph
 from autoshard.ir.layout import largest_shape
@@ -17,7 +18,7 @@ from autoshard.joint.blocks.block_line import ShortGraph
 from autoshard.joint.blocks.block_splits import BlockSplit
 from autoshard.joint.blocks.replicated_split import DATA, replicated_split
 from autoshard.program.lower import lower
-from autoshard.program.module_scopes import results_of
+from autoshard.program.module_scopes import inside, reads_of, results_of
 from autoshard.rules.operators import constants
 from autoshard.search.build_plan import Origin, plan_of
 from autoshard.simulation.engine import timed
@@ -121,7 +122,7 @@ class _Measured:
         own = [i for i in range(self.count) if self.block_of[i] == number]
         again_cheap = self._cheap_seconds(own)
         everything = sum(span.held.bytes for block, span in self.kept if block == number)
-        entered = self._entered(number)
+        entered = self._entered(number) + self._handed_inside(number)
         dear = self._dear_bytes(number)
         kept = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
         again = {"all": 0.0, "expensive": again_cheap, "input": forward}
@@ -200,6 +201,21 @@ class _Measured:
             for name, made in self._made.items()
             if made == number - 1 and number in self._read.get(name, ())
         )
+
+    def _handed_inside(self, number: int) -> float:
+        """Of a block that is a list of modules: bytes of what one of these reads that the block made outside it."""
+        path = self.short.line.blocks[number].module
+        called = called_modules(self.graph, path)
+        if called == (path,):
+            return 0.0
+        own = [i for i in range(self.count) if self.block_of[i] == number]
+        steps, read = self.program.instructions, set[str]()
+        for module in called:
+            within = [steps[i] for i in own if steps[i].module == module or inside(steps[i].module, module)]
+            made = {name for step in within for name in results_of(step)}
+            read |= {name for step in within for name in reads_of(step) if name and name not in made}
+        there = [name for name in read if self._made.get(name) == number]
+        return sum(local_bytes(self.program.value(name), self.program.mesh) for name in there)
 
     def _received(self, number: int) -> float:
         """Bytes of all that is made before the block and read in it or after. What depends on nothing is made again."""
