@@ -50,6 +50,16 @@ KEPT = {
         "h = self.a(x)\nn = h[1:].shape[0] + 1\nwith torch.autocast('cuda', enabled=False):\n"
         f"    s, c = x.sum() * n, h[1:].new_ones(8)\nh = h * s + c\n{END}",
     ),
+    "tensors made in others": (
+        "",
+        "e = torch.eye(*x.shape, out=torch.empty_like(x))\nr = torch.arange(6, out=torch.empty(6))\n"
+        f"s = torch.linspace(0, 1, 8, out=torch.empty(8, dtype=torch.float64))\nh = self.a(x + e + r) + s.float()\n{END}",
+    ),
+    "a rate of 0 that is drawn for": (
+        "",
+        "h = self.a(x)\nif torch.rand(1) > 0.0 and 1.0 > torch.rand(()) and not torch.empty(1).uniform_() < 0:\n"
+        f"    h = h.tanh()\n{END}",
+    ),
     "a cached size": ("self.rows = 0", f"self.rows = max(self.rows, x.shape[0])\nh = self.a(x) / self.rows\n{END}"),
     "a counter that is only counted": ("self.calls = 0", f"self.calls += 1\nh = self.a(x)\n{END}"),
     "the loss beside another scalar": ("", "h = self.a(x)\nreturn {'size': h.abs().mean(), 'loss': self.b(h).mean()}"),
@@ -209,6 +219,8 @@ REFUSED = {
         f"    h = pool.submit(self.a, x).result()\n{END}", "mine.py:", "made out of sight", "no other thread"),
     "stochastic depth": ("", f"h = self.a(x)\nif torch.rand(1).item() < 0.9:\n    h = h + h.tanh()\n{END}",
         "if torch.rand(1).item() < 0.9:", "the forward decides by a random number", "bernoulli_(keep) / keep"),
+    "stochastic depth by a comparison": ("", f"h = self.a(x)\nif torch.rand(1) < 0.9:\n    h = h + h.tanh()\n{END}",
+        "if torch.rand(1) < 0.9:", "the forward decides by a random number", "bernoulli_(keep) / keep"),
     "a branch on a value": ("", f"h = self.a(x) if x.sum() > 0 else self.a(-x)\n{END}", "h = self.a(x) if x.sum() > 0",
         "depends on a tensor's value", "follow from sizes"),
     "a mask with values": ("", f"m = torch.ones(4)\nv = m[:1]\nm[0] = x[0, 0]\nh = self.a(x if v.all() else -x)\n{END}",

@@ -170,6 +170,8 @@ class _Functionaliser:
             raise CaptureError(
                 f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}", _OUT
             )
+        if any(argument.name == "layout" for argument in overload._schema.arguments):  # it makes a tensor from nothing
+            given |= {"dtype": val.dtype, "device": val.device}
         operands = fx.map_arg((node.args, given), lambda n: n.meta["val"])
         with val.fake_mode:
             result = overload(*operands[0], **operands[1])
@@ -223,13 +225,21 @@ _FUNCTIONAL = {  # where the name without the underscore is not the same functio
 def _functional_overload(node: fx.Node, name: str) -> Any:
     """The overload that returns what `node` writes: into its first operand, or into `out`; None where there is none."""
     if "out" in node.kwargs:
-        wanted = [(a.name, str(a.type)) for a in node.target._schema.arguments if a.name != "out"]
+        wanted = [said for said in _said(node.target) if said[0] != "out"]
         overloads = (getattr(node.target.overloadpacket, each) for each in node.target.overloadpacket.overloads())
-        return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
+        return next((o for o in overloads if _said(o) == wanted), None)
     if name in _OPERATORS:
         return getattr(getattr(aten, _OPERATORS[name]), node.target._overloadname, None)
     packet = getattr(aten, name.rstrip("_"), None) if name.endswith("_") else None
     return _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
+
+
+_OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of what makes a tensor; with `out` they are those of `out`
+
+
+def _said(overload: Any) -> list[tuple[str, str]]:
+    """Name and type of its arguments, but for what the tensor that it makes is like."""
+    return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name not in _OPTIONS]
 
 
 def _is_view(node: fx.Node) -> bool:

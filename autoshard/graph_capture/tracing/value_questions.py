@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot
 from torch.utils._pytree import tree_map_only
 
 from autoshard.errors import CaptureError
+from autoshard.graph_capture.tracing.fills import op_name
 from autoshard.graph_capture.tracing.size_constants import LARGEST_ELEMENTS
 from autoshard.graph_capture.tracing.source_lines import here, short_path
 
@@ -48,6 +49,7 @@ class Answers:
             if not isinstance(x, FakeTensor) or x.constant is not None:
                 return original(x)
             known = decided(x, name, self.flags)
+            known = certain(x) if known is None and name == "__bool__" else known
             if known is not None:
                 return known
             answer = self._assume(sys._getframe(2)) if name in ("__bool__", "item") else None
@@ -159,6 +161,24 @@ def _is_drawn(x: torch.Tensor) -> bool:
     found = _traced(x)
     nodes = _ancestors(found[0]) if found is not None else set()
     return any(_draws(n) for n in nodes) and not any(n.op == "placeholder" for n in nodes)
+
+
+_COMPARISONS = {"gt": False, "ge": False, "lt": True, "le": True}  # are they true of numbers below the other one?
+
+
+def certain(x: torch.Tensor) -> bool | None:
+    """The truth of a traced comparison of a uniform random number with one that it does not reach; else None.
+
+    A rate of 0 that is asked for nevertheless: `torch.rand(1) > 0` is true but once in 2**24 draws.
+    """
+    node = (_traced(x) or (None,))[0]
+    below = _COMPARISONS.get(op_name(node)) if node is not None else None
+    if node is None or below is None or not isinstance(node.args[1], int | float):
+        return None
+    drawn = op_name(node.args[0])
+    if drawn != "rand" and not (drawn == "uniform_" and node.args[0].args[1:] in ((), (0, 1))):
+        return None
+    return not below if node.args[1] <= 0 else below if node.args[1] >= 1 else None
 
 
 def _traced(x: torch.Tensor) -> tuple[fx.Node, Any] | None:
