@@ -53,7 +53,8 @@ KEPT = {
     "tensors made in others": (
         "",
         "e = torch.eye(*x.shape, out=torch.empty_like(x))\nr = torch.arange(6, out=torch.empty(6))\n"
-        f"s = torch.linspace(0, 1, 8, out=torch.empty(8, dtype=torch.float64))\nh = self.a(x + e + r) + s.float()\n{END}",
+        "s = torch.linspace(0, 1, 8, out=torch.empty(8, dtype=torch.float64)).float()\n"
+        f"h = self.a(x + e + r) + s\n{END}",
     ),
     "a rate of 0 that is drawn for": (
         "",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.passes.canonical import RENAMED, in_letters
+from autoshard.rules.operator_table import has_rule
 from autoshard.rules.operators import OPERATORS
+from tests.interpreter import run
 
 COPIES = {"clone", "contiguous", "lift_fresh", "lift_fresh_copy", "expand_copy"}  # the target is no copy
 NAMES = {own[5:]: name[5:] for own, name in RENAMED.items() if own[5:] not in COPIES}
@@ -35,6 +40,43 @@ def test_both_names_mean_the_same(own: str) -> None:
     assert mine and all(said in theirs for one, said in mine.items() if "Dimname" not in said)
     given = ARGUMENTS.get(name) or ((X, Y) if "other" in next(iter(theirs)) else (X,))
     assert torch.equal(getattr(torch.ops.aten, own)(*given), getattr(torch.ops.aten, name)(*given))
+
+
+REWRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "aten.movedim": lambda x: x.movedim((0, 2), (-1, 0)) + x.movedim(1, -1).movedim(0, 2),
+    "aten.numpy_T": lambda x: x.permute(1, 2, 0).T,
+    "aten.fliplr": torch.fliplr,
+    "aten.flipud": torch.flipud,
+    "aten.tile": lambda x: torch.tile(x, (2,)) + torch.tile(x, (1, 1, 2)),
+    "aten.hstack": lambda x: torch.hstack([x, x]).sum() + torch.hstack([x[0, 0], x[1, 1]]),
+    "aten.vstack": lambda x: torch.vstack([x, x]),
+    "aten.column_stack": lambda x: torch.column_stack([x[0], x[1]]),
+    "aten.dstack": lambda x: torch.dstack([x, x]),
+}
+
+
+@pytest.mark.parametrize("target", REWRITTEN)
+def test_what_others_say_too_is_said_by_them(target: str) -> None:
+    class Called(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return REWRITTEN[target](x)
+
+    x = torch.rand(2, 3, 4)
+    graph = capture_model(Called(), (x,), training=False)
+    assert target not in {op.target for op in graph.ops} and all(has_rule(graph, op) for op in graph.ops)
+    found = run(graph, {graph.inputs[0]: x})[graph.outputs[0]]
+    assert torch.equal(found, REWRITTEN[target](x))
+
+
+def test_a_stack_of_vectors_stays() -> None:
+    """It makes them matrices first."""
+
+    class Called(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vstack([x[0], x[1]])
+
+    graph = capture_model(Called(), (torch.rand(2, 3),), training=False)
+    assert "aten.vstack" in {op.target for op in graph.ops}
 
 
 EQUATIONS = [

@@ -68,6 +68,56 @@ def _transpose(op: Op, tensors: Tensors) -> Op:
     return replace(op, target="aten.transpose", attributes=(("dim0", 0), ("dim1", 1)))
 
 
+def _reversed(op: Op, tensors: Tensors) -> Op:
+    """`x.T`: all dims, the last first."""
+    rank = len(_operand(op, tensors).shape)
+    return _transpose(op, tensors) if rank <= 2 else _permuted(op, tuple(reversed(range(rank))))
+
+
+def _movedim(op: Op, tensors: Tensors) -> Op:
+    """The dims that move stand at their new places, the others in between as they were."""
+    rank = len(_operand(op, tensors).shape)
+    moved, places = (_dims(op.attribute(name), rank) for name in ("source", "destination"))
+    others = (dim for dim in range(rank) if dim not in moved)
+    at = dict(zip(places, moved, strict=True))
+    return _permuted(op, tuple(at[dim] if dim in at else next(others) for dim in range(rank)))
+
+
+def _permuted(op: Op, dims: tuple[int, ...]) -> Op:
+    return replace(op, target="aten.permute", attributes=(("dims", dims),))
+
+
+def _dims(value: Attribute, rank: int) -> tuple[int, ...]:
+    listed = cast("tuple[int, ...]", value if isinstance(value, tuple) else (value,))
+    return tuple(dim % rank for dim in listed)
+
+
+def _flipped(dim: int) -> Rule:
+    return lambda op, tensors: replace(op, target="aten.flip", attributes=(("dims", (dim,)),))
+
+
+def _tile(op: Op, tensors: Tensors) -> Op:
+    """Fewer numbers than dims are those of the last dims."""
+    dims = cast("tuple[int, ...]", op.attribute("dims"))
+    missing = len(_operand(op, tensors).shape) - len(dims)
+    return replace(op, target="aten.repeat", attributes=(("repeats", (1,) * missing + dims),))
+
+
+def _stacked(rank: int, dim: int) -> Rule:
+    """hstack and its like, of tensors with at least `rank` dims: joined along `dim`."""
+
+    def rule(op: Op, tensors: Tensors) -> Op:
+        ranks = [len(tensors[cast(str, operand)].shape) for operand in op.operands]
+        return replace(op, target="aten.cat", attributes=(("dim", dim),)) if min(ranks) >= rank else op
+
+    return rule
+
+
+def _hstack(op: Op, tensors: Tensors) -> Op:
+    flat = all(len(tensors[cast(str, operand)].shape) == 1 for operand in op.operands)
+    return _stacked(1, 0 if flat else 1)(op, tensors)
+
+
 def _expand(op: Op, tensors: Tensors) -> Op:
     return replace(
         op, target="aten.expand", operands=op.operands[:1], attributes=(("size", _result(op, tensors).shape),)
@@ -212,7 +262,16 @@ _WINDOWED = ("conv", "max_pool", "avg_pool", "conv_transpose")
 _RULES: dict[str, Rule] = {
     **_each("reshape _unsafe_view flatten unflatten view_as reshape_as", _reshape),
     **_each("to type_as _to_copy", _to),
-    **_each("t numpy_T", _transpose),
+    "aten.t": _transpose,
+    "aten.numpy_T": _reversed,
+    "aten.movedim": _movedim,
+    "aten.fliplr": _flipped(1),
+    "aten.flipud": _flipped(0),
+    "aten.tile": _tile,
+    "aten.hstack": _hstack,
+    "aten.vstack": _stacked(2, 0),
+    "aten.column_stack": _stacked(2, 1),
+    "aten.dstack": _stacked(3, 2),
     **_each("swapaxes swapdims", _swap),
     "aten.transpose": _exchange,
     "aten.einsum": _einsum,

@@ -28,6 +28,10 @@ IMAGES = [
     case("aten.pixel_unshuffle", floats((2, 3, 6, 4)), downscale_factor=2),
     case("aten.im2col", floats((4, 5, 4, 4)), kernel_size=(2, 3), dilation=(1, 1), padding=(1, 0), stride=(1, 1)),
     case(
+        "aten.col2im", floats((4, 30, 10)),
+        output_size=(4, 4), kernel_size=(2, 3), dilation=(1, 1), padding=(1, 0), stride=(1, 1),
+    ),
+    case(
         "aten.grid_sampler", floats((4, 5, 6, 6), (4, 3, 5, 2)),
         interpolation_mode=0, padding_mode=0, align_corners=False,
     ),

@@ -13,6 +13,7 @@ LINEAR_ALGEBRA = [
     case("autoshard.float8_linear", floats((4, 6), (8, 6), None)),
     case("autoshard.float8_linear_in_out", floats((4, 5, 6), (6, 12), (12,))),
     case("autoshard.float8_linear_in_out", floats((6, 6), (6, 6), (6,))),
+    case("aten.outer", floats((4,), (5,))),
     case("aten.matmul", floats((4, 3, 5, 6), (4, 3, 6, 4))),
     case("aten.matmul", floats((4, 1, 5, 6), (3, 6, 4))),
     case("aten.matmul", floats((5, 6), (6,))),

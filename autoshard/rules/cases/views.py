@@ -15,6 +15,8 @@ VIEWS = [
     case("aten._unsafe_view", floats((4, 6)), size=(4, 3, 2)),
     case("aten.broadcast_to", floats((4, 1)), size=(3, 4, 5)),
     case("aten.swapaxes", floats((4, 5, 6)), axis0=0, axis1=-1),
+    case("aten.unfold", floats((4, 5, 6)), dimension=1, size=3, step=2),
+    case("aten.unfold", floats((4, 6)), dimension=-1, size=2, step=2),
     case("aten.mT", floats((4, 5, 6))),
     case("aten.concat", floats((4, 6), (4, 6)), dim=1),
     case("aten.narrow", floats((4, 6)), dim=1, start=1, length=4),

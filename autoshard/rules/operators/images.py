@@ -11,6 +11,7 @@ from autoshard.rules.algebra.argument_rules import (
     term,
 )
 from autoshard.rules.algebra.operator_record import Operator, each
+from autoshard.rules.algebra.saved_for_backward import NOTHING
 
 
 def resize(call: OperatorCall) -> str:
@@ -45,6 +46,14 @@ def patches(call: OperatorCall) -> str:
     return f"b c {call.shape[2]} {call.shape[3]} -> b (c {kernel}) {call.results[0][2]} | linear: 0"
 
 
+def joined_patches(call: OperatorCall) -> str:
+    """(b, c k, places) -> (b, c, h w): the sum of every patch of a channel, each where it lies."""
+    if call.rank != 3:
+        raise NoRule
+    _, channels, height, width = call.results[0]
+    return f"b (c {call.shape[1] // channels}) {call.shape[2]} -> b c {height} {width} | linear: 0"
+
+
 def sample(call: OperatorCall) -> str:
     """The image is whole, the points stand alone."""
     spatial = call.rank - 2
@@ -71,6 +80,7 @@ def prelu(call: OperatorCall) -> str:
 
 
 OPERATORS: dict[str, Operator] = {
+    "aten.col2im": Operator(rule=joined_patches, saves=NOTHING),
     "aten.grid_sampler": Operator(rule=sample, autocast="widest", in_torch=True),
     "aten.im2col": Operator(rule=patches),
     "aten.instance_norm": Operator(

@@ -73,7 +73,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.cross": Operator(autocast="widest", in_torch=True),
     "aten.dot": Operator(rule="k, k -> () | sum: k", autocast="widest", in_torch=True),
     "aten.einsum": Operator(rule=einsum, autocast="low", spelling="torch.einsum({equation}, {*})"),
-    **each("inner kron outer trace", Operator(in_torch=True)),
+    **each("inner kron trace", Operator(in_torch=True)),
     "aten.linear": Operator(
         rule="... m, n m, +n? -> ... n | sum: m",
         saves=FACTORS,
@@ -115,6 +115,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.matmul": Operator(
         rule=matmul, saves=FACTORS, autocast="low", traced_as=("mm", "bmm"), work=MATMUL, infix="@"
     ),
+    "aten.outer": Operator(rule="a, b -> a b | linear: 0, 1", saves=FACTORS, in_torch=True),
     "aten.mm": Operator(rule="m k, k n -> m n | sum: k", saves=FACTORS, autocast="low", work=MATMUL, infix="@"),
     "aten.mv": Operator(rule="m k, k -> m | sum: k", autocast="low", infix="@"),
     "aten.tensordot": Operator(autocast="widest"),

@@ -179,6 +179,18 @@ def slice_dims(call: OperatorCall) -> str:
     return f"{left} -> {right} | linear: 0"
 
 
+def unfold(call: OperatorCall) -> str:
+    """Windows along a dim, a new last dim each: cut where they lie side by side, else the dim is literal."""
+    if not call.rank:
+        raise NoRule
+    names = letters(call.rank)
+    dim, size, count = call.dim("dimension"), call.integer("size", 1), call.results[0][call.dim("dimension")]
+    apart = call.integer("step", 1) == size and count * size == call.shape[dim]
+    left = replaced(names, {dim: f"({names[dim]} {size})" if apart else str(call.shape[dim])})
+    right = replaced([*names, ""], {dim: names[dim] if apart else str(count), call.rank: str(size)})
+    return f"{left} -> {right} | linear: 0"
+
+
 def pad(call: OperatorCall) -> str:
     """Padding with anything but zeros is affine; a pair of paddings that keeps the length still moves elements."""
     names = letters(call.rank)
@@ -417,7 +429,14 @@ OPERATORS: dict[str, Operator] = {
     "aten.unflatten": Operator(
         rule=reshape, localise=localise_unflatten, work=Work.VIEW, spelling="{0}.unflatten({dim}, {sizes})", dims="dim"
     ),
-    "aten.unfold": Operator(dims="dimension"),
+    "aten.unfold": Operator(
+        rule=unfold,
+        saves=NOTHING,
+        work=Work.VIEW,
+        spelling="{0}.unfold({dimension}, {size}, {step})",
+        moves=True,
+        dims="dimension",
+    ),
     "aten._unsafe_view": Operator(
         rule=reshape, localise=result_shape("size"), spelling="{0}.reshape({*size})", keeps_name=True
     ),
