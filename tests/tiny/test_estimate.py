@@ -232,6 +232,15 @@ def test_the_command_says_how_sure_it_is(capsys: pytest.CaptureFixture[str]) -> 
         assert "±" in band and band.endswith(words), band
 
 
+def test_what_is_no_part_of_a_step_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Large layers wait for no host; small ones do."""
+    sizes = {"layers": 8, "heads": 96, "sequence": 2048, "vocabulary": 51200, "batch": 8, "micro-batch": 1, "tp": 8}
+    words = [f"--{name}={size}" for name, size in sizes.items()]
+    for hidden, waits in (("12288", False), ("96", True)):
+        assert main(["estimate", "--hardware", "a100-80g-sxm", *words, "--dp=1", "--hidden", hidden]) == 0
+        assert ("waiting for the host" in capsys.readouterr().out) is waits
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "selective", "full"]))
 def test_the_band_is_of_all_that_a_stage_does(pp: int, tp: int, recompute: Any) -> None:

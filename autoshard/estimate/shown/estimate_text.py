@@ -98,7 +98,8 @@ def _ignored(made: Estimate) -> list[str]:
 
 
 def _shown(made: Estimate) -> list[tuple[str, float]]:
-    return [(name, seconds) for name, seconds in made.parts if seconds > 0]
+    """But what is left of a soft maximum where one side decides: nanoseconds of waiting in a step of seconds."""
+    return [(name, seconds) for name, seconds in made.parts if seconds > 1e-6 * made.step_seconds]
 
 
 def _utilisation(made: Estimate, hardware: Hardware) -> str:
