@@ -13,6 +13,7 @@ from torch import fx
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.operator_strategies import mark_of
 from autoshard.graph_capture.tracing.source_lines import node_quote, node_source
+from autoshard.graph_capture.tracing.strided import refuse_sparse
 from autoshard.ir.graph import DTYPE_BYTES, Attribute, Op, Tensor
 from autoshard.ir.schemas import PLACEMENT
 
@@ -52,8 +53,9 @@ def tensor_of(name: str, value: torch.Tensor, node: fx.Node) -> Tensor:
     if not all(isinstance(size, int) for size in value.shape):
         raise CaptureError(f"the shape of a result depends on a tensor's value at {node_quote(node)}", _SHAPES)
     dtype = str(value.dtype).removeprefix("torch.")
+    place = node.name if node.op == "placeholder" else node_quote(node)
+    refuse_sparse(value, place)
     if dtype not in DTYPE_BYTES:
-        place = node.name if node.op == "placeholder" else node_quote(node)
         hint = _COMPLEX if value.dtype.is_complex else f"one of {', '.join(DTYPE_BYTES)}"
         raise CaptureError(f"{dtype} tensors are not supported, at {place}", hint)
     return Tensor(name, tuple(value.shape), dtype)

@@ -79,6 +79,8 @@ BROKEN = [
     ("x = x * x.max().item()\nreturn self.layer(x).sum()", "mine.py:13 `x = x * x.max().item()`", "a tensor's value"),
     ("return self.layer(x[x > 0]).sum()", "mine.py:13 `return self.layer(x[x > 0]).sum()`", ""),
     ("n = len(set(x.sum(1).long().tolist()))\nreturn x.sum() * n", "mine.py:13 `n = len(set(", "a tensor's value"),
+    ("y = torch.sparse.mm(torch.sparse_coo_tensor(x[:2].long(), x[0], (9, 4)), x)\nreturn y.sum()",
+     "mine.py:13 `y = torch.sparse.mm(", "layout sparse_coo are not supported"),
     ("y = x.nonzero()\nreturn y.float().sum()", "mine.py:13 `y = x.nonzero()`", "a tensor's value"),
     ("return self.layer(x).sum(), set()", "its forward returns a set, which is no tensor", "return the loss alone"),
     ("y = x @ x\nreturn y.sum()", "mine.py:13 `y = x @ x`", "with a mask that hides something"),
@@ -112,6 +114,17 @@ def test_a_branch_in_a_library_is_told_as_what_a_user_can_not_edit(model, tmp_pa
     own = model("return self.layer(x).sum() if x.sum() > 0 else x") + ":build"
     text = message(CaptureError, lambda: capture(own, {}))
     assert "follow from sizes" in text and "a setting of" not in text, text
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr"])
+def test_a_sparse_tensor_is_refused_where_it_is_made(tmp_path, layout: str) -> None:  # type: ignore[no-untyped-def]
+    """Here as a buffer."""
+    text = "import torch\nfrom torch import nn\n\n\ndef build():\n    model = nn.Linear(4, 4)\n"
+    text += f"    model.adjacency = nn.Buffer(torch.eye(4).to_sparse(layout=torch.{layout}))\n"
+    text += "    return model, (torch.rand(4, 4),)\n"
+    (tmp_path / "mine.py").write_text(text)
+    said = message(CaptureError, lambda: capture(f"{tmp_path}/mine.py:build", {}))
+    assert "mine.py:7 `model.adjacency = " in said and f"layout {layout}" in said and "index_add" in said
 
 
 def test_missing_callable_lists_those_there_are(model) -> None:  # type: ignore[no-untyped-def]

@@ -68,6 +68,29 @@ def test_what_others_say_too_is_said_by_them(target: str) -> None:
     assert torch.equal(found, REWRITTEN[target](x))
 
 
+WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a number's power": lambda x, y: x.pow_(-0.5),
+    "powers": lambda x, y: x.pow_(y),
+    "a power in float64": lambda x, y: x.double().float_power_(3.0).float_power_(y),
+    "floored quotients": lambda x, y: x.floor_divide_(y),
+    "a floored quotient": lambda x, y: x.floor_divide_(0.3),
+    "a power of two": lambda x, y: x.ldexp_(y),
+    "a number added": lambda x, y: x.add_(2, alpha=3).mul_(0.5).fmod_(1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_is_written_in_place_is_what_the_operator_returns(name: str) -> None:
+    class Called(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return WRITES[name](x.clone(), y)
+
+    x, y = torch.rand(2, 3) + 0.1, torch.rand(2, 3) + 0.1
+    graph = capture_model(Called(), (x, y), training=False)
+    found = run(graph, dict(zip(graph.inputs, (x, y), strict=True)))[graph.outputs[0]]
+    assert torch.equal(found, WRITES[name](x.clone(), y))
+
+
 def test_a_stack_of_vectors_stays() -> None:
     """It makes them matrices first."""
 

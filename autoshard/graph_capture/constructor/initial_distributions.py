@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.graph_capture.constructor.call_recorder import CallRecorder
+from autoshard.graph_capture.tracing.source_lines import here
+from autoshard.graph_capture.tracing.strided import refuse_sparse
 from autoshard.ir.graph import RecipeCall
 
 Init = tuple[str | float, ...]
@@ -45,6 +47,8 @@ class InitWatcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            refuse_sparse(result, here())
         self.recorder.note(func, args, kwargs or {}, result)
         if isinstance(result, torch.Tensor):
             self._note(func, args, kwargs or {}, result)

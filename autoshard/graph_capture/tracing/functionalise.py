@@ -216,10 +216,7 @@ class _Functionaliser:
 
 
 _OPERATORS = {f"__i{name}__": f"__{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
-_FUNCTIONAL = {  # where the name without the underscore is not the same function
-    "aten.bernoulli_.float": aten.bernoulli.p,
-    "aten.normal_.default": aten.normal_functional.default,
-}
+_FUNCTIONAL = {"aten.normal_.default": aten.normal_functional.default}  # its namesake is another function
 
 
 def _functional_overload(node: fx.Node, name: str) -> Any:
@@ -231,7 +228,17 @@ def _functional_overload(node: fx.Node, name: str) -> Any:
     if name in _OPERATORS:
         return getattr(getattr(aten, _OPERATORS[name]), node.target._overloadname, None)
     packet = getattr(aten, name.rstrip("_"), None) if name.endswith("_") else None
-    return _FUNCTIONAL.get(str(node.target)) or getattr(packet, node.target._overloadname, None)
+    return _FUNCTIONAL.get(str(node.target)) or (None if packet is None else _namesake(packet, node.target))
+
+
+def _namesake(packet: Any, target: Any) -> Any:
+    """The overload of `packet` that takes what `target` does: `pow_.Scalar` is `pow.Tensor_Scalar`."""
+    wanted = _said(target)
+    own = getattr(packet, target._overloadname, None)
+    if own is not None and [kind for _, kind in _said(own)] == [kind for _, kind in wanted]:
+        return own
+    overloads = (getattr(packet, each) for each in packet.overloads())
+    return next((each for each in overloads if _said(each) == wanted), None)
 
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of what makes a tensor; with `out` they are those of `out`

@@ -25,3 +25,16 @@ def in_memory_order(graph: fx.Graph) -> None:
                     turned = graph.call_function(torch.ops.aten.permute.default, (node.args[0], order))
                 turned.meta = dict(node.meta) | {"val": value.permute(order)}
                 node.replace_input_with(node.args[0], turned)
+
+
+def refuse_sparse(value: torch.Tensor, place: str) -> None:
+    """CaptureError for a tensor that holds only some of its numbers (COO, CSR, ...)."""
+    if value.layout is not torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        raise CaptureError(f"tensors of layout {kind} are not supported, at {place}", _SPARSE)
+
+
+_SPARSE = (
+    "rows, columns and values as tensors: torch.zeros(n, d).index_add(0, rows, values[:, None] * x[columns]); "
+    "or the matrix dense"
+)
