@@ -75,6 +75,10 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
         if space.devices % stages:
             log.no(f"{space.devices} devices are not divided by {stages} stages")
             continue
+        if stages > space.line:
+            told = f"{counted(space.line, 'block')} for {stages} stages, which are cut between blocks"
+            log.no(f"{told} (--mesh beside --stages cuts inside them, too)")
+            continue
         inner = space.devices // stages
         for tensor in space.tensor or [d for d in divisors(inner) if d <= hardware.devices_per_node]:
             if inner % tensor:
@@ -119,10 +123,23 @@ def _schedules(space: OuterSpace, stages: int, count: int, log: Divided) -> Iter
             continue
         if "interleaved" not in wanted:
             continue
-        if count % stages or space.blocks % virtual or space.blocks < stages * virtual or space.pinned:
-            log.no("interleaved parts need micro-batches in groups of a stage each, equal parts, and no pins of stages")
+        reason = _not_interleaved(space, stages, virtual, count)
+        if reason:
+            log.no(reason)
             continue
         yield virtual, "interleaved"
+
+
+def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -> str:
+    """Why stages have no `virtual` parts of `count` micro-batches; "" where they may."""
+    if space.pinned:
+        return "pins of stages leave one part to a stage"
+    if count % stages:
+        return f"interleaved parts take micro-batches in groups of {stages}, a stage each, and {count} are not"
+    if space.blocks % virtual or space.blocks < stages * virtual:
+        told = f"{stages} stages of {virtual} parts need so many equal blocks in a row that {virtual} divides them"
+        return f"{told}, {stages * virtual} at least, and there are {space.blocks}"
+    return ""
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:

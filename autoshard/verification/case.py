@@ -26,6 +26,7 @@ from autoshard.verification.comparison.rounding_noise import Noise, amplified, m
 from autoshard.verification.original.batches import at_batch, given_inputs, varied_micro_batches
 from autoshard.verification.original.float64 import literal_dtype
 from autoshard.verification.original.optimizers import make_optimizer
+from autoshard.verification.original.plain_run import fault_of_model
 from autoshard.verification.original.randomise import randomise_state, tie
 from autoshard.verification.original.reference import Batch, MakeOptimizer, Reference, run_reference
 from autoshard.verification.own_precision import OwnStep, check_own, run_own
@@ -59,12 +60,23 @@ class Case:
 def make_case(
     spec: str, arguments: Mapping[str, Any], graph: Graph, seed: int = 0, steps: int = STEPS, micro_batches: int = 1
 ) -> Case:
-    """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches."""
+    """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches.
+
+    CaptureError where the model can't be called with its example inputs.
+    """
     check_has_code(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # example inputs, and tables that the constructor draws
         module, examples = load_model(spec, arguments, device="cpu")
-    return case_of(module, examples, graph, seed, steps, micro_batches)
+    try:
+        return case_of(module, examples, graph, seed, steps, micro_batches)
+    except UserError:
+        raise
+    except Exception:
+        fault = fault_of_model(spec, arguments, seed)
+        if fault is None:
+            raise
+    raise fault
 
 
 def case_of(

@@ -229,6 +229,23 @@ def test_nothing_fits_and_nothing_divides() -> None:
         joint_search(graph, hardware(), space(graph, 2, 8, stages=(1,), micro_batch=(2,), zero=(0,)), 1e6)
     with pytest.raises(InfeasibleError, match="not divided by 3 stages"):
         joint_search(graph, hardware(), space(graph, 4, 8, stages=(3,)), 1e12)
+    with pytest.raises(InfeasibleError, match="6 blocks for 8 stages, which are cut between blocks"):
+        joint_search(graph, hardware(), space(graph, 8, 64, stages=(8,)), 1e12)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ({"pinned": True}, "pins of stages leave one part to a stage"),
+        ({"micro_batch": (8,)}, "groups of 2, a stage each, and 3 are not"),
+        ({"virtual_stages": (3,)}, "6 at least, and there are 4"),
+    ],
+)
+def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: str) -> None:
+    log = Divided()
+    own = OuterSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
+    assert not list(outer_choices(own, hardware(), log))
+    assert any(reason in told for told in log.reasons), log.reasons
 
 
 def test_every_outer_choice_divides() -> None:

@@ -11,9 +11,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from autoshard.emit.runtime.randomness import dropout_mask
-from autoshard.errors import UsageError
+from autoshard.errors import CaptureError, UsageError
+from autoshard.graph_capture.capture import capture
 from autoshard.ir.graph import Graph, Parameter
 from autoshard.ir.graph import Tensor as Info
+from autoshard.verification.case import make_case
 from autoshard.verification.original.draws import exact_dropout
 from autoshard.verification.original.reference import run_reference
 
@@ -153,3 +155,25 @@ def _backward(loss: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def test_other_randomness_is_refused() -> None:
     with pytest.raises(UsageError, match="random numbers"), exact_dropout(SEED, 0):
         torch.randperm(3)
+
+
+class Beyond(nn.Module):
+    """Positions of a table that is too short, which no trace can know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.table(torch.arange(x.shape[1])) * x[..., None]).square().mean()
+
+
+def build_beyond() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Beyond(), (torch.randn(2, 5),)
+
+
+def test_a_model_that_fails_by_itself_is_told_from_a_fault_of_verification() -> None:
+    spec = f"{__file__}:build_beyond"
+    graph = capture(spec, {})
+    with pytest.raises(CaptureError, match=r"model itself fails.*self.table\(torch.arange.*IndexError: index out of"):
+        make_case(spec, {}, graph, steps=1, micro_batches=2)
