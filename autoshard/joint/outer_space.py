@@ -135,10 +135,10 @@ def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -
     if space.pinned:
         return "pins of stages leave one part to a stage"
     if count % stages:
-        return f"interleaved parts take micro-batches in groups of {stages}, a stage each, and {count} are not"
+        return "stages of several parts take micro-batches in groups, one for each stage"
     if space.blocks % virtual or space.blocks < stages * virtual:
-        told = f"{stages} stages of {virtual} parts need so many equal blocks in a row that {virtual} divides them"
-        return f"{told}, {stages * virtual} at least, and there are {space.blocks}"
+        told = "stages of several parts need equal blocks in a row, one for each part at least, that the parts divide"
+        return f"{told}: there are {space.blocks}"
     return ""
 
 

@@ -237,8 +237,8 @@ def test_nothing_fits_and_nothing_divides() -> None:
     ("fixed", "reason"),
     [
         ({"pinned": True}, "pins of stages leave one part to a stage"),
-        ({"micro_batch": (8,)}, "groups of 2, a stage each, and 3 are not"),
-        ({"virtual_stages": (3,)}, "6 at least, and there are 4"),
+        ({"micro_batch": (8,)}, "take micro-batches in groups, one for each stage"),
+        ({"virtual_stages": (3,)}, "that the parts divide: there are 4"),
     ],
 )
 def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: str) -> None:
