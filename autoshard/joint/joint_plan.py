@@ -58,7 +58,7 @@ def joint_plan(
     graph = known or carried
     assert best.split is not None
     stored, solution = replicated_split(
-        replace(line, graph=graph), shortened(line), best.split, choice.replicas, choice.zero > 0, hardware
+        replace(line, graph=graph), line.graph, shortened(line), best.split, choice.replicas, choice.zero > 0, hardware
     )
     plan = plan_of(stored, solution, origin, best.problem.capacity_bytes, "search")
     step = StepPlan(

@@ -93,7 +93,7 @@ class FrontStore:
         key = self._shards_key(own)
         if key not in self.measured:
             wide = self._of(self.replicas * own.micro_batch)
-            made = sharded_costs(wide, own.split, self.replicas, own.made, self.hardware)
+            made = sharded_costs(wide, self.short.graph, own.split, self.replicas, own.made, self.hardware)
             self.measured[key] = own, by_kind(wide, made)
         first, found = self.measured[key]
         if first is not own:

@@ -340,6 +340,35 @@ def mixed() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Mixed(), (torch.randn(6, 8),)
 
 
+class Placed(nn.Module):
+    """A table of positions is an input of its own, without a batch: 8 rows, and a micro-batch may have 8 samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        x = x + table
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def placed() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Placed(), (torch.randn(4, 8, 16), torch.randn(8, 16))
+
+
+def test_an_input_as_long_as_the_searched_batch_is_no_batch() -> None:
+    graph = capture(f"{__file__}:placed", {})
+    step = StepRequest(global_batch=16, stages=1, micro_batch=4, recompute="none")
+    found = searched_step(graph, hardware(), SearchRequest(devices=2, step=step))
+    wide = next(own for own in (found.best, *found.others) if own.problem.choice.replicas == 2)
+    made, plan = joint_plan(replace(found, best=wide), hardware(), Origin(""))
+    assert made.tensor(made.inputs[0]).shape[0] == made.tensor(made.inputs[1]).shape[0] == 8
+    layouts = {own.name: str(own.layout) for own in plan.inputs}
+    assert layouts == {"x": "S0 R", "table": "R R"}
+
+
 def found_with(blocks: float, program: float) -> Any:
     return SimpleNamespace(seconds=blocks, program_seconds=program)
 

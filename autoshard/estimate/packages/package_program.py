@@ -121,9 +121,10 @@ def _plan(asked: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
     cut = run.sequence_parallel and run.tp > 1
     store = block_store(replace(model, layers=BUILT), run.precision, run.optimizer, cut, 2, hardware)
     split = store.costs(run.tp, run.micro_batch)[0].split
-    graph = rebatched(transformer_graph(model, BATCH, run.precision, run.optimizer).graph, run.dp * run.micro_batch)
+    captured = transformer_graph(model, BATCH, run.precision, run.optimizer).graph
+    graph = rebatched(captured, run.dp * run.micro_batch)
     line = block_line(graph)
-    stored, solution = replicated_split(line, store.short, split, run.dp, run.zero > 0, hardware)
+    stored, solution = replicated_split(line, captured, store.short, split, run.dp, run.zero > 0, hardware)
     plan = plan_of(stored, solution, Origin(graph.source), float("inf"), "search")
     first = [0] + [line.blocks[1 + asked.layers * part].first for part in range(1, asked.parts)]
     parts = tuple(StagePart(number, 0, graph.ops[start].name) for number, start in enumerate(first))

@@ -34,12 +34,18 @@ def block_costs(short: ShortGraph, split: BlockSplit, hardware: Hardware) -> tup
 
 
 def sharded_costs(
-    wide: ShortGraph, split: BlockSplit, replicas: int, whole: tuple[BlockCosts, ...], hardware: Hardware
+    wide: ShortGraph,
+    captured: Graph,
+    split: BlockSplit,
+    replicas: int,
+    whole: tuple[BlockCosts, ...],
+    hardware: Hardware,
 ) -> tuple[ShardedCosts, ...]:
-    """`wide`: the short graph of all `replicas` together; `whole`: the costs of `split` with whole weights. What shards
-    take beside collectives (casts of a shard, copies into flat tensors) is that of so many replicas."""
+    """`wide`: the short graph `captured` with the samples of all `replicas` together; `whole`: the costs of `split`
+    with whole weights. What shards take beside collectives (casts of a shard, copies into flat tensors) is that of so
+    many replicas."""
     graph = wide.graph
-    formulation, solution = replicated_split(wide.line, wide, split, replicas, True, hardware)
+    formulation, solution = replicated_split(wide.line, captured, wide, split, replicas, True, hardware)
     plan = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
     program = lower(plan, graph)
     apart = (plan.mesh.names[DATA],)

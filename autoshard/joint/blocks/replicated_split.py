@@ -13,7 +13,7 @@ import numpy as np
 from autoshard import solvers
 from autoshard.cluster.hardware import Hardware
 from autoshard.formulation.formulate import Allowed, Formulation, formulate
-from autoshard.ir.graph import Op
+from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Placement, Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Node
@@ -29,17 +29,25 @@ DATA, TENSOR = 0, 1  # axes of a stage's mesh
 
 
 def replicated_split(
-    line: BlockLine, short: ShortGraph, split: BlockSplit, replicas: int, sharded: bool, hardware: Hardware
+    line: BlockLine,
+    captured: Graph,
+    short: ShortGraph,
+    split: BlockSplit,
+    replicas: int,
+    sharded: bool,
+    hardware: Hardware,
 ) -> tuple[Formulation, Solution]:
-    """Of the graph of `line`, which has the samples of all `replicas`; `short` is what was split. `sharded`: parameters
-    in shards over the replicas, where they can be."""
+    """Of the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch is known
+    (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in shards over
+    the replicas, where they can be."""
     mesh = Mesh((("dp", replicas), ("tp", split.mesh.size)))
-    formulation = formulate(line.graph, mesh, hardware, float("inf"), _allowed(line, short, split, mesh))
+    batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
+    formulation = formulate(line.graph, mesh, hardware, float("inf"), _allowed(line, short, split, mesh, batch))
     stored = _stored(formulation, sharded)
     return stored, solvers.solve(stored.problem, "auto", Options(rough=True))
 
 
-def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh) -> Allowed:
+def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh, batch: dict[str, int]) -> Allowed:
     """Strategies that place on the tensor-parallel axis what the split does, and cut the batch on the other."""
     chosen = chosen_strategies(split.plan, split.graph)
     wanted: dict[str, Strategy] = {}
@@ -47,7 +55,6 @@ def _allowed(line: BlockLine, short: ShortGraph, split: BlockSplit, mesh: Mesh) 
         stands = short.line.blocks[short.represents[block.kind]]
         pairs = zip(line.ops(block), short.line.ops(stands), strict=True)
         wanted |= {op.name: chosen[other.name] for op, other in pairs}
-    batch = batch_dims(line.graph) if mesh.sizes[DATA] > 1 else {}  # of one sample alone it could not be followed
 
     def allowed(op: Op, strategy: Strategy) -> bool:
         if mesh.sizes[TENSOR] > 1 and not _same(strategy, wanted[op.name]):
