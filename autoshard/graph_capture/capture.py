@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from autoshard.graph_capture.random_operators import refuse_random
 from autoshard.graph_capture.registrations import note_registrations
 from autoshard.graph_capture.tracing.complex_numbers import real_pairs
 from autoshard.graph_capture.tracing.exporting import export, is_fake
-from autoshard.graph_capture.tracing.fills import op_name, plain_creation
+from autoshard.graph_capture.tracing.fills import draws, op_name, plain_creation
 from autoshard.graph_capture.tracing.functionalise import functionalise
 from autoshard.graph_capture.tracing.inline_regions import AUTOCAST_OFF, inline
 from autoshard.graph_capture.tracing.model_guard import guarded
@@ -187,7 +187,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     inline(module)
     resolve(module)
     stored = _Stored(program, model, watcher)
-    written = functionalise(module.graph, stored.parameter_nodes)
+    written = _without_refilled(functionalise(module.graph, stored.parameter_nodes), stored)
     real_pairs(module.graph)
     made = plain_creation(module.graph)
     written = {node: made.get(value, value) for node, value in written.items()}
@@ -218,6 +218,34 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
         recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
     )
     return choose_loss(mark_reached(graph), called) if training else graph
+
+
+def _without_refilled(written: dict[fx.Node, fx.Node], stored: _Stored) -> dict[fx.Node, fx.Node]:
+    """But for buffers that get other sizes, of what no call changes: a cache, which the graph computes in each call."""
+    kept = {}
+    for node, value in written.items():
+        own, new = node.meta["val"], value.meta["val"]
+        if node not in stored.buffer_nodes or (own.shape, own.dtype) == (new.shape, new.dtype):
+            kept[node] = value
+        elif not _is_constant(value, stored, written.keys()):
+            what = f"the forward gives the buffer {stored.path_of(node)} another size, at {node_quote(value)}"
+            raise CaptureError(what, _RESIZED)
+    return kept
+
+
+def _is_constant(value: fx.Node, stored: _Stored, written: Container[fx.Node]) -> bool:
+    """Of buffers that nothing writes and of literals alone, nothing drawn."""
+    seen, waiting = set(), [value]
+    while waiting:
+        node = waiting.pop()
+        if draws(node) or node in stored.parameter_nodes or node in written or node.name in stored.inputs:
+            return False
+        waiting += [each for each in node.all_input_nodes if each not in seen]
+        seen |= {*node.all_input_nodes}
+    return True
+
+
+_RESIZED = "register it with the size and dtype that the forward gives it"
 
 
 class _Stored:

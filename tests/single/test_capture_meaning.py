@@ -215,6 +215,9 @@ REFUSED = {
         "the forward assigns to .data", "x.detach()"),
     "a parameter changed": ("", f"self.a.weight.data.clamp_(-1, 1)\nh = self.a(x)\n{END}", "",
         "changes the parameter a.weight in place", "a buffer"),
+    "a buffer that grows": ("self.register_buffer('t', torch.zeros(1, 8))",
+        f"h = self.a(x)\nself.t = torch.cat([self.t, h.detach()[:1]])\nh = h + self.t.mean(0)\n{END}",
+        "self.t = torch.cat(", "the buffer t another size", "register it with the size"),
     "another thread": ("",
         f"from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(1) as pool:\n"
         f"    h = pool.submit(self.a, x).result()\n{END}", "mine.py:", "made out of sight", "no other thread"),
@@ -315,6 +318,8 @@ CACHES = {
         "self.f = nn.Parameter(torch.ones(1), requires_grad=False)",
         "if self.length >= 4:\n    t = self.t[:4].detach()\nelse:\n    t = torch.arange(4.0) * self.f\n"
         f"    self.t[:4] = t.detach()\n    self.length = 4\nh = self.a(x) + t[:, None]\n{END}"),
+    "a buffer that is filled at another size": ("self.register_buffer('t', torch.zeros(1), persistent=False)",
+        f"if len(self.t) != 4:\n    self.t = torch.arange(4.0).cos()\nh = self.a(x) * self.t[:, None]\n{END}"),
     "a buffer that the forward makes": ("self.register_buffer('bias', None, persistent=False)",
         "if self.bias is None:\n    self.register_buffer('bias', torch.arange(4.0)[:, None], persistent=False)\n"
         f"h = self.a(x) + self.bias\n{END}"),

@@ -91,6 +91,16 @@ def test_what_is_written_in_place_is_what_the_operator_returns(name: str) -> Non
     assert torch.equal(found, WRITES[name](x.clone(), y))
 
 
+def test_a_default_of_what_is_written_in_place_is_kept() -> None:
+    class Called(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.empty(2, 3).bernoulli_(0.5) * torch.empty_like(x).bernoulli_()
+
+    graph = capture_model(Called(), (torch.rand(2, 3),), training=False)
+    drawn = [dict(op.attributes) for op in graph.ops if op.target == "autoshard.random"]
+    assert [(given["kind"], given["first"]) for given in drawn] == [("bernoulli", 0.5)] * 2
+
+
 def test_a_stack_of_vectors_stays() -> None:
     """It makes them matrices first."""
 

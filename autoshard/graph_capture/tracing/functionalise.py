@@ -170,6 +170,7 @@ class _Functionaliser:
             raise CaptureError(
                 f"{node.target} has no form that leaves its operand as it is, at {node_quote(node)}", _OUT
             )
+        given |= _defaults(node, overload)
         if any(argument.name == "layout" for argument in overload._schema.arguments):  # it makes a tensor from nothing
             given |= {"dtype": val.dtype, "device": val.device}
         operands = fx.map_arg((node.args, given), lambda n: n.meta["val"])
@@ -239,6 +240,13 @@ def _namesake(packet: Any, target: Any) -> Any:
         return own
     overloads = (getattr(packet, each) for each in packet.overloads())
     return next((each for each in overloads if _said(each) == wanted), None)
+
+
+def _defaults(node: fx.Node, overload: Any) -> dict[str, Any]:
+    """What the call leaves out, and `overload` must be told: `bernoulli_()` is `bernoulli(0.5)`."""
+    left_out = node.target._schema.arguments[len(node.args) :]
+    told = {a.name for a in overload._schema.arguments if not a.has_default_value()} - node.kwargs.keys()
+    return {a.name: a.default_value for a in left_out if a.name in told and a.has_default_value()}
 
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of what makes a tensor; with `out` they are those of `out`

@@ -10,7 +10,15 @@ import torch
 from autoshard.ir.graph import Graph
 from autoshard.verification.comparison.error_measure import THRESHOLD, allowed_noise, largest
 from autoshard.verification.original.randomise import generator
-from autoshard.verification.original.reference import Batch, MakeOptimizer, Reference, ReferenceStep, State, trained
+from autoshard.verification.original.reference import (
+    Batch,
+    MakeOptimizer,
+    Reference,
+    ReferenceStep,
+    State,
+    refilled,
+    trained,
+)
 
 NUDGE = 2.0**-50  # relative: a few units in the last place
 SAFETY = 64.0  # other orders of summation round worse than one nudged run
@@ -43,6 +51,9 @@ def measure_noise(
     literal: torch.dtype,
 ) -> Noise:
     """Trains `module`, set back to where the reference began, from a state and batches that differ in the last bits."""
+    for name in refilled(module, reference.buffers):
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, reference.buffers[name].clone())
     with torch.no_grad():
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             value.copy_({**reference.parameters, **reference.buffers}[name])

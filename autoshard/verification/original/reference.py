@@ -102,6 +102,7 @@ def trained(
     if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
         module.train(graph.training)
     trainable = [p for p in module.parameters() if p.requires_grad]
+    first = _buffers(module)
     with exact_precision(literal):
         optimizer = make_optimizer(trainable) if graph.loss is not None else None
         for number, batch in enumerate(batches):
@@ -115,7 +116,8 @@ def trained(
                 torch.nn.utils.clip_grad_norm_(trainable, max_norm)
                 optimizer.step()
             kept = tuple(output.detach().clone() for output in outputs)
-            yield gradients, ReferenceStep(tuple(batch), kept, norm, _parameters(module), _buffers(module), max_norm)
+            buffers = _buffers(module) | {path: first[path] for path in refilled(module, first)}
+            yield gradients, ReferenceStep(tuple(batch), kept, norm, _parameters(module), buffers, max_norm)
     module.zero_grad(set_to_none=True)
 
 
@@ -173,6 +175,12 @@ def _gradients(module: torch.nn.Module) -> State:
 
 def _parameters(module: torch.nn.Module) -> State:
     return {path: p.detach().clone() for path, p in module.named_parameters()}
+
+
+def refilled(module: torch.nn.Module, first: State) -> list[str]:
+    """Buffers that had other sizes at `first`: what a forward keeps in them (ConViT's positions) is computed anew in a
+    package, whose buffer stays as it began."""
+    return [path for path, b in module.named_buffers() if path in first and b.shape != first[path].shape]
 
 
 def _buffers(module: torch.nn.Module) -> State:
