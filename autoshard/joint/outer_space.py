@@ -33,6 +33,7 @@ class OuterSpace:
     zero: tuple[int, ...] | None = None
     keeps: tuple[str, ...] = ("all", "expensive", "input")
     pinned: bool = False  # blocks to stages: parts of a stage then lie together
+    shared: str = ""  # a weight that all blocks of that run read: of several parts each would train it
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -
     """Why stages have no `virtual` parts of `count` micro-batches; "" where they may."""
     if space.pinned:
         return "pins of stages leave one part to a stage"
+    if space.shared:
+        return f"several parts of one stage would train {space.shared}"
     if count % stages:
         return "stages of several parts take micro-batches in groups, one for each stage"
     if space.blocks % virtual or space.blocks < stages * virtual:

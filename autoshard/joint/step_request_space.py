@@ -9,7 +9,7 @@ from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
 from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
 from autoshard.errors import UsageError
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import CAST, Graph
 from autoshard.joint.blocks.block_line import BlockLine, block_line
 from autoshard.joint.found_steps import JointResult
 from autoshard.joint.joint_search import joint_search
@@ -97,7 +97,17 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         step.zero_levels or None,
         tuple(RECOMPUTE[name] for name in keeps),
         bool(step.pins),
+        _shared_by_all(line),
     )
+
+
+def _shared_by_all(line: BlockLine) -> str:
+    """A trained parameter that every block of the longest run of equal ones reads, as it is or cast; "" without one."""
+    run = max(line.runs(), key=len)
+    cast = {op.results[0]: op.operands[0] for op in line.graph.ops if op.target == CAST}
+    read = [{cast.get(name, name) for op in line.ops(line.blocks[k]) for name in op.operands if name} for k in run]
+    trained = (p for p in line.graph.parameters if line.graph.tensor(p.tensor).requires_grad)
+    return next((p.path for p in trained if all(p.tensor in own for own in read)), "") if len(run) > 1 else ""
 
 
 def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> frozenset[int]:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autoshard.api import verbs
+from autoshard.api.step_answer import StepAnswer, planned_step
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.constraints.step_request import StepRequest
@@ -367,6 +369,55 @@ def test_an_input_as_long_as_the_searched_batch_is_no_batch() -> None:
     assert made.tensor(made.inputs[0]).shape[0] == made.tensor(made.inputs[1]).shape[0] == 8
     layouts = {own.name: str(own.layout) for own in plan.inputs}
     assert layouts == {"x": "S0 R", "table": "R R"}
+
+
+class Woven(nn.Module):
+    """Layers that share a module: all of them a product, or two a norm that updates its buffers."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(9))
+        self.shared = nn.BatchNorm1d(16) if norm else nn.Linear(16, 16)
+        self.readers = (3, 6) if norm else range(9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x).tanh()
+            x = self.shared(x).tanh() if number in self.readers else x
+        return x.square().mean()
+
+
+def woven(norm: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Woven(norm), (torch.randn(4, 16),)
+
+
+def answer(norm: bool, **asked: Any) -> StepAnswer:
+    model = verbs.capture(f"{__file__}:woven", arguments={"norm": norm}, precision="bf16-mixed")
+    step = StepRequest(**({"global_batch": 8, "micro_batch": 4, "recompute": "none"} | asked))
+    return planned_step(model, hardware(), SearchRequest(devices=2, step=step))
+
+
+def test_a_weight_of_all_layers_leaves_one_part_to_a_stage() -> None:
+    """Nobody asked for several, each of which would train it."""
+    found = answer(False, stages=2).found
+    assert found.best.problem.choice.virtual_stages == 1
+    assert any("would train shared.weight" in reason for reason, _ in found.undivided)
+
+
+def test_a_step_that_no_plan_can_be_made_of_gives_way_to_fewer_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = searched_step
+
+    def staged(graph: Graph, machine: Hardware, wanted: SearchRequest) -> JointResult:
+        """As where two stages are the best."""
+        step = wanted.step if wanted.step.stages is not None else replace(wanted.step, stages=2)
+        return first(graph, machine, replace(wanted, step=step))
+
+    with pytest.raises(UsageError, match="changes in part 0 of the pipeline"):
+        answer(True, stages=2, virtual_stages=1)
+    monkeypatch.setattr("autoshard.api.step_answer.searched_step", staged)
+    found = answer(True).found
+    assert found.best.problem.choice.stages == 1
+    assert "changes in part 0 of the pipeline" in found.undivided[0][0]
 
 
 def found_with(blocks: float, program: float) -> Any:
