@@ -19,7 +19,7 @@ import numpy as np
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.again_blocks import called_modules
-from autoshard.errors import InfeasibleError
+from autoshard.errors import InfeasibleError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.joint.blocks.block_costs import BlockCosts, ShardedCosts, carried_over
 from autoshard.joint.blocks.block_line import BlockLine, ShortGraph, block_line, shortened
@@ -85,6 +85,14 @@ class FrontStore:
     def _of(self, samples: int) -> ShortGraph:
         return replace(self.short, line=BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks))
 
+    def not_carried(self, samples: int) -> str:
+        """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
+        try:
+            self._of(samples)
+        except UsageError as error:
+            return error.message
+        return ""
+
     def sharded(self, own: SplitCosts) -> tuple[ShardedCosts, ...]:
         """The same split with weights in shards over replicas, by kind. What shards change is measured with the first
         micro-batch that is asked for: weights have no batch."""
@@ -138,6 +146,11 @@ def joint_search(
     log = Divided()
     choices = list(outer_choices(space, hardware, log))
     store = FrontStore(line, hardware, replicas=measured_replicas(choices), tell=tell)
+    why_not = {size: store.not_carried(size) for size in {choice.micro_batch for choice in choices}}
+    for choice in choices:
+        if why_not[choice.micro_batch]:
+            log.no(f"micro-batches of {choice.micro_batch}: {why_not[choice.micro_batch]}")
+    choices = [choice for choice in choices if not why_not[choice.micro_batch]]
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
     offered = [(INPUT,) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
