@@ -39,7 +39,6 @@ from autoshard.joint.step_costs import StepProblem
 from autoshard.joint.step_request_space import searched_step
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
-from autoshard.rules.rebatch import rebatched
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation import simulate
@@ -249,20 +248,6 @@ def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: st
     own = OuterSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
     assert not list(outer_choices(own, hardware(), log))
     assert any(reason in told for told in log.reasons), log.reasons
-
-
-def test_a_micro_batch_that_the_model_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule may not fit one sample alone; others are searched."""
-
-    def carried(graph: Graph, samples: int) -> Graph:
-        if samples == 1:
-            raise UsageError("index joins the batch with something else")
-        return rebatched(graph, samples)
-
-    monkeypatch.setattr("autoshard.joint.joint_search.rebatched", carried)
-    found = joint_search(gpt2(), hardware(), space(gpt2(), 1, 8, micro_batch=(1, 2)), 1e12)
-    assert found.best.problem.choice.micro_batch == 2
-    assert ("micro-batches of 1: index joins the batch with something else", 1) in found.undivided
 
 
 def test_every_outer_choice_divides() -> None:
