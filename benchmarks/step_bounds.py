@@ -26,8 +26,10 @@ from autoshard.formulation.host_lead import with_leads
 from autoshard.ir.graph_json import load
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Problem, objective
-from autoshard.search.build_plan import Origin, plan_of, priced
+from autoshard.program.lower import lower
+from autoshard.search.build_plan import Origin, plan_of
 from autoshard.search.step_search import StepSearch
+from autoshard.simulation.engine import timed
 from autoshard.solvers.common.local_search import Choice
 from autoshard.solvers.common.result import Solution
 from autoshard.solvers.heuristics.random_plans import random_choice
@@ -62,7 +64,7 @@ def plans(search: StepSearch, seed: int) -> Iterator[tuple[str, Choice]]:
 def step_seconds(formulation: Formulation, choice: Choice) -> float:
     solution = Solution(formulation.problem, choice, 0.0, "benchmark")
     plan = plan_of(formulation, solution, Origin("benchmark"), float("inf"), "search")
-    return priced(plan, formulation.graph, formulation.hardware).predicted_seconds
+    return timed(lower(plan, formulation.graph), formulation.graph, formulation.hardware).step_seconds
 
 
 def main() -> int:
