@@ -61,6 +61,7 @@ class FrontStore:
     made: dict[tuple[int, int], tuple[SplitCosts, ...]] = field(default_factory=dict)
     sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
     measured: dict[tuple[str, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
+    carried: dict[int, ShortGraph] = field(default_factory=dict)
     replicas: int = 2
     tell: Callable[[str], None] = lambda text: None
 
@@ -83,7 +84,10 @@ class FrontStore:
         return tuple(found)
 
     def _of(self, samples: int) -> ShortGraph:
-        return replace(self.short, line=BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks))
+        if samples not in self.carried:
+            line = BlockLine(rebatched(self.short.graph, samples), self.short.line.blocks)
+            self.carried[samples] = replace(self.short, line=line)
+        return self.carried[samples]
 
     def not_carried(self, samples: int) -> str:
         """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
