@@ -8,6 +8,7 @@ pairs of its own experts, and the result is a partial sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
+_GROUPED = (torch.bfloat16, torch.float16, torch.float32)  # what torch's grouped product takes
 Undo = Callable[[Tensor], Tensor]
 
 
@@ -46,7 +48,7 @@ def _dispatch(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Ten
     order = owner.argsort(stable=True)
     counts = torch.bincount(owner, minlength=axis.size)
     ones = [1] * axis.size
-    send, receive = counts.tolist(), axis.transport.all_to_all(counts, ones, ones).tolist()
+    send, receive = torch.stack((counts, axis.transport.all_to_all(counts, ones, ones))).tolist()  # one wait
     there = cast(Tensor, _Send.apply(rows[order], axis, send, receive))
     chosen = axis.transport.all_to_all(ids[order].contiguous(), send, receive)
 
@@ -62,18 +64,21 @@ def _keep(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Tensor,
     return rows[here], ids[here], lambda y: y.new_zeros((count, y.shape[1])).index_copy(0, here, y)
 
 
-Apply = Callable[..., Tensor]  # rows of one expert, its weights -> rows
+Product = Callable[[Tensor, Tensor], Tensor]
+Apply = Callable[
+    ..., Tensor
+]  # a product, rows, and one expert's weights (or all of them, if the product groups) -> rows
 
 
 def _plain(activation: str, gated: bool) -> Apply:
     act = _ACTIVATIONS[activation]
 
-    def apply(rows: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        inner = F.linear(rows, up)
+    def apply(product: Product, rows: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        inner = product(rows, up.mT)
         if gated:
             gate, inner = inner.chunk(2, -1)
-            return F.linear(act(gate) * inner, down)
-        return F.linear(act(inner), down)
+            return product(act(gate) * inner, down.mT)
+        return product(act(inner), down.mT)
 
     return apply
 
@@ -81,21 +86,46 @@ def _plain(activation: str, gated: bool) -> Apply:
 def _clipped(limit: float, alpha: float) -> Apply:
     """Gate and up alternate, both at most `limit`."""
 
-    def apply(rows: Tensor, up: Tensor, down: Tensor, up_bias: Tensor, down_bias: Tensor) -> Tensor:
-        inner = rows @ up + up_bias
+    def apply(product: Product, rows: Tensor, up: Tensor, down: Tensor, up_bias: Tensor, down_bias: Tensor) -> Tensor:
+        inner = product(rows, up) + up_bias
         gate, inner = inner[:, ::2].clamp(max=limit), inner[:, 1::2].clamp(-limit, limit)
         inner = (inner + 1) * (gate * torch.sigmoid(gate * alpha))
-        return inner.to(down.dtype) @ down + down_bias
+        return product(inner.to(down.dtype), down) + down_bias
 
     return apply
+
+
+def _knows_groups(device: str) -> bool:
+    """Above compute capability 9, experts without rows have gradients from memory nobody wrote (pytorch 172439)."""
+    if not hasattr(F, "grouped_mm") or torch.version.hip is not None:  # torch before 2.10; AMD's was never tried
+        return False
+    return device == "cpu" or (device == "cuda" and torch.cuda.get_device_capability()[0] <= 9)
+
+
+def _can_group(rows: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Whether one kernel takes the products of all experts: it wants one dtype, known to it, and rows of 16 bytes."""
+    if torch.compiler.is_compiling():  # where a view begins is not known then
+        return False
+    same = all(w.dtype == rows.dtype for w in weights)
+    if not same or rows.dtype not in _GROUPED or not _knows_groups(rows.device.type):
+        return False
+    if rows.dtype == torch.float32 and torch.is_autocast_enabled(rows.device.type):
+        return False  # which knows this kernel not, and would leave it in float32
+    steps = (n for w in weights[:2] for n in (*w.shape[1:], w.storage_offset(), *(s for s in w.stride() if s != 1)))
+    return all(step * rows.itemsize % 16 == 0 for step in steps)
 
 
 def _each(rows: Tensor, ids: Tensor, weights: Sequence[Tensor], apply: Apply) -> Tensor:
     """Every row through its expert; `ids` count from the first expert here."""
     order = ids.argsort(stable=True)
-    experts = torch.arange(len(weights[0]), device=ids.device)
-    parts = rows[order].split((ids[:, None] == experts).sum(0).tolist())
-    made = [apply(part, *own) for part, *own in zip(parts, *(w.unbind() for w in weights), strict=True)]
+    rows = rows[order]
+    counts = (ids[:, None] == torch.arange(len(weights[0]), device=ids.device)).sum(0)
+    if _can_group(rows, weights):  # counts stay on the device: the host does not wait for them
+        product = partial(F.grouped_mm, offs=counts.cumsum(0, dtype=torch.int32))
+        biases = [bias.repeat_interleave(counts, 0, output_size=len(rows)) for bias in weights[2:]]
+        return apply(product, rows, *weights[:2], *biases)[order.argsort()]
+    parts = rows.split(counts.tolist())
+    made = [apply(torch.matmul, part, *own) for part, *own in zip(parts, *(w.unbind() for w in weights), strict=True)]
     return torch.cat(made)[order.argsort()]
 
 
