@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.cluster.hardware import Hardware, load_hardware
+from autoshard.cluster.hardware import load_hardware
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.whole_steps.software import held_bytes
 
@@ -21,22 +21,14 @@ from benchmarks.steps import EAGER, correlation, errors, measured, percent
 
 SEQUENCE = 2048
 BLOOM_VOCABULARY = 250_880
-MEASURED_NETWORK = 40.5e9 / 8  # bytes/s a node, what the source's authors measured of four 100 Gb/s ports
+CLUSTER = "a100-80g-sxm-4opa"  # with the network that was measured there
 RANKED = ("181B", "02-25")  # the plans of one model on one cluster and one day
-
-
-def jean_zay() -> Hardware:
-    """A100-80GB with NVLink, and between nodes what was measured there."""
-    base = load_hardware("a100-80g-sxm-4hdr")
-    share = MEASURED_NETWORK / base.devices_per_node
-    node = replace(base.links[1], bandwidth=share, efficiency=1.0)
-    return replace(base, name="jean-zay", links=(base.links[0], node))
 
 
 @lru_cache(maxsize=4)
 def bloom(data: Path) -> tuple[tuple[NamedRow, str, bool], ...]:
     """Rows, the day of each, and whether it ran out of memory; full recomputation and eager attention are assumed."""
-    hardware, found = jean_zay(), []
+    hardware, found = load_hardware(CLUSTER), []
     for raw in read(data / "bloom_steps.csv"):
         if not raw["dp"]:
             continue  # one node: the replicas are not stated
@@ -110,7 +102,7 @@ def bloom_plans(data: Path) -> list[str]:
 
 def _out_of_memory(everything: Sequence[tuple[NamedRow, str, bool]]) -> list[str]:
     """Which plans are predicted not to fit, beside those that ran out."""
-    room = jean_zay().usable_memory_bytes
+    room = load_hardware(CLUSTER).usable_memory_bytes
     found = [(full, predicted_of(row).memory.peak > room) for row, _, full in everything]
     ran_out, fitted = [own for full, own in found if full], [own for full, own in found if not full]
     return [

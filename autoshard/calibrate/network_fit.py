@@ -128,21 +128,17 @@ def _mesh(nodes: int, devices: int) -> Mesh:
 
 
 def with_network(profile: str, fitted: NetworkFit, hardware: Hardware, source: str) -> str:
-    """The text of a profile whose links between nodes are as measured; what it said before stands in the source."""
+    """The text of a profile that states what was measured of its links between nodes beside what it said of them."""
     level = level_between_nodes(hardware)
     before, *tables = re.split(r"^(?=\[\[links\]\])", profile, flags=re.M)
-    own = hardware.links[level]
-    was = f"{own.bandwidth * own.efficiency / 1e9:.4g} GB/s and {own.latency_seconds * 1e6:.4g} us in {hardware.name}"
-    told = f"{source}: {fitted.rows} collectives across nodes, held-out error {fitted.error:.1%}; {was}"
-    figures: dict[str, float | str] = {
-        "bandwidth": f"{fitted.bandwidth / 1e9:.4g} GB/s",
-        "latency": f"{fitted.latency_seconds * 1e6:.4g} us",
-        "efficiency": 1.0,
+    told = f"{source}: {fitted.rows} collectives across nodes, held-out error {fitted.error:.1%}"
+    figures = {
+        "measured_bandwidth": f"{fitted.bandwidth / 1e9:.4g} GB/s",
+        "measured_latency": f"{fitted.latency_seconds * 1e6:.4g} us",
     }
-    text = re.sub(r"^ports = .*\n", "", tables[level], flags=re.M)  # the share of a device is what was measured
-    for key, value in figures.items():
-        start = re.search(rf"^{key} = .*$", text, flags=re.M)
-        assert start, key  # the profile was read
-        line = f"{key} = {figure_text(Entry(key, value, 'measured', told))}"
-        text = text[: start.start()] + line + text[start.end() :]
+    lines = [f"{key} = {figure_text(Entry(key, value, 'measured', told))}" for key, value in figures.items()]
+    text = re.sub(r"^measured_(bandwidth|latency) = .*\n", "", tables[level], flags=re.M)
+    last = re.search(r"^efficiency = .*$", text, flags=re.M)
+    assert last  # the profile was read
+    text = "\n".join((text[: last.end()], *lines)) + text[last.end() :]
     return before + "".join([*tables[:level], text, *tables[level + 1 :]])

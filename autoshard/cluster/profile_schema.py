@@ -25,7 +25,8 @@ class Link:
     graph has several links a node, a group may reach fewer of them. `latency_seconds` is that of one step.
     `oversubscription` divides what crosses the spine: all traffic, or with `rails` (ports of the same position in each
     block share a switch) only traffic between different positions. Groups of `reduces_from` devices and more are
-    reduced by the switch itself.
+    reduced by the switch itself. Where a profile states what was measured beside the datasheet's figures, `efficiency`
+    (above 1 if need be) and `latency_seconds` are as measured.
     """
 
     name: str
@@ -206,13 +207,19 @@ def _link(table: Table, inner: int) -> Link:
     name, kind, devices = table.text("name"), table.text("topology", topology.KINDS), table.integer("devices")
     bandwidth = table.figure("bandwidth", units.parse_bandwidth)
     ports = table.integer("ports") if table.has("ports") else inner
+    share, efficiency = bandwidth * ports / inner, table.fraction("efficiency")
+    latency = table.figure("latency", units.parse_seconds, zero=True)
+    if table.has("measured_bandwidth"):
+        efficiency = table.figure("measured_bandwidth", units.parse_bandwidth) / share
+    if table.has("measured_latency"):
+        latency = table.figure("measured_latency", units.parse_seconds, zero=True)
     found = Link(
         name=name,
         devices=devices,
         topology=kind,
-        bandwidth=bandwidth * ports / inner,
-        latency_seconds=table.figure("latency", units.parse_seconds, zero=True),
-        efficiency=table.fraction("efficiency"),
+        bandwidth=share,
+        latency_seconds=latency,
+        efficiency=efficiency,
         graph=_graph(table, kind, max(2, devices // inner)),
         rails=_flag(table, "rails"),
         oversubscription=_oversubscription(table),

@@ -258,6 +258,9 @@ def test_the_network_is_found(name):
             predicted = joint_seconds(written, mesh, axes, kind, 2.0**24)
             assert predicted == pytest.approx(joint_seconds(true, mesh, axes, kind, 2.0**24), rel=0.03)
     assert written.links[:level] == datasheet.links[:level]
+    assert written.links[level].bandwidth == own.bandwidth  # the datasheet's stands beside what was measured
+    again = with_network(written.text, replace(found, bandwidth=1e9), written, "another test")
+    assert parse_hardware(again).links[level].efficiency * own.bandwidth == pytest.approx(1e9)
 
 
 def test_a_profile_of_one_node_has_no_network():
@@ -289,4 +292,4 @@ def test_a_source_with_quotes_is_written_as_toml():
     datasheet = load_hardware("a100-80g-sxm")
     fitted = NetworkFit(datasheet.links[-1].name, 1e9, 1e-5, 7, 0.01, 0.01)
     written = parse_hardware(with_network(datasheet.text, fitted, datasheet, 'a "quoted" name \\ of mine'))
-    assert written.links[-1].bandwidth == 1e9
+    assert written.links[-1].bandwidth * written.links[-1].efficiency == pytest.approx(1e9)
