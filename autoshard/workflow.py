@@ -203,7 +203,9 @@ def _stepped(
     from autoshard.joint.optimizer_shards import least_step
     from autoshard.search.memory_fit import fitting_step
     from autoshard.search.objectives import MEMORY, SPEED
+    from autoshard.search.whole_step import check_request
 
+    check_request(graph, wanted.step)
     found: list[tuple[Plan, tuple[Point, ...], SearchTask | None]] = []
 
     def searched(limit_bytes: float, level: int = wanted.level) -> Plan:

@@ -97,9 +97,9 @@ def wanted(
     **settings: Any,
 ) -> SearchRequest:
     """The request of a program or of a command; `settings` are fields of it. UsageError where they contradict."""
-    step.check()
     read_fusion(settings.get("fuse", ()))
     strategy, mesh = of_mode(read_mode(mode), strategy, mesh, devices, bool(pins or pins_file))
+    step.check(searched=mesh is None and step.global_batch is not None)
     if mesh is None and devices is None:
         raise UsageError(*words.missing)
     stages = step.fixed_stages()

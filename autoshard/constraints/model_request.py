@@ -9,8 +9,9 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import FUSION, Graph
 
 
-def with_requests(request: StepRequest, graph: Graph) -> StepRequest:
-    """`request`, and what it leaves open as the graph's model says: stages of modules, the number of micro-batches."""
+def with_requests(request: StepRequest, graph: Graph, searched: bool = False) -> StepRequest:
+    """`request`, and what it leaves open as the graph's model says: stages of modules, the number of micro-batches.
+    `searched`: see `StepRequest.check`."""
     said = {pin.path for pin in request.pins}
     own = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
     stages = request.stages
@@ -24,7 +25,7 @@ def with_requests(request: StepRequest, graph: Graph) -> StepRequest:
         count = counts[0]
     made = replace(request, pins=(*request.pins, *own), stages=stages, micro_batches=count)
     if made != request:
-        made.check()
+        made.check(searched)
     return made
 
 

@@ -83,8 +83,9 @@ class StepRequest:
     def fixed_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else 1
 
-    def check(self) -> None:
-        """UsageError where the options contradict each other, whatever the model is."""
+    def check(self, searched: bool = False) -> None:
+        """UsageError where the options contradict each other, whatever the model is. `searched`: what is not said of
+        stages is for a search to choose."""
         if self.micro_batches is not None and self.global_batch is not None:
             raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
         self._check_shards()
@@ -96,7 +97,7 @@ class StepRequest:
                 raise UsageError(f"unknown recomputation {name!r}", f"--recompute {' or '.join(RECOMPUTE)}")
         if self.open_:
             return
-        one = self.fixed_stages() == 1
+        one = self.fixed_stages() == 1 and not (searched and self.stages is None)
         said = {"--virtual-stages": self.virtual_stages, "--schedule": self.schedule, "--pin stage": self.pins or None}
         for option, value in said.items():
             if one and value is not None:
@@ -106,7 +107,7 @@ class StepRequest:
                 f"--virtual-stages {self.virtual_stages} with --schedule {self.schedule}: a stage has one part in it",
                 "--schedule interleaved",
             )
-        for pin in self.pins:
+        for pin in self.pins if self.stages is not None else ():
             if not pin.stage < self.fixed_stages():
                 told = f"pin {STAGE_PIN}{pin.path}={pin.stage}: there are stages 0 to {self.fixed_stages() - 1}"
                 raise UsageError(told, f"--stages {pin.stage + 1}")

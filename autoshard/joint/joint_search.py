@@ -29,7 +29,7 @@ from autoshard.joint.fitting_steps import FAR, fastest_step
 from autoshard.joint.found_steps import JointResult, StepFound, best_stages, fastest_of_each, none_fits
 from autoshard.joint.least_memory import leanest_of
 from autoshard.joint.nearby_steps import as_solved, nearby_steps
-from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices
+from autoshard.joint.outer_space import Divided, OuterChoice, OuterSpace, outer_choices, what_divides
 from autoshard.joint.step_costs import StepProblem
 from autoshard.program.step_check import not_again
 from autoshard.rules.rebatch import rebatched
@@ -172,7 +172,7 @@ def joint_search(
     if not problems:
         reasons = "; ".join(f"{reason} ({n})" for reason, n in log.reasons.items())
         told = f"no way to divide {space.devices} devices and {space.global_batch} samples: {reasons}"
-        raise InfeasibleError(told, "other numbers of stages, devices or samples")
+        raise InfeasibleError(told, what_divides(space, hardware))
     if level == MEMORY:
         return leanest_of(problems, line, log, count, len(store.made), tell)
     return best_of(problems, line, log, count, len(store.made), tell)

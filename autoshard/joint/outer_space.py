@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
@@ -34,6 +34,7 @@ class OuterSpace:
     keeps: tuple[str, ...] = ("all", "expensive", "input")
     pinned: bool = False  # blocks to stages: parts of a stage then lie together
     shared: str = ""  # a weight that all blocks of that run read: of several parts each would train it
+    least_stages: int = 1  # that pins name
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ def outer_choices(space: OuterSpace, hardware: Hardware, log: Divided | None = N
     for stages in space.stages or divisors(space.devices, most):
         if space.devices % stages:
             log.no(f"{space.devices} devices are not divided by {stages} stages")
+            continue
+        if stages < space.least_stages:
+            log.no(f"a pin names stage {space.least_stages - 1}, and there would be {counted(stages, 'stage')}")
             continue
         if stages > space.line:
             told = f"{counted(space.line, 'block')} for {stages} stages, which are cut between blocks"
@@ -145,20 +149,37 @@ def _not_interleaved(space: OuterSpace, stages: int, virtual: int, count: int) -
     return ""
 
 
+def what_divides(space: OuterSpace, hardware: Hardware) -> str:
+    """What to type where nothing divides: the nearest batches that do, else the numbers of stages that may."""
+    most = space.devices * max(space.micro_batch or (1,))
+    tried = [(b, a) for b, a in ((space.global_batch - n, space.global_batch + n) for n in range(1, most + 1))]
+    below = next((b for b, _ in tried if b > 0 and _divides(space, hardware, b)), None)
+    above = next((a for _, a in tried if _divides(space, hardware, a)), None)
+    batches = [str(own) for own in (below, above) if own]
+    if batches:
+        return f"--global-batch {' or '.join(batches)}"
+    stages = [s for s in divisors(space.devices, min(space.line, space.devices)) if s >= space.least_stages]
+    other = f"--stages {', '.join(map(str, stages))}, or " if space.stages and stages else ""
+    return f"{other}other numbers of devices or samples"
+
+
+def _divides(space: OuterSpace, hardware: Hardware, batch: int) -> bool:
+    return any(True for _ in outer_choices(replace(space, global_batch=batch), hardware))
+
+
 def divisors(number: int, most: int | None = None) -> list[int]:
     """Ascending, at most `most`."""
     return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
 
 
-def read_choices(option: str, text: str | int | None, allowed: Sequence[int] | None = None) -> tuple[int, ...] | None:
-    """`auto`, a number or numbers with commas. UsageError for anything else."""
+def read_choices(option: str, text: str | int | None) -> tuple[int, ...] | None:
+    """`auto`, a number or numbers with commas, each once. UsageError for anything else."""
     if text in (None, AUTO):
         return None
     try:
-        found = tuple(int(part) for part in str(text).split(","))
+        found = tuple(dict.fromkeys(int(part) for part in str(text).split(",")))
     except ValueError:
         found = ()
-    if not found or any(n < 0 or (allowed is not None and n not in allowed) for n in found):
-        wanted = "numbers with commas" if allowed is None else f"of {', '.join(map(str, allowed))}"
-        raise UsageError(f"{option} {text}: expected auto, or {wanted}", f"{option} auto")
+    if not found or min(found) < 1:
+        raise UsageError(f"{option} {text}: expected auto, or numbers from 1 on with commas", f"{option} auto")
     return found

@@ -25,9 +25,9 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
     InfeasibleError where nothing divides or fits."""
     _check(graph, wanted)
     _check_batch(graph, wanted)
-    wanted = replace(wanted, step=with_requests(wanted.step, graph))
-    if isinstance(wanted.step.stages, int):
-        check_order(graph, wanted.step.pins, wanted.step.stages)
+    wanted = replace(wanted, step=with_requests(wanted.step, graph, searched=True))
+    fixed = wanted.step.stages
+    check_order(graph, wanted.step.pins, fixed if isinstance(fixed, int) else _least_stages(wanted))
     line = block_line(graph)
     capacity = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     return joint_search(
@@ -98,7 +98,13 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> OuterSpace:
         tuple(RECOMPUTE[name] for name in keeps),
         bool(step.pins),
         _shared_by_all(line),
+        _least_stages(wanted),
     )
+
+
+def _least_stages(wanted: SearchRequest) -> int:
+    """Those that pins name, and all before them."""
+    return 1 + max((pin.stage for pin in wanted.step.pins), default=0)
 
 
 def _shared_by_all(line: BlockLine) -> str:

@@ -29,23 +29,27 @@ def check_step(step: StepPlan, graph: Graph) -> None:
 
 
 def _check_counts(step: StepPlan, graph: Graph) -> None:
-    count, stages = step.micro_batches, step.stages
-    if count < 1 or step.virtual_stages < 1:
-        raise UsageError(f"a step of {count} micro-batches and {step.virtual_stages} virtual stages", "1 or more")
+    if step.micro_batches < 1 or step.virtual_stages < 1:
+        raise UsageError(
+            f"a step of {step.micro_batches} micro-batches and {step.virtual_stages} virtual stages", "1 or more"
+        )
     if step.schedule not in SCHEDULES:
         raise UsageError(f"unknown schedule {step.schedule!r}", " or ".join(SCHEDULES))
     if graph.loss is None and step != StepPlan():
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
+    check_counts(step.micro_batches, step.stages, step.virtual_stages, step.schedule)
+
+
+def check_counts(count: int, stages: int, virtual: int, schedule: str) -> None:
+    """UsageError where a schedule has no order for `count` micro-batches on stages of `virtual` parts."""
     if count < stages:
         raise UsageError(
             f"{counted(count, 'micro-batch')} for {stages} stages: some stage would always wait",
             f"--micro-batches {stages}",
         )
-    if step.virtual_stages > 1 and step.schedule != "interleaved":
-        raise UsageError(
-            f"{step.virtual_stages} virtual stages need the interleaved schedule", "--schedule interleaved"
-        )
-    if step.schedule == "interleaved" and count % stages:
+    if virtual > 1 and schedule != "interleaved":
+        raise UsageError(f"{virtual} virtual stages need the interleaved schedule", "--schedule interleaved")
+    if schedule == "interleaved" and count % stages:
         near = stages * max(1, round(count / stages))
         raise UsageError(
             f"the interleaved schedule takes micro-batches in groups of {stages}, a stage each, and {count} are not",
@@ -108,10 +112,10 @@ def micro_batches_of(graph: Graph, global_batch: int) -> int:
         below, above = global_batch // size * size, -(-global_batch // size) * size
         near = f"--global-batch {below} or {above}" if below else f"--global-batch {above}"
         divisors = [n for n in range(1, size) if global_batch % n == 0]
-        smaller = f", or a model captured with {divisors[-1]} samples" if divisors else ""
+        smaller = f", or a model captured with {counted(divisors[-1], 'sample')}" if divisors else ""
         raise UsageError(
-            f"--global-batch {global_batch}: the model was captured with {size} samples, one micro-batch, and "
-            f"{global_batch} is no multiple of that",
+            f"--global-batch {global_batch}: the model was captured with {counted(size, 'sample')}, one micro-batch, "
+            f"and {global_batch} is no multiple of that",
             near + smaller,
         )
     return global_batch // size

@@ -12,7 +12,7 @@ from autoshard.constraints.step_request import RECOMPUTE, StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_ALL, BlockPolicy, Plan, StagePart, StepPlan
-from autoshard.program.step_check import check_step, micro_batches_of, not_again
+from autoshard.program.step_check import check_counts, check_step, micro_batches_of, not_again
 from autoshard.program.weight_buckets import block_of
 
 NO_CALL = "it is a list, and its modules make a single operator each"
@@ -21,6 +21,21 @@ NO_CALL = "it is a list, and its modules make a single operator each"
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     """`plan` with the step that `request` fixes, and the model's own modules. UsageError where there is none."""
     request = with_requests(request, graph)
+    count = check_request(graph, request)
+    stages, virtual = request.fixed_stages(), request.virtual_stages or 1
+    assert isinstance(virtual, int)
+    schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
+    recompute, reasons = _policies(graph, request.recompute, count)
+    parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
+    step = StepPlan(count, schedule, virtual, parts, recompute, zero=plan.step.zero)
+    check_step(step, graph)
+    notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
+    plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
+    return without_torn(plan, graph)
+
+
+def check_request(graph: Graph, request: StepRequest) -> int:
+    """How many micro-batches a step has. UsageError for what is wrong whatever plan a search finds."""
     if request.open_ or request.micro_batch is not None:
         told = "auto, lists and --micro-batch are for steps that are searched for: for a global batch on devices"
         raise UsageError(told, "--global-batch and --devices, without --mesh")
@@ -32,13 +47,10 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
     elif request.micro_batches is None and stages > 1:
         raise UsageError(f"--stages {stages} needs micro-batches to keep them busy", f"--micro-batches {4 * stages}")
     schedule = request.schedule or ("interleaved" if virtual > 1 else "1f1b")
-    recompute, reasons = _policies(graph, request.recompute, count)
-    parts = balanced_parts(plan, graph, stages, virtual, request.pins) if stages > 1 else ()
-    step = StepPlan(count, schedule, virtual, parts, recompute, zero=plan.step.zero)
-    check_step(step, graph)
-    notes = [f"{path} is not computed again: {why}" for path, why in reasons.items() if why]
-    plan = replace(plan, step=step, search=replace(plan.search, notes=(*plan.search.notes, *notes)))
-    return without_torn(plan, graph)
+    check_counts(count, stages, virtual, schedule)
+    if virtual == 1:
+        check_order(graph, request.pins, stages)
+    return count
 
 
 def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[BlockPolicy, ...], dict[str, str]]:

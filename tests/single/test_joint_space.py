@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from autoshard.api.planned import CapturedModel
+from autoshard.api.step_answer import planned_step
 from autoshard.cluster.hardware import load_hardware
-from autoshard.constraints.step_request import StepRequest
-from autoshard.errors import UsageError
+from autoshard.constraints.step_request import StagePin, StepRequest
+from autoshard.errors import InfeasibleError, UsageError
 from autoshard.graph_capture.capture import capture
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import FreeSize, Graph
 from autoshard.joint.step_request_space import searched_step
+from autoshard.rules.captured_length import follows_of, slopes_of
 from autoshard.rules.rebatch import rebatched
 from autoshard.search.search_request import SearchRequest
 
 
 class Small(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -27,8 +33,12 @@ class Small(nn.Module):
         return x.square().mean()
 
 
-def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Small(), (torch.randn(4, 8),)
+def build(layers: int = 2) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Small(layers), (torch.randn(4, 8),)
+
+
+def graph_of(layers: int) -> Graph:
+    return capture(f"{__file__}:build", {"layers": layers})
 
 
 def test_a_micro_batch_that_the_model_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +51,62 @@ def test_a_micro_batch_that_the_model_does_not_have_is_left_out(monkeypatch: pyt
 
     monkeypatch.setattr("autoshard.joint.joint_search.rebatched", carried)
     wanted = SearchRequest(devices=1, step=StepRequest(global_batch=8, micro_batch="1,2"))
-    found = searched_step(capture(f"{__file__}:build", {}), load_hardware("a100-80g-sxm"), wanted)
+    found = searched_step(graph_of(2), load_hardware("a100-80g-sxm"), wanted)
     assert found.best.problem.choice.micro_batch == 2
     assert ("micro-batches of 1: index joins the batch with something else", 1) in found.undivided
+
+
+def test_a_saved_graph_of_many_layers_is_searched() -> None:
+    """It says which of its numbers follow the length of sequences; the blocks that are left out have some of them."""
+    graph = graph_of(5)
+    follows = follows_of({f"{op.results[0]} 0": Fraction(1) for op in graph.ops[:-1]})
+    saved = replace(graph, free_sizes=(FreeSize("sequence", "", 2, 64, follows),))
+    wanted = SearchRequest(devices=2, step=StepRequest(global_batch=16, micro_batch=2))
+    answer = planned_step(CapturedModel(saved), load_hardware("a100-80g-sxm"), wanted)
+    assert slopes_of(answer.plan.graph.free_sizes[0]).keys() == slopes_of(saved.free_sizes[0]).keys()
+
+
+def test_what_is_not_said_of_stages_is_searched() -> None:
+    """A schedule, parts of a stage, or a pin, without a number of stages."""
+    graph, hardware = graph_of(6), load_hardware("a100-80g-sxm")
+
+    def found(**said: object) -> tuple[int, int, str]:
+        step = StepRequest(global_batch=16, **said)  # type: ignore[arg-type]
+        step.check(searched=True)
+        choice = searched_step(graph, hardware, SearchRequest(devices=4, step=step)).best.problem.choice
+        return choice.stages, choice.virtual_stages, choice.schedule
+
+    assert found(virtual_stages=2)[1:] == (2, "interleaved")
+    assert found(schedule="gpipe")[2] in ("gpipe", "1f1b")  # this one where there is one stage
+    assert found(pins=(StagePin("layers.5", 1),))[0] >= 2
+    for said in ({"virtual_stages": 2}, {"schedule": "gpipe"}, {"pins": (StagePin("layers.5", 1),)}):
+        with pytest.raises(UsageError, match="about stages, and there is one"):
+            StepRequest(global_batch=16, **said).check()  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a stage may not decrease"):
+        found(pins=(StagePin("layers.0", 1), StagePin("layers.5", 0)))
+    with pytest.raises(InfeasibleError, match="a pin names stage 4, and there would be 2 stages") as told:
+        found(pins=(StagePin("layers.5", 4),))
+    assert told.value.hint == "other numbers of devices or samples"
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ({"global_batch": 30, "micro_batch": 4}, "--global-batch 28 or 32"),
+        ({"global_batch": 17, "stages": 2, "micro_batch": 4}, "--global-batch 16 or 20"),
+        ({"global_batch": 3, "stages": 4}, "--global-batch 4"),
+        ({"global_batch": 16, "stages": 3}, "--stages 1, 2, 4, or other numbers of devices or samples"),
+    ],
+)
+def test_a_batch_that_does_not_divide_says_what_would(said: dict[str, int], hint: str) -> None:
+    wanted = SearchRequest(devices=4, step=StepRequest(**said))  # type: ignore[arg-type]
+    with pytest.raises(InfeasibleError, match="no way to divide") as told:
+        searched_step(graph_of(6), load_hardware("a100-80g-sxm"), wanted)
+    assert told.value.hint == hint
+
+
+def test_no_number_of_choices_is_nought() -> None:
+    for option in ("stages", "virtual_stages", "micro_batch"):
+        step = StepRequest(global_batch=16, **{option: "0,2"})  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 0,2: expected auto, or numbers from 1 on"):
+            searched_step(graph_of(2), load_hardware("a100-80g-sxm"), SearchRequest(devices=2, step=step))

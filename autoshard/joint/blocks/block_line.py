@@ -167,4 +167,5 @@ def _only(graph: Graph, ops: list[Op], renamed: dict[str, str]) -> Graph:
         recipes=tuple(recipe for recipe in graph.recipes if paths.issuperset(recipe.paths)),
         discovered=tuple(own for own in graph.discovered if own[0] in names),
         strategies=tuple(own for own in graph.strategies if own[0] in names),
+        free_sizes=(),  # of numbers of the whole graph
     )
