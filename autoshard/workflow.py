@@ -167,6 +167,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     from autoshard.search.search_request import micro_batches
     from autoshard.simulation.fusion_sizes import with_unused_fusion
 
+    typed = wanted.step.text
     wanted = replace(wanted, step=with_requests(wanted.step, graph)).of_one_stage()
     seed, ignored = wanted.random_seed(), wanted.ignored()
     if seed is not None:
@@ -180,11 +181,13 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
             all_to_all=wanted.all_to_all,
             micro_batches=micro_batches(graph, wanted),
         )
-        return Made(with_unused_fusion(_with_step(plan, graph, hardware, wanted), graph), ignored)
+        plan = _with_step(plan, graph, hardware, wanted)
+        plan = replace(plan, search=replace(plan.search, step_options=typed))
+        return Made(with_unused_fusion(plan, graph), ignored)
     log: Log = []
     clock = _clock(wanted)
     plan, points, task = _stepped(graph, hardware, wanted, clock, log)
-    plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored)))
+    plan = replace(plan, search=replace(plan.search, notes=(*plan.search.notes, *ignored), step_options=typed))
     plan = with_unused_fusion(plan, graph)
     left = clock if clock.stopped or wanted.time_limit_seconds else None
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)

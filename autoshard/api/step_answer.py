@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from autoshard.api.planned import CapturedModel, PlannedModel
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.fusion_request import read_fusion
-from autoshard.constraints.step_request import AUTO
+from autoshard.constraints.model_request import asks_to_recompute
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
@@ -20,6 +21,7 @@ from autoshard.rules.rebatch import batch_size
 from autoshard.search.build_plan import Origin
 from autoshard.search.search_request import SearchRequest
 from autoshard.simulation.fusion_sizes import with_unused_fusion
+from autoshard.text import step_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,36 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
     known = captured_with(graph, origin.model, dict(origin.arguments), batch_size(model.graph))
     if known is not graph:
         graph, plan = joint_plan(found, hardware, origin, known)
+    steps, sentences = step_text.steps(found), step_text.sentences(found)
+    options = _as_found(wanted.step, found, model.graph).text
+    plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, steps_told=sentences))
     return StepAnswer(found, PlannedModel(with_unused_fusion(plan, graph), graph, hardware), step_seconds(plan))
+
+
+def _as_found(step: StepRequest, found: JointResult, graph: Graph) -> StepRequest:
+    """What asks for this very step: all that was found outside its blocks, so that the search is quick."""
+    choice = found.best.problem.choice
+    several = choice.stages > 1
+    return replace(
+        step,
+        stages=choice.stages,
+        virtual_stages=choice.virtual_stages if several else None,
+        schedule=choice.schedule if several else None,
+        recompute=step.recompute if asks_to_recompute(graph) else _again(step, found),
+        micro_batch=choice.micro_batch,
+        zero=None if step.enable_parallel_optimizer else choice.zero,
+        pins=step.pins if several else (),
+    )
+
+
+def _again(step: StepRequest, found: JointResult) -> str | None:
+    """The ways of computing again that its blocks have, of those that were asked for."""
+    problem, blocks = found.best.problem, found.line.blocks
+    pairs = zip(problem.kinds, found.best.plan.points, strict=True)
+    kept = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
+    asked = RECOMPUTE if step.recompute in (None, AUTO) else str(step.recompute).split(",")
+    words = [word for word in asked if RECOMPUTE[word] in kept]
+    return ",".join(words) or step.recompute
 
 
 def _made(graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin) -> tuple[JointResult, Graph, Plan]:

@@ -8,6 +8,8 @@ from autoshard.constraints.step_request import StagePin, StepRequest
 from autoshard.errors import UsageError
 from autoshard.ir.graph import FUSION, Graph
 
+RECOMPUTE = "recompute"  # among what a graph's modules ask for
+
 
 def with_requests(request: StepRequest, graph: Graph, searched: bool = False) -> StepRequest:
     """`request`, and what it leaves open as the graph's model says: stages of modules, the number of micro-batches.
@@ -34,11 +36,16 @@ def asks_of_the_step(graph: Graph) -> bool:
     return any(not own.startswith(f"{FUSION}:") for _, own in graph.module_requests)
 
 
+def asks_to_recompute(graph: Graph) -> bool:
+    """Does the model want any of its blocks computed again?"""
+    return any(what == RECOMPUTE for _, what in graph.module_requests)
+
+
 def recomputed_blocks(graph: Graph, blocks: tuple[str, ...]) -> tuple[str, ...]:
     """Those of `blocks` that the model wants computed again. UsageError for a module that neither is nor holds one."""
     found: dict[str, None] = {}
     for path, what in graph.module_requests:
-        if what != "recompute":
+        if what != RECOMPUTE:
             continue
         own = [block for block in blocks if not path or block == path or block.startswith(f"{path}.")]
         if not own:

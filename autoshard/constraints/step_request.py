@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 from autoshard.errors import UsageError
 from autoshard.ir.plan import SCHEDULES
@@ -64,6 +66,16 @@ class StepRequest:
             return 0.0
         own = THRESHOLD_KB if self.parallel_optimizer_threshold is None else self.parallel_optimizer_threshold
         return 1024.0 * own
+
+    @property
+    def text(self) -> str:
+        """The options that say this, as typed."""
+        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "pins"]
+        flags = [f"--{name.replace('_', '-')}" for name, value in named if value is True]
+        said = [(name, value) for name, value in named if value is not None and not isinstance(value, bool)]
+        options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in said]
+        pins = [f"--pin {shlex.quote(text)}" for text in pin_texts(self.pins)]
+        return " ".join([*options, *flags, *pins])
 
     @property
     def open_(self) -> bool:
@@ -129,6 +141,20 @@ class StepRequest:
             told = f"parallel_optimizer_threshold {threshold!r}: expected a whole number of KB from 0 on"
             raise UsageError(told, f"--parallel-optimizer-threshold {THRESHOLD_KB}")
         assert self.zero_levels is not None  # it says what is wrong
+
+
+def pin_texts(pins: Iterable[StagePin]) -> list[str]:
+    """As typed; items of one list in a row on one stage are one pin: `stage:model.layers.0-15=0`."""
+    found: list[tuple[str, int, int, int]] = []  # before the number, first, last, stage; without a number both are -1
+    for pin in pins:
+        match = re.fullmatch(r"(.*?)(\d+)", pin.path)
+        before, number = (match[1], int(match[2])) if match else (pin.path, -1)
+        first = number
+        if match and found and (before, number - 1, pin.stage) == (found[-1][0], *found[-1][2:]):
+            first = found.pop()[1]
+        found.append((before, first, number, pin.stage))
+    numbers = [("" if first < 0 else str(first) if first == last else f"{first}-{last}") for _, first, last, _ in found]
+    return [f"{STAGE_PIN}{own[0]}{number}={own[3]}" for own, number in zip(found, numbers, strict=True)]
 
 
 def read_stage_pins(texts: tuple[str, ...]) -> tuple[StagePin, ...]:

@@ -32,6 +32,7 @@ from autoshard.text.answer_words import certainty, gap_words, space
 from autoshard.text.critical_path import left_open
 from autoshard.text.float8_words import float8_words
 from autoshard.text.plan_summary import collective_words, purpose
+from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.units import format_bytes, format_seconds
 
 NOT_MODELLED = ("loading of data", "slow or shared nodes and links", "fragmentation of the allocator")
@@ -177,7 +178,16 @@ def _search(plan: Plan) -> dict[str, Any]:
         )
         for c in plan.search.candidates
     ]
-    return {"asked": f"Asked for: {asked}.", "candidates": candidates, "meshes": [_mesh(m) for m in plan.search.meshes]}
+    meshes = [_mesh(m) for m in plan.search.meshes]
+    return {"asked": f"Asked for: {asked}.", "candidates": candidates, "meshes": meshes, "searched": _steps(plan)}
+
+
+def _steps(plan: Plan) -> dict[str, Any] | None:
+    """The whole steps that a search of steps found; None of a plan whose step was said."""
+    if not plan.search.steps:
+        return None
+    rows = [step_cells(own) for own in plan.search.steps]
+    return {"head": [*HEADER[:-1], "outcome"], "rows": rows, "told": told(plan.search.steps_told)}
 
 
 def _mesh(tried: MeshTried) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoshard.ir.layout import Layout
 from autoshard.ir.mesh import Mesh
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 KEEP_ALL = "all"
 KEEPS = (KEEP_ALL, "expensive", "input")  # of a block's values, until its backward
@@ -137,8 +137,33 @@ class MeshTried:
 
 
 @dataclass(frozen=True)
+class StepTried:
+    """A whole step that a search of steps found: its outer choice, what its blocks compute again (`again`), seconds by
+    the costs of its blocks and of its own program (0 where it was not made a plan), bytes of its fullest device.
+    `outcome`: chosen, or why not."""
+
+    stages: int
+    virtual_stages: int
+    schedule: str
+    replicas: int
+    tensor: int
+    micro_batches: int
+    micro_batch: int  # samples of one replica
+    zero: int
+    again: str
+    outcome: str
+    blocks_seconds: float
+    program_seconds: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True)
 class Search:
-    """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss."""
+    """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss.
+
+    Of whole steps: `step_options` are the options that ask for this one, `steps` those that were found, the chosen one
+    first, and `steps_told` how far any other could be better, of what this speaks, and what was left out.
+    """
 
     level: int = 2
     pins: tuple[str, ...] = ()
@@ -148,6 +173,9 @@ class Search:
     outputs_seconds: float = 0.0  # redistributions that only the end of the step needs: no choice's part
     all_to_all: bool = True  # may redistributions exchange
     cut_short: bool = False  # by the clock, or Ctrl-C
+    step_options: str = ""
+    steps: tuple[StepTried, ...] = ()
+    steps_told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoshard.errors import InvalidFileError
 from autoshard.ir.codec import decode, encode
-from autoshard.ir.plan import SCHEMA_VERSION, Plan, StepPlan
+from autoshard.ir.plan import SCHEMA_VERSION, Plan, Search, StepPlan
 from autoshard.system.files import parse_json, read_text, write_text
 
 KIND = "autoshard.plan"
@@ -34,9 +34,10 @@ def loads(text: str, where: str = "plan") -> Plan:
             f"{where} is not an autoshard plan", "autoshard plan MODEL --mesh dp=2,tp=2 --hardware NAME"
         )
     found = data.get("schema_version")
-    if type(found) is int and OLDEST <= found < SCHEMA_VERSION and isinstance(data.get("step", {}), dict):
-        step = encode(StepPlan()) | data.get("step", {})
-        data, found = {"fusion": []} | data | {"step": step}, SCHEMA_VERSION
+    own = {name: data.get(name, {}) for name in ("step", "search")}
+    if type(found) is int and OLDEST <= found < SCHEMA_VERSION and all(isinstance(part, dict) for part in own.values()):
+        own = {"step": encode(StepPlan()) | own["step"], "search": encode(Search()) | own["search"]}
+        data, found = {"fusion": []} | data | own, SCHEMA_VERSION
     if found != SCHEMA_VERSION:
         raise InvalidFileError(
             f"{where} is a plan of schema version {found!r}, this autoshard reads version {SCHEMA_VERSION}",

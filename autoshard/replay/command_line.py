@@ -9,7 +9,7 @@ from autoshard.cluster.hardware import parse_hardware
 from autoshard.constraints.fusion_request import fusion_text
 from autoshard.constraints.step_request import RECOMPUTE
 from autoshard.graph_capture.model_spec import LOSS
-from autoshard.ir.plan import OpPlan, Plan, StepPlan
+from autoshard.ir.plan import OpPlan, Plan
 
 
 def command(plan: Plan, training: bool = True) -> str:
@@ -26,12 +26,12 @@ def command(plan: Plan, training: bool = True) -> str:
     if not plan.model.endswith(".json"):
         parts += [f"--precision {shlex.quote(plan.precision)}", f"--optimizer {shlex.quote(plan.optimizer)}"]
         parts += ["--eval"] * (not training)
-    parts += _searched_options(plan) if plan.step.samples else _step_options(plan.step)
+    parts += [plan.search.step_options] if plan.search.step_options else _step_options(plan)
     deciders = {style_of(op) for op in plan.ops} - {""}
     parts += [f"--strategy {shlex.quote(name)}" for name in sorted(deciders)]
     if plan.search.level != 2:
         parts.append(f"--level {plan.search.level}")
-    if plan.certificate.solver not in ("dp", *deciders):
+    if plan.certificate.solver not in ("dp", *deciders) and not plan.step.samples:
         parts.append(f"--solver {shlex.quote(plan.certificate.solver)}")
     if not plan.search.all_to_all:
         parts.append("--no-all-to-all")
@@ -42,8 +42,12 @@ def command(plan: Plan, training: bool = True) -> str:
     return " ".join([*parts, *(f"--pin {shlex.quote(pin)}" for pin in plan.search.pins)])
 
 
-def _step_options(step: StepPlan) -> list[str]:
-    """Of a policy for all blocks, and stages as the options cut them; what a search mixed is in plan.json."""
+def _step_options(plan: Plan) -> list[str]:
+    """Of a plan that does not hold them: of a policy for all blocks, and stages as the options cut them."""
+    step = plan.step
+    if step.samples:  # it was searched for
+        parts = [f"--global-batch {step.samples * step.micro_batches}", f"--stages {step.stages}"]
+        return [*parts, f"--micro-batch {step.samples // plan.mesh.sizes[0]}"]
     parts = [f"--micro-batches {step.micro_batches}"] * (step.micro_batches > 1)
     if step.stages > 1:
         parts += [f"--stages {step.stages}", f"--schedule {step.schedule}"]
@@ -52,15 +56,6 @@ def _step_options(step: StepPlan) -> list[str]:
     said = [word for word, keep in RECOMPUTE.items() if keeps == {keep} and keep != "all"]
     parts += [f"--zero {step.zero}"] * (step.zero != 3)
     return parts + [f"--recompute {word}" for word in said]
-
-
-def _searched_options(plan: Plan) -> list[str]:
-    """Of a step that was searched for: all that was found outside its blocks, so that the search is quick."""
-    step = plan.step
-    parts = [f"--global-batch {step.samples * step.micro_batches}", f"--stages {step.stages}"]
-    parts += [f"--virtual-stages {step.virtual_stages}", f"--micro-batch {step.samples // plan.mesh.sizes[0]}"]
-    parts += [f"--zero {step.zero}"] * (step.zero != 3)
-    return parts + [f"--schedule {step.schedule}"] * (step.stages > 1)
 
 
 def style_of(op: OpPlan) -> str:

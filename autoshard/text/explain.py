@@ -41,6 +41,7 @@ from autoshard.text import plan_words
 from autoshard.text.answer_words import gap
 from autoshard.text.critical_path import LARGE, left_open
 from autoshard.text.plan_summary import certificate_rows
+from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 
@@ -280,6 +281,9 @@ def text(explained: Explained, width: int | None = None) -> str:
     result = [*_costs(explained, width), "", *table([*certificate_rows(plan), simulated], width)]
     if explained.left_open:
         result += _fitted(f"left open: {explained.left_open}", width)
+    if plan.search.steps:
+        result += ["", "whole steps:", *table([HEADER, *map(step_cells, plan.search.steps)], width)]
+        result += [line for told in plan.search.steps_told for line in _fitted(told, width)]
     if explained.why_not:
         result += ["", *_why_lines(plan, explained.why_not, width)]
     result += [line for note in explained.notes for line in _fitted(f"note: {note}", width)]
@@ -369,4 +373,6 @@ def as_dict(explained: Explained) -> dict[str, Any]:
         "why_not": asdict(explained.why_not) if explained.why_not else None,
         "notes": list(explained.notes),
         "left_open": explained.left_open,
+        "steps": [asdict(tried) for tried in plan.search.steps],
+        "steps_told": list(plan.search.steps_told),
     }

@@ -213,7 +213,8 @@ def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
     step = "mean micro-batch" if plan.step.micro_batches > 1 else "simulated step"
     name = ("communication and repeated work", "least memory as the solver counts", step)[level]
     found, least = show(certificate.level_objective), show(certificate.level_bound)
-    known = "no lower bound" if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
+    none = "no lower bound of it alone: its step was searched as a whole" if plan.search.steps else "no lower bound"
+    known = none if gap(plan) is None else f"lower bound {least}, gap {gap_words(plan)}"
     text = f"{name} {found}, {known} {how}"
     return [("objective", f"{objective} were nothing to overlap"), (f"level {level}", text)]
 

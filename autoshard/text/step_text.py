@@ -7,15 +7,16 @@ from itertools import groupby
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE
+from autoshard.ir.plan import StepTried
 from autoshard.joint.found_steps import JointResult, StepFound
 from autoshard.search.objectives import MEMORY, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.stages.stage_problem import Part
+from autoshard.text.step_rows import HEADER, step_cells
 from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds
 
 SAID = {keep: word for word, keep in RECOMPUTE.items()}
-_HEADER = ("stages", "dp", "tp", "micro-batches", "ZeRO", "computed again", "by blocks", "by program", "memory", "")
 
 
 def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
@@ -33,10 +34,25 @@ def summary(found: JointResult, wanted: SearchRequest, width: int) -> list[str]:
         *(line for told in certainty(found) for line in wrapped(told, width)),
     ]
     if found.others:
-        lines += ["", *table([_HEADER, *(_row(own, best, found.level) for own in (best, *found.others))], width)]
-    for reason, count in found.undivided:
-        lines += wrapped(f"left out {count} times: {reason}", width)
+        lines += ["", *table([HEADER, *map(step_cells, steps(found))], width)]
+    for told in left_out(found):
+        lines += wrapped(told, width)
     return lines
+
+
+def steps(found: JointResult) -> tuple[StepTried, ...]:
+    """As a plan keeps them: the best, and what was found of every other outer choice."""
+    return tuple(_tried(own, found.best, found.level) for own in (found.best, *found.others))
+
+
+def sentences(found: JointResult) -> tuple[str, ...]:
+    """As a plan keeps them."""
+    return (*certainty(found), *left_out(found))
+
+
+def left_out(found: JointResult) -> list[str]:
+    """What does not divide, or can't be."""
+    return [f"left out {count} {'time' if count == 1 else 'times'}: {reason}" for reason, count in found.undivided]
 
 
 def certainty(found: JointResult) -> list[str]:
@@ -127,15 +143,11 @@ def again(found: StepFound, parts: list[Part]) -> str:
     return ", ".join(f"{word} {count}" for word, count in sorted(counts.items())) or "nothing"
 
 
-def _row(own: StepFound, best: StepFound, level: int) -> tuple[str, ...]:
-    choice = own.problem.choice
-    return (
-        str(choice.stages) + (f" x {choice.virtual_stages}" if choice.virtual_stages > 1 else ""),
-        str(choice.replicas), str(choice.tensor), f"{choice.micro_batches} of {choice.micro_batch}", str(choice.zero),
-        again(own, list(own.plan.parts)), format_seconds(own.seconds),
-        format_seconds(own.program_seconds) if own.program_seconds else "",
-        format_bytes(own.program_bytes or own.peak_bytes), why_not(own, best, level),
-    )  # fmt: skip
+def _tried(own: StepFound, best: StepFound, level: int) -> StepTried:
+    size, again_ = own.program_bytes or own.peak_bytes, again(own, list(own.plan.parts))
+    why = why_not(own, best, level)
+    return StepTried(**vars(own.problem.choice), again=again_, outcome=why, blocks_seconds=own.seconds,
+                     program_seconds=own.program_seconds, peak_bytes=size)  # fmt: skip
 
 
 def why_not(own: StepFound, best: StepFound, level: int = SPEED) -> str:

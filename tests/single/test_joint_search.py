@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ from autoshard.simulation import simulate
 from autoshard.simulation.step_timeline import simulate_step
 from autoshard.solvers.stages.stage_brute_force import every_plan
 from autoshard.solvers.stages.stage_partition import solve_stages
+from autoshard.text.step_rows import step_cells
 from autoshard.text.step_text import why_not
 from autoshard.verification import verify_package
 
@@ -287,6 +289,12 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert plan.step.predicted_seconds == summary["searched_step"]["program_seconds"]
     # The program's first forward waits for the host to start each weight's gather (70 in all); the search doesn't
     assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.06)
+    assert main(["explain", str(out)]) == 0
+    explained, page = " ".join(capsys.readouterr().out.split()), html.unescape((out / "report.html").read_text())
+    assert [told[:4] for told in plan.search.steps_told[:2]] == ["gap "] * 2  # of the step, and of the closed form
+    assert all(told in explained and told[1:] in page for told in plan.search.steps_told)
+    assert len(plan.search.steps) == 1 + len(summary["searched_step"]["others"])
+    assert all(" ".join(step_cells(own)[-2:]) in explained for own in plan.search.steps)
 
 
 def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: Path) -> None:
@@ -299,7 +307,7 @@ def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: P
     plan = load(out / "plan.json")
     assert plan.step.samples == 2 and plan.step.micro_batches == 4
     again = "--devices 2 --hardware a100-80g-sxm --precision fp32 --optimizer adamw --global-batch 8 --stages 1 "
-    assert again + "--virtual-stages 1 --micro-batch 1" in command(plan)
+    assert again + "--recompute none --micro-batch 1 --zero 3" in command(plan)
     proof = verify_package(out, backend="lockstep")
     assert proof.passed and not proof.reduced, proof.failure
 

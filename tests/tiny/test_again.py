@@ -30,6 +30,8 @@ ASKED = {
     "pins": ["--pin", "h.*.fc=Shard(0)@dp", "--pin", "x=((2, 1),)"],
     "limit": ["--memory-limit", "123456789 B"],
     "solver": ["--solver", "propagation", "--no-all-to-all"],
+    "micro-batches": ["--global-batch", "256", "--zero", "3", "--recompute", "full"],
+    "parallel optimizer": ["--enable-parallel-optimizer", "--parallel-optimizer-threshold", "0"],
 }
 
 
@@ -45,6 +47,29 @@ def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert commands.main([*said[1:], "--out", "other"]) == 0
     assert plan_json.plan_hash(plan_json.load("other/plan.json")) == plan_json.plan_hash(plan)
     assert header_of(build(plan, graph, hardware).program, plan, graph).command == command(plan)
+
+
+STEPS = {
+    "in stages": ["--mesh", "dp=2", "--stages", "2", "--micro-batches", "4", "--pin", "stage:h.0-2=0"],
+    "searched": ["--devices", "4", "--global-batch", "256"],
+    "searched, in stages": ["--devices", "4", "--global-batch", "256", "--stages", "2", "--pin", "stage:h.0-2=0"],
+    "searched, in parts": ["--devices", "2", "--global-batch", "256", "--virtual-stages", "2", "--zero", "0"],
+    "searched, leaner": ["--devices", "4", "--global-batch", "256", "--level", "memory", "--recompute", "full,none"],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_same_whole_step_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but what is told of the search, which is of fewer choices."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.graph.json").write_text(graph_json.dumps(mlp_graph(5, 64, 64)), encoding="utf-8")
+    given = ["plan", "m.graph.json", "--hardware", "a100-80g-sxm", "--out"]
+    assert commands.main([*given, "one", *STEPS[name]]) == 0
+    plan, _, _ = read_package(Path("one"))
+    assert commands.main([*shlex.split(command(plan))[1:], "--out", "other"]) == 0
+    other = plan_json.load("other/plan.json")
+    assert replace(other, search=plan.search) == plan
+    assert command(other) == command(plan)
 
 
 @pytest.fixture(scope="module")

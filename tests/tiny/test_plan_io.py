@@ -24,6 +24,7 @@ from autoshard.ir.plan import (
     PlanStep,
     RedistributionPlan,
     Search,
+    StepTried,
     TensorPlan,
 )
 
@@ -55,9 +56,11 @@ def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, 
 CANDIDATES = st.builds(Candidate, NAMES, NAMES, SECONDS, SECONDS, SECONDS)
 MESHES = st.builds(MeshTried, st.just(Mesh((("dp", 4),))), NAMES, SECONDS, SECONDS, SECONDS)
 BOOLEANS = st.booleans()
+TRIED = st.builds(StepTried, *[st.integers(1, 9)] * 2, NAMES, *[st.integers(1, 9)] * 5, NAMES, NAMES, *[SECONDS] * 3)
 SEARCHES = st.builds(
-    Search, st.integers(0, 2), few(NAMES), few(CANDIDATES), few(MESHES), few(NAMES), SECONDS, BOOLEANS, BOOLEANS
-)
+    Search, st.integers(0, 2), few(NAMES), few(CANDIDATES), few(MESHES), few(NAMES), SECONDS, BOOLEANS, BOOLEANS, NAMES,
+    few(TRIED), few(NAMES),
+)  # fmt: skip
 PLANS = st.builds(
     Plan,
     graph_hash=NAMES,
