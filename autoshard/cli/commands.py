@@ -327,6 +327,8 @@ def estimate(options: argparse.Namespace) -> int:
     host = None if given is None else replace(estimating.host_of(hardware), dispatch_seconds=given)
     if options.search:
         return _search_runs(options, hardware, host)
+    if options.pareto:
+        raise UsageError("--pareto: the front is of a search", "--search --devices 1024")
     made = estimate_any(*estimate_options.read(options), hardware, host)
     if options.output:
         write_text(options.output, json.dumps(estimate_text.pipeline_trace(made)))
@@ -373,7 +375,9 @@ def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
 
     space = estimate_options.space(options)
     with step(f"searching configurations of {space.devices} devices", options.json):
-        found = best_runs_any(space, hardware, options.top, host)
+        found = best_runs_any(space, hardware, options.top, host, options.pareto is not None)
+    if options.pareto:
+        write_text(options.pareto, best_runs_text.front_picture(found, hardware))
     if options.output:
         from autoshard.estimate.shown.estimate_text import pipeline_trace
 

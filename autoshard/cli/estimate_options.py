@@ -86,6 +86,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=whole("--top"), default=10, metavar="N", help="how many a search shows; default 10"
     )
+    front = "of a search: the front of step time against memory, as a table and as a picture in this file"
+    parser.add_argument("--pareto", type=path("--pareto"), metavar="FILE.svg", help=front)
     parser.add_argument("--reduce", choices=("fp32", "bf16"), help="what gradients are summed in; default by precision")
     software = "whose whole steps the rates are of, see docs/estimate.md; default kernels: those of kernels alone"
     parser.add_argument("--software", default="kernels", metavar="NAME", help=software)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, nsmallest
 
@@ -23,13 +23,15 @@ ROUNDING = 1e-9
 @dataclass(frozen=True)
 class BestRuns:
     """`best`: fastest first. Of `possible` configurations `fitting` (None: not counted) fit the memory and `simulated`
-    were simulated; no other one takes less than `others_seconds` (infinite where all were simulated)."""
+    were simulated; no other one takes less than `others_seconds` (infinite where all were simulated). `front`, where it
+    was asked for: fastest first, those that no other one beats in both time and memory."""
 
     best: tuple[Estimate, ...]
     possible: int
     fitting: int | None
     simulated: int
     others_seconds: float
+    front: tuple[Estimate, ...] = ()
 
 
 class _MicroBatches:
@@ -51,10 +53,12 @@ class _MicroBatches:
         self.known[self._key(run)][run.micro_batch] = True
 
     def _key(self, run: TrainingRun) -> tuple[int, ...]:
-        return run.tp, run.pp, run.dp, run.interleave, run.sequence_parallel
+        return run.tp, run.pp, run.dp, run.cp, run.interleave, run.sequence_parallel
 
 
-def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
+def best_runs(
+    space: RunSpace, hardware: Hardware, count: int, host: Host | None = None, front: bool = False
+) -> BestRuns:
     """The `count` fastest of a space. InfeasibleError where none fits, UsageError where something suits none."""
     model = space.model
     priced = with_software(hardware, space.run.software, model.fused_attention, model.fused_loss)
@@ -63,6 +67,7 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
     own_host = host or host_of(hardware, space.run.software)
     alone: dict[TrainingRun, float] = {}
     fitting: list[tuple[float, int, TrainingRun]] = []
+    peaks: list[float] = []  # of `fitting`
     possible, least, tried = 0, float("inf"), _MicroBatches()
     for number, run in enumerate(runs(space, hardware)):
         possible += 1
@@ -77,6 +82,7 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
             if key not in alone:
                 alone[key] = least_alone(model, run, built, priced, own_host)
             fitting.append((alone[key], number, run))
+            peaks.append(memory.peak)
     if not possible:
         check_none(space, candidates(space, hardware))
     if not fitting:
@@ -92,8 +98,33 @@ def best_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None
             rest = bound
             break
         made.append(estimate(model, run, hardware, host))
+    on_front: tuple[Estimate, ...] = ()
+    if front:
+        known = {own.run: own for own in made}
+        ordered = [
+            (bound, run) for _, (bound, _, run) in sorted(zip(peaks, fitting, strict=True), key=lambda own: own[0])
+        ]
+        on_front = front_of(ordered, exact, lambda run: known.get(run) or estimate(model, run, hardware, host))
     made.sort(key=lambda m: (m.step_seconds, m.memory.peak))
-    return BestRuns(tuple(made[:count]), possible, len(fitting), len(made), rest)
+    return BestRuns(tuple(made[:count]), possible, len(fitting), len(made), rest, on_front)
+
+
+def front_of(
+    runs: Iterable[tuple[float, TrainingRun]],
+    exact: Callable[[TrainingRun], float],
+    simulated: Callable[[TrainingRun], Estimate],
+) -> tuple[Estimate, ...]:
+    """Of (bound, run), the leanest first, those that are faster than all that need no more memory; fastest first.
+    Simulated are those whose bounds do not say that they are slower."""
+    found: list[Estimate] = []
+    for bound, run in runs:
+        best = found[-1].step_seconds if found else float("inf")
+        if bound >= best or exact(run) >= best or (own := simulated(run)).step_seconds >= best:
+            continue
+        if found and found[-1].memory.peak >= own.memory.peak:
+            found.pop()
+        found.append(own)
+    return tuple(reversed(found))
 
 
 def best_first(

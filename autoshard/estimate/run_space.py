@@ -10,8 +10,10 @@ from itertools import product
 from autoshard.cluster.hardware import Hardware
 from autoshard.errors import UsageError
 from autoshard.estimate.transformer import RECOMPUTE, SHARDED, Schedule, TrainingRun, Transformer, is_possible, wrong
+from autoshard.whole_steps.software import PACKAGES
 
-FREE = ("tp", "sequence_parallel", "dp", "pp", "interleave", "micro_batch", "recompute", "zero", "ep")
+FREE = ("tp", "sequence_parallel", "dp", "pp", "cp", "interleave", "micro_batch", "recompute", "zero", "ep")
+LEAST_TOKENS = 4096  # of a sequence, on each of the devices that share it
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class RunSpace:
 
 
 def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
-    """Every configuration that is possible, micro-batches (powers of two) ascending. Tensor parallelism stays in a
-    node, unless it is fixed."""
+    """Every configuration that is possible, micro-batches (powers of two) ascending. Unless it is fixed, tensor
+    parallelism stays in a node, and a sequence is shared where each device keeps `LEAST_TOKENS` of it."""
     return (run for run in candidates(space, hardware) if is_possible(space.model, run))
 
 
@@ -35,11 +37,12 @@ def candidates(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
     unknown = sorted(set(space.fixed) - set(FREE))
     if unknown:
         raise UsageError(f"can't fix {', '.join(unknown)}: a search chooses {', '.join(FREE)}", "")
-    model, batch, cp = space.model, space.run.batch, space.run.cp
+    model, batch = space.model, space.run.batch
     for tp in _choices(space, "tp", [d for d in divisors(space.devices) if d <= hardware.devices_per_node]):
         if space.devices % tp:
             continue
-        for pp in _choices(space, "pp", divisors(space.devices // tp)):
+        stages = _choices(space, "pp", divisors(space.devices // tp))
+        for pp, cp in product(stages, _choices(space, "cp", _shared_sequences(space))):
             dp = space.devices // (tp * pp * cp)
             if space.devices % (tp * pp * cp) or dp != space.fixed.get("dp", dp) or batch % dp or model.layers < pp:
                 continue
@@ -55,9 +58,18 @@ def candidates(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
             for sequence_parallel, interleave, micro_batch, recompute, zero, ep in product(*inner):
                 schedule: Schedule = "interleaved" if interleave > 1 else "1f1b"
                 yield replace(
-                    space.run, dp=dp, tp=tp, pp=pp, micro_batch=micro_batch, schedule=schedule, interleave=interleave,
-                    recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, ep=ep,
+                    space.run, dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, micro_batch=micro_batch, schedule=schedule,
+                    interleave=interleave, recompute=recompute, zero=zero, sequence_parallel=sequence_parallel,
                 )  # fmt: skip
+
+
+def _shared_sequences(space: RunSpace) -> list[int]:
+    """How many devices may share a sequence, powers of two: one in packages and where attention is not fused."""
+    run, model = space.run, space.model
+    if run.cp > 1 or run.software == PACKAGES or model.attention == "unfused":
+        return [run.cp]
+    counts = (2**n for n in range(space.devices.bit_length()))
+    return [n for n in counts if n == 1 or (space.devices % n == 0 and model.sequence // n >= LEAST_TOKENS)]
 
 
 def _zeros(run: TrainingRun, replicas: int) -> list[int]:
@@ -84,7 +96,8 @@ def check_none(space: RunSpace, runs: Iterable[TrainingRun]) -> None:
 
 
 def _undivided(space: RunSpace) -> str:
-    sizes: dict[str, int] = {"cp": space.run.cp} if space.run.cp > 1 else {}
+    shared = space.fixed.get("cp", space.run.cp)
+    sizes: dict[str, int] = {"cp": shared} if isinstance(shared, int) and shared > 1 else {}
     sizes |= {name: size for name in ("tp", "pp", "dp") if isinstance(size := space.fixed.get(name), int)}
     product_, words = math.prod(sizes.values()), " x ".join(f"{name} {size}" for name, size in sizes.items())
     if space.devices % product_:

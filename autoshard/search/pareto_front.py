@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,7 +15,6 @@ from autoshard.solvers.common.clock import watched
 from autoshard.solvers.relax.lean_plans import minimum_memory_bound
 
 POINTS = 8
-MIB, MILLISECONDS = 2.0**20, 1e3
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,14 @@ def plot(points: tuple[Point, ...], title: str) -> str:
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
+    units = _units(points)
     best = [point for point in points if point.front]
     others = [point for point in points if not point.front]
-    axes.step(*_coordinates(best), where="post", marker="o", color="#3b78b8", label="no plan is better in both")
+    axes.step(*_coordinates(best, units), where="post", marker="o", color="#3b78b8", label="no plan is better in both")
     if others:
-        axes.plot(*_coordinates(others), "x", color="#6b7280", label="other plans simulated")
-    axes.set(xlabel="predicted step (ms)", ylabel="peak memory of a device (MiB)", title=title)
+        axes.plot(*_coordinates(others, units), "x", color="#6b7280", label="other plans simulated")
+    (_, of_time), (_, of_memory) = units
+    axes.set(xlabel=f"predicted step ({of_time})", ylabel=f"peak memory of a device ({of_memory})", title=title)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     text = io.StringIO()
@@ -112,6 +114,17 @@ def plot(points: tuple[Point, ...], title: str) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
-def _coordinates(points: list[Point]) -> tuple[list[float], list[float]]:
-    seconds = [point.predicted_seconds * MILLISECONDS for point in points]
-    return seconds, [point.predicted_peak_bytes / MIB for point in points]
+def _units(points: Sequence[Point]) -> tuple[tuple[float, str], tuple[float, str]]:
+    """Of time and memory: how many seconds or bytes one has, and its name; large ones where all are large."""
+    slow = min(point.predicted_seconds for point in points) >= 1
+    large = min(point.predicted_peak_bytes for point in points) >= 2**30
+    return (1.0, "s") if slow else (1e-3, "ms"), (2.0**30, "GiB") if large else (2.0**20, "MiB")
+
+
+def _coordinates(
+    points: list[Point], units: tuple[tuple[float, str], tuple[float, str]]
+) -> tuple[list[float], list[float]]:
+    (time, _), (memory, _) = units
+    return [point.predicted_seconds / time for point in points], [
+        point.predicted_peak_bytes / memory for point in points
+    ]

@@ -189,3 +189,45 @@ def test_a_larger_micro_batch_may_fit_where_it_is_the_only_one() -> None:
         tried = _MicroBatches()
         first, second = (TrainingRun(4, size, precision=precision) for size in (2, 4))
         assert not tried.hopeless(first) and tried.hopeless(second) is hopeless
+
+
+LONG = RunSpace(replace(MODEL, sequence=16384, layers=4), TrainingRun(8, 1), 8, {"tp": 2, "pp": 1, "micro_batch": 1})
+
+
+def test_long_sequences_are_shared_where_that_is_faster() -> None:
+    """Every device keeps 4,096 tokens or more; a number that is given stays."""
+    assert {run.cp for run in runs(LONG, A100)} == {1, 2, 4}
+    assert {run.cp for run in runs(replace(LONG, fixed=LONG.fixed | {"cp": 8}), A100)} == set()  # no replica is left
+    for other in (replace(LONG, model=replace(LONG.model, attention="unfused")), SPACE):
+        assert {run.cp for run in runs(other, A100)} == {1}
+    found = best_runs(LONG, A100, 3)
+    made = sorted(m.step_seconds for m in everything(LONG, A100) if m.memory.fits(A100))
+    assert [own.step_seconds for own in found.best] == pytest.approx(made[:3])
+    few = best_runs(replace(LONG, run=TrainingRun(2, 1)), A100, 1)  # two sequences for four groups of devices
+    assert few.best[0].run.cp > 1
+
+
+def test_the_front_is_that_of_all(oracle: list[Any]) -> None:
+    space = replace(SPACE, fixed={"tp": 2})
+    found = best_runs(space, SMALL_MEMORY, 2, front=True)
+    fitting = [(own.step_seconds, own.memory.peak) for own in oracle if own.memory.fits(SMALL_MEMORY)]
+    front, least = [], math.inf
+    for seconds, peak in sorted(fitting):
+        if peak < least:
+            front.append((seconds, peak))
+            least = peak
+    assert len(front) > 2 and not best_runs(space, SMALL_MEMORY, 2).front
+    assert [own.step_seconds for own in found.front] == pytest.approx([seconds for seconds, _ in front])
+    assert [own.memory.peak for own in found.front] == pytest.approx([peak for _, peak in front])
+
+
+def test_the_command_draws_the_front(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "estimate --hardware a100-80g-sxm --layers 4 --hidden 256 --heads 4 --sequence 128 --vocabulary 1000 --batch 8"
+    )
+    picture = tmp_path / "front.svg"
+    assert main([*words.split(), "--devices", "4", "--search", "--top", "2", "--pareto", str(picture)]) == 0
+    assert "no configuration of the space is better in both than" in capsys.readouterr().out
+    assert picture.read_text().count("<svg") == 1
+    for refused in (["--pareto", "x"], ["--devices", "4", "--search", "--software", "autoshard", "--pareto", "x"]):
+        assert main([*words.split(), *refused]) == 2

@@ -39,10 +39,17 @@ WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
 Problem = tuple[StepProblem, BlockSplit | None]
 
 
-def best_runs_any(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
-    """As `best_runs`, of packages too."""
-    search = package_runs if space.run.software == PACKAGES else best_runs
-    return search(space, hardware, count, host)
+def best_runs_any(
+    space: RunSpace, hardware: Hardware, count: int, host: Host | None = None, front: bool = False
+) -> BestRuns:
+    """As `best_runs`, of packages too. UsageError for the front of these."""
+    if space.run.software != PACKAGES:
+        return best_runs(space, hardware, count, host, front)
+    if front:
+        raise UsageError(
+            f"--pareto is not offered for --software {PACKAGES}", "without --software, or without --pareto"
+        )
+    return package_runs(space, hardware, count, host)
 
 
 def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
