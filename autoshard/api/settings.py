@@ -11,6 +11,7 @@ from typing import Any
 
 from autoshard.cluster.hardware import Hardware, load_hardware, parse_hardware
 from autoshard.constraints.fusion_request import read_fusion
+from autoshard.constraints.pins import pin_file_texts
 from autoshard.constraints.step_request import StepRequest, read_stage_pins
 from autoshard.constraints.verify_request import Backend, VerifyRequest
 from autoshard.errors import UsageError
@@ -60,12 +61,13 @@ def search_request(
             raise UsageError(f"plan has no setting {name!r}", " or ".join(near))
     own = read_mesh(mesh)
     said = {name: value for name, value in further.items() if name in STEP}
-    step = step_request(said, pin_texts(pins))
+    file = further.get("pins_file")
+    step = step_request(said, pin_texts(pins), Path(file) if file else None)
     if step.open_ or (step.global_batch is not None and own is None):
         told = "a program has a fixed step: how many stages and micro-batches is searched by the command line"
         raise UsageError(told, "autoshard plan MODEL --devices 8 --global-batch 256, then autoshard.load_plan")
     given = {name: value for name, value in further.items() if name not in STEP}
-    file = given.pop("pins_file", None)
+    given.pop("pins_file", None)
     if "fuse" in given:
         given["fuse"] = _fuse_texts(given["fuse"])
     return wanted(
@@ -111,9 +113,9 @@ def wanted(
     return SearchRequest(mesh=mesh, devices=devices, strategy=strategy, step=step, **of_search | settings)
 
 
-def step_request(said: Mapping[str, Any], pins: tuple[str, ...]) -> StepRequest:
-    """`said`: fields of STEP."""
-    return StepRequest(**said, pins=read_stage_pins(pins))
+def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:
+    """`said`: fields of STEP; `file`: further pins."""
+    return StepRequest(**said, pins=read_stage_pins((*(pin_file_texts(file) if file else ()), *pins)))
 
 
 def verify_request(

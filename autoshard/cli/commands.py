@@ -202,7 +202,9 @@ def _wanted(options: argparse.Namespace) -> SearchRequest:
         settings.read_mesh(options.mesh),
         options.devices,
         options.mode or "auto",
-        settings.step_request({name: getattr(options, name) for name in settings.STEP}, tuple(options.pin)),
+        settings.step_request(
+            {name: getattr(options, name) for name in settings.STEP}, tuple(options.pin), options.pins
+        ),
         settings.ON_COMMAND_LINE,
         strategy=options.strategy,
         level=options.level,

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoshard.constraints.step_request import STAGE_PIN
 from autoshard.errors import InvalidFileError, UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import parse_placement
@@ -180,8 +181,9 @@ def _counts(item: Any, text: str) -> Cut:
 
 
 def read_pins(texts: Sequence[str], path: Path | None, mesh: Mesh) -> tuple[Pin, ...]:
-    """The pins of the file, then those of the command line."""
-    return tuple(parse_pin(text, mesh) for text in (*(pin_file_texts(path) if path else ()), *texts))
+    """The pins of the file, then those of the command line; those of stages are read elsewhere."""
+    own = [text for text in (pin_file_texts(path) if path else ()) if not text.startswith(STAGE_PIN)]
+    return tuple(parse_pin(text, mesh) for text in (*own, *texts))
 
 
 def graph_pins(graph: Graph, mesh: Mesh) -> tuple[Pin, ...]:
@@ -201,8 +203,8 @@ def pin_file_texts(path: Path) -> list[str]:
 
 
 def _how(how: Any, what: str, path: Path) -> str:
-    if isinstance(how, str):
-        return how
+    if isinstance(how, str) or (what.startswith(STAGE_PIN) and type(how) is int):
+        return str(how)
     if isinstance(how, list):
         return repr(how)
     raise InvalidFileError(f"the pins {path}: {what} is {how!r}, expected text or a list of cuts", FILE_EXAMPLE)

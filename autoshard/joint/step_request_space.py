@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.constraints.model_request import recomputed_blocks, with_requests
-from autoshard.constraints.step_request import AUTO, RECOMPUTE, StagePin
+from autoshard.constraints.pins import pin_file_texts
+from autoshard.constraints.step_request import AUTO, RECOMPUTE, STAGE_PIN, StagePin
 from autoshard.errors import UsageError
 from autoshard.ir.graph import CAST, Graph
 from autoshard.joint.blocks.block_line import BlockLine, block_line
@@ -44,14 +45,17 @@ def searched_step(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Jo
 def _check(graph: Graph, wanted: SearchRequest) -> None:
     if graph.loss is None:
         raise UsageError("a step of micro-batches, stages or recomputation needs a loss to train", "--loss FUNCTION")
-    others = [pin for pin in wanted.pins if not pin.startswith("stage:")]
+    others, filed = (
+        [pin for pin in pins if not pin.startswith(STAGE_PIN)]
+        for pins in (wanted.pins, pin_file_texts(wanted.pins_file) if wanted.pins_file else ())
+    )
     said = {
         "--micro-batches": wanted.step.micro_batches is not None,
         "--level 0": wanted.level == RATIO,
         "--strategy": wanted.strategy != "best",
         "--solver": wanted.solver is not None,
         "--pareto": wanted.pareto,
-        "--pins": wanted.pins_file is not None,
+        "--pins": bool(filed),
         f"--pin {others[0]}" if others else "--pin": bool(others),
         "--no-all-to-all": not wanted.all_to_all,
         "--parallel-optimizer-threshold": wanted.step.parallel_optimizer_threshold not in (None, 0),

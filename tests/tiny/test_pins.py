@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard import solvers
+from autoshard.api.settings import search_request, step_request
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints import shard_counts
 from autoshard.constraints.apply_pins import choice_text, pinned
@@ -19,6 +20,7 @@ from autoshard.errors import InfeasibleError, InvalidFileError, UsageError
 from autoshard.formulation.formulate import Formulation, formulate
 from autoshard.ir.layout import Layout, Shard
 from autoshard.ir.mesh import Mesh
+from autoshard.joint.step_request_space import searched_step
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.graphs import mlp_graph
@@ -234,6 +236,24 @@ def test_files(name: str, text: str, tmp_path: Path) -> None:
     assert (first.what, str(first.wants[0])) == ("h.0.fc", "Shard(1)@tp")
     assert (second.what, second.cuts) == ("x", ((8, 1),))
     assert third.what == "y"
+
+
+def test_a_file_puts_modules_on_stages(tmp_path: Path) -> None:
+    """Beside other pins, and where a whole step is searched, which takes no others."""
+    file = tmp_path / "pins.toml"
+    file.write_text('"stage:h.0-1" = 0\n"stage:h.2" = "1"\n"x" = "Replicate@dp"\n', encoding="utf-8")
+    asked = {"stages": 2, "micro_batches": 2, "pins_file": str(file)}
+    request = search_request("dp=2,tp=2", None, 2, ["stage:h.3=1"], None, None, asked)
+    assert [(pin.path, pin.stage) for pin in request.step.pins] == [("h.0", 0), ("h.1", 0), ("h.2", 1), ("h.3", 1)]
+    assert [pin.what for pin in request.pins_on(MESH)] == ["x"]
+    step = step_request({"global_batch": 256, "stages": 2}, (), file)
+    wanted = SearchRequest(devices=2, step=step, pins_file=file)
+    with pytest.raises(UsageError, match="--pins is not offered"):
+        searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted)
+    file.write_text('"stage:h.0-2" = 0\n', encoding="utf-8")
+    wanted = SearchRequest(devices=2, step=step_request({"global_batch": 256, "stages": 2}, (), file), pins_file=file)
+    first, second = searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted).best.plan.parts
+    assert (first.first, first.stop) == (0, 3) and second.stop == 5  # the last has the loss
 
 
 DAMAGED = [("a.toml", "x ="), ("a.json", "{"), ("a.json", "[1]"), ("a.toml", "x = 3")]
