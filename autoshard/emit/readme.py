@@ -32,7 +32,8 @@ Predicted for {prose(header.hardware)}: {format_seconds(header.predicted_seconds
 ## Launch
 
 {launch(size, header.devices_per_node, _started(program))}
-`{_backend(program)}` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU.
+`{_backend(program)}` is for CUDA, `hccl` for Ascend (with `torch_npu` installed), `gloo` for CPU. HCCL takes twice
+`HCCL_BUFFSIZE` (200 MB unless set) of a device's memory for each group of devices that it is in.
 
 {_first_look(program)}
 {_order_of_kernels(program)}
